@@ -1,0 +1,1 @@
+"""Deep learning on the cluster people already have."""

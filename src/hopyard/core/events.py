@@ -1,0 +1,248 @@
+"""Facts and commands, and their codec.
+
+A *fact* happened, at a time; the journal is the list of them. `Dispatch` and `Check` are decisions of the machine that
+change its state, so they are facts too and enter the journal: an old journal folds to the same state whatever later
+versions would decide. The other commands only ask the driver for something and are not written down.
+
+One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
+"-Infinity" wherever a metric stands.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard.errors import JournalError
+from hopyard.spec import FORMAT, Config, Fault, Part, Ref, RunSpec, Unit
+
+
+class Fact(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=True, gc=False):
+    """What every fact has: when it happened, in seconds since the epoch of Unix."""
+
+    at: float
+
+
+class Began(Fact, frozen=True):
+    """A run began. Always the first line."""
+
+    spec: RunSpec
+    format: int = FORMAT
+    fingerprint: dict[str, Any] = {}
+    """Versions, threads, machine: what equal digests may depend on."""
+
+
+class Proposed(Fact, frozen=True):
+    """The search proposed a configuration."""
+
+    trial: int
+    config: Config
+
+
+class Exhausted(Fact, frozen=True):
+    """The search has no more to propose."""
+
+
+class Joined(Fact, frozen=True):
+    """A slot is there. `holds`: the partitions its host can serve; None: all."""
+
+    slot: int
+    host: str
+    pid: int
+    holds: tuple[int, ...] | None = None
+
+
+class Checked(Fact, frozen=True):
+    """An agent built a trial and put one batch through it. `names`: the metrics it reports."""
+
+    slot: int
+    trial: int
+    faults: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+class Done(Fact, frozen=True):
+    """A unit ended well. `where`: where its new State lies in shared memory."""
+
+    slot: int
+    lease: int
+    parts: tuple[Part, ...]
+    seconds: float
+    """From having the unit to answering, the hop included."""
+    where: str = ""
+    hop_seconds: float = 0.0
+    hop_bytes: int = 0
+    values: dict[str, float] = {}
+    """Of a fold unit: metric name → value."""
+
+
+class Durable(Fact, frozen=True):
+    """A State is stored and synced. `digest`: BLAKE3 of its bytes, in hexadecimal."""
+
+    slot: int
+    ref: Ref
+    digest: str
+    bytes: int
+
+
+class Failed(Fact, frozen=True):
+    """A unit ended badly. Only "system" faults are tried again."""
+
+    slot: int
+    lease: int
+    fault: Fault
+    error: str
+    trace: str = ""
+
+
+class Lost(Fact, frozen=True):
+    """A slot is gone, and what only it held."""
+
+    slot: int
+    reason: str
+
+
+class Tick(Fact, frozen=True):
+    """Time passed, and a deadline with it."""
+
+
+class Resumed(Fact, frozen=True):
+    """Another driver took over: all slots are gone, only durable States are left."""
+
+    fingerprint: dict[str, Any] = {}
+
+
+class Interrupted(Fact, frozen=True):
+    """The driver ended before the run did."""
+
+    reason: str
+
+
+class Finished(Fact, frozen=True):
+    """The run ended. "failed": no trial completed."""
+
+    status: Literal["completed", "partial", "failed"]
+
+
+class Dispatch(Fact, frozen=True):
+    """Decision: `slot` gets `unit`."""
+
+    slot: int
+    unit: Unit
+
+
+class Check(Fact, frozen=True):
+    """Decision: `slot` builds `trial` and puts one batch through it, before any unit runs."""
+
+    slot: int
+    trial: int
+
+
+class Release(msgspec.Struct, frozen=True, gc=False):
+    """Command: nobody will ask the maker `slot` for the State at `where` again."""
+
+    slot: int
+    where: str
+
+
+class Delete(msgspec.Struct, frozen=True, gc=False):
+    """Command: the stored State is not kept any longer (ARCHITECTURE: stated retention)."""
+
+    ref: Ref
+
+
+class Replace(msgspec.Struct, frozen=True, gc=False):
+    """Command: end this slot for good, start another in its place."""
+
+    slot: int
+    reason: str
+
+
+class Warn(msgspec.Struct, frozen=True, gc=False):
+    """Command: tell the user. `defect`: a promise was broken."""
+
+    text: str
+    defect: bool = False
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """Command: every trial has ended."""
+
+    status: Literal["completed", "partial", "failed"]
+
+
+Event = (
+    Began | Proposed | Exhausted | Joined | Checked | Done | Durable | Failed | Lost | Tick | Resumed | Interrupted | Finished
+)
+Line = Event | Dispatch | Check
+"""What a line of the journal may hold."""
+Command = Dispatch | Check | Release | Delete | Replace | Warn | Finish
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def encode(line: Line) -> bytes:
+    """One line of the journal, without its newline."""
+    if isinstance(line, Done) and not _finite(line):
+        return _encoder.encode(_worded(msgspec.to_builtins(line)))
+    return _encoder.encode(line)
+
+
+def decode(text: bytes) -> Line:
+    """The fact that a line holds.
+
+    Raises:
+        JournalError: no fact of this version; says what is wrong with it.
+    """
+    try:
+        return _decoder.decode(text)
+    except msgspec.MsgspecError as strict:
+        try:  # NaN and infinities stand as strings: only then numbers may be strings
+            return msgspec.convert(_numbered(msgspec.json.decode(text)), Line)
+        except msgspec.MsgspecError:
+            raise JournalError(f"no fact of format {FORMAT}: {strict}: {text[:120]!r}") from strict
+
+
+def _finite(done: Done) -> bool:
+    for part in done.parts:
+        for values, _ in part.sums.values():
+            if isinstance(values, list):
+                if not all(map(math.isfinite, values)):
+                    return False
+            elif not math.isfinite(values):
+                return False
+    return all(map(math.isfinite, done.values.values()))
+
+
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _worded(tree: Any) -> Any:
+    """The tree with NaN and infinities as words."""
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return "NaN" if tree != tree else "Infinity" if tree > 0 else "-Infinity"
+    if isinstance(tree, dict):
+        return {key: _worded(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_worded(value) for value in tree]
+    return tree
+
+
+def _numbered(tree: Any) -> Any:
+    """The reverse of `_worded`; only metrics are looked at, a config may hold such a word itself."""
+    if isinstance(tree, dict) and tree.get("type") == "Done":
+        return _reworded(tree)
+    return tree
+
+
+def _reworded(tree: Any) -> Any:
+    if isinstance(tree, str):
+        return _WORDS.get(tree, tree)
+    if isinstance(tree, dict):
+        return {key: _reworded(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_reworded(value) for value in tree]
+    return tree

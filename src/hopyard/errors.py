@@ -1,0 +1,75 @@
+"""Everything Hopyard raises, one tree:
+
+    HopyardError                exit code 1
+    ├── UsageError              2   what was asked for cannot be done as asked (also a ValueError)
+    │   ├── SpecError           2   a value is not allowed: names the field, the value, what is allowed
+    │   ├── DataError           2   the data cannot be used: names the column, the place, the value
+    │   ├── PreflightError      2   the first trials cannot start: all faults together
+    │   └── RunDirectoryError   2   the run directory exists, is in use, or is not one
+    ├── JournalError            1   the journal is damaged, or of a newer version
+    ├── RunFailed               1   no trial of the run completed
+    ├── Inexact                 1   `exact=True` met what cannot be exact, or a replay gave other bits
+    ├── TrialFailed             3   the model of a failed trial was asked for
+    └── ResourceError           4   disk, memory or slots ran out; `hopyard resume` goes on
+
+Each class carries its `exit_code`; `hopyard run script.py` turns it into the process's.
+"""
+
+from __future__ import annotations
+
+
+class HopyardError(Exception):
+    """The root of what Hopyard raises."""
+
+    exit_code = 1
+
+
+class UsageError(HopyardError, ValueError):
+    """What was asked for cannot be done as asked."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A value is not allowed."""
+
+
+class DataError(UsageError):
+    """The data cannot be used as named."""
+
+
+class PreflightError(UsageError):
+    """The first trials cannot start. `faults` lists every fault found."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self.faults = faults
+        lines = "\n".join(f"  {n}. {fault}" for n, fault in enumerate(faults, 1))
+        super().__init__(f"nothing was trained; preflight found {len(faults)} fault(s):\n{lines}")
+
+
+class RunDirectoryError(UsageError):
+    """The run directory exists already, is in use, or holds no run."""
+
+
+class JournalError(HopyardError):
+    """The journal is damaged, or was written by a newer version."""
+
+
+class RunFailed(HopyardError):
+    """No trial of the run completed."""
+
+
+class Inexact(HopyardError):
+    """`exact=True` met what cannot be exact, or a replay gave other bits."""
+
+
+class TrialFailed(HopyardError):
+    """The model of a failed trial was asked for."""
+
+    exit_code = 3
+
+
+class ResourceError(HopyardError):
+    """Disk, memory or slots ran out. Nothing is lost: `hopyard resume` goes on when there is room."""
+
+    exit_code = 4

@@ -1,0 +1,167 @@
+"""Every Protocol on one page. Each has two real implementations and one conformance suite under `tests/ports/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from hopyard.spec import Batch, Config, Ref, Sums
+
+Tree = Any
+"""What a State is made of: dicts, lists, tuples, strings, numbers, booleans, None, and arrays (NumPy or torch)."""
+
+
+class Feed(Protocol):
+    """The rows of one partition in a fixed order. Iterating gives Batches; iterating again gives the same.
+
+    `columns` and `order` are for frameworks that run a whole partition in one compiled call: gather
+    `columns.inputs[order]` and cut it at `sizes`.
+    """
+
+    rows: int
+    sizes: Sequence[int]
+    """Rows of each batch; a last batch of one row has joined the one before."""
+    columns: Any
+    """`.inputs`, `.targets`, `.weights`: memory-mapped arrays (or dicts of arrays) over all rows of the partition."""
+    order: Any
+    """int64 array of shape (rows,): the visit order; None: as stored."""
+    seed: int | None
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class Trainable(Protocol):
+    """What a recipe returns: something that can train on a batch. Subclass it to write your own step.
+
+    `train`, `evaluate` return metric name → (sum over the rows of this batch, rows); the sum may be a number, a tensor
+    of one element, or an additive array (then `result` turns the total into the metric's value).
+    """
+
+    batch_size: int
+
+    def state(self) -> Tree:
+        """Everything that training changes: a tree of tensors, numbers and strings."""
+        ...
+
+    def load(self, tree: Tree) -> None:
+        """Take over what `state` gave, by copying values into the tensors that are there."""
+        ...
+
+    def train(self, batch: Batch) -> Mapping[str, tuple[Any, float]]:
+        """One step."""
+        ...
+
+    def evaluate(self, batch: Batch) -> Mapping[str, tuple[Any, float]]:
+        """The same without changing anything."""
+        ...
+
+
+@runtime_checkable
+class WholePartition(Protocol):
+    """Optional for a Trainable: goes over a whole partition by itself, faster than batch by batch."""
+
+    def train_partition(self, feed: Feed) -> Sums: ...
+
+    def evaluate_partition(self, feed: Feed) -> Sums: ...
+
+
+@runtime_checkable
+class EpochEnd(Protocol):
+    """Optional for a Trainable: told when an epoch of its trial ends (before its State is taken)."""
+
+    def end_epoch(self) -> None: ...
+
+
+@runtime_checkable
+class Folding(Protocol):
+    """Optional for a Trainable with additive arrays: the value of metric `name` from its total."""
+
+    def result(self, name: str, total: Any, rows: float) -> float: ...
+
+
+@runtime_checkable
+class Predicting(Protocol):
+    """Optional for a Trainable: outputs for a batch, as a NumPy array (or dict of arrays) of shape (rows, …)."""
+
+    def predict(self, batch: Batch) -> Any: ...
+
+
+class Sampler(Protocol):
+    """Proposes configurations. What it answers is journaled, so it need not be deterministic."""
+
+    total: int | None
+    """How many it proposes in all; None when it does not know."""
+
+    def ask(self, trial: int) -> Config | None:
+        """The configuration of this trial; None when there is none left."""
+        ...
+
+    def tell(self, trial: int, value: float | None) -> None:
+        """The trial ended with this value of the run's metric; None when it failed."""
+        ...
+
+
+class Store(Protocol):
+    """Where States are kept. Put-if-absent: what is stored under an address never changes."""
+
+    def put(self, ref: Ref, data: memoryview) -> None:
+        """Store and sync. Raises ResourceError when there is no room, leaving nothing behind."""
+        ...
+
+    def get(self, ref: Ref) -> bytearray:
+        """Raises FileNotFoundError."""
+        ...
+
+    def delete(self, ref: Ref) -> None:
+        """No error when it is not there."""
+        ...
+
+    def refs(self) -> set[Ref]:
+        """All that is stored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where agents dial, and what they need to be let in. Goes by pipe or environment, never by command line or log."""
+
+    address: str
+    server_key: bytes
+    public_key: bytes
+    secret_key: bytes
+    directory: str
+    """The run directory; agents find recipe, manifest and store there."""
+
+
+class Crew(Protocol):
+    """The agents of one run, as their engine sees them."""
+
+    def start(self, slot: int) -> None:
+        """Begin to bring up an agent; returns at once."""
+        ...
+
+    def end(self, slot: int) -> None:
+        """End an agent for good; after this returns it does nothing more."""
+        ...
+
+    def lost(self) -> list[tuple[int, str]]:
+        """(slot, reason) of agents that ended since last asked."""
+        ...
+
+    def watch(self) -> list[int]:
+        """File descriptors that become readable when an agent ends."""
+        ...
+
+    def close(self) -> None:
+        """End all; nothing is left behind."""
+        ...
+
+
+class Engine(Protocol):
+    """Where agents run."""
+
+    name: str
+    workers: int
+
+    def open(self, home: Home) -> Crew: ...

@@ -1,0 +1,96 @@
+"""Searches that know their whole list beforehand: a grid, random draws, configurations by hand.
+
+They are pure functions of (space, seed, trial number), so a resumed run asks again and gets the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hopyard.core.order import fraction
+from hopyard.errors import SpecError
+from hopyard.space import Space, plain
+from hopyard.spec import Config
+
+GRID_LIMIT = 1_000_000
+"""A grid of more points than this is taken for a slip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Every point of the space, the last parameter fastest."""
+
+    def open(self, space: Space | None, seed: int) -> Listed:
+        """The configurations of `space`."""
+        configs: list[Config] = []
+        for config in _needed(space, "Grid").grid():
+            configs.append(config)
+            if len(configs) > GRID_LIMIT:
+                raise SpecError(f"Grid(): the space has more than {GRID_LIMIT:,} points; use hy.Random(n)")
+        return Listed(configs)
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """`trials` independent draws. Each parameter of each trial has its own stream, keyed by (seed, trial, name).
+
+    Source: Bergstra, Bengio, "Random Search for Hyper-Parameter Optimization", JMLR 13, 2012, §2.
+    """
+
+    trials: int
+    seed: int | None = None
+    """None: the run's seed."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials < 1:
+            raise SpecError(f"Random({self.trials!r}): how many trials, a whole number of at least 1")
+
+    def open(self, space: Space | None, seed: int) -> Listed:
+        """The configurations of `space`."""
+        chosen = self.seed if self.seed is not None else seed
+        space = _needed(space, "Random")
+
+        def draw(trial: int) -> Config:
+            return space.draw(lambda name: fraction(chosen, "space", trial, name))
+
+        return Listed([draw(trial) for trial in range(self.trials)])
+
+
+@dataclass(frozen=True, slots=True)
+class Configs:
+    """These configurations, in this order; no space is needed."""
+
+    configs: Sequence[Config]
+
+    def __post_init__(self) -> None:
+        if not self.configs or not all(isinstance(config, dict) for config in self.configs):
+            raise SpecError("Configs(…): a list of at least one dict is needed")
+
+    def open(self, space: Space | None, seed: int) -> Listed:
+        """The list itself."""
+        return Listed([{k: plain(v, f"Configs, {k}") for k, v in config.items()} for config in self.configs])
+
+
+Search = Grid | Random | Configs
+
+
+class Listed:
+    """A Sampler over a list."""
+
+    def __init__(self, configs: list[Config]) -> None:
+        self.configs = configs
+        self.total: int | None = len(configs)
+
+    def ask(self, trial: int) -> Config | None:
+        """The configuration of this trial; None after the last."""
+        return dict(self.configs[trial]) if trial < len(self.configs) else None
+
+    def tell(self, trial: int, value: float | None) -> None:
+        """A list learns nothing."""
+
+
+def _needed(space: Space | None, name: str) -> Space:
+    if not isinstance(space, Space):
+        raise SpecError(f"search=hy.{name}(…) needs a hy.Space, not {space!r}")
+    return space

@@ -1,0 +1,1 @@
+"""The same core behind a virtual clock: what a run would do on slots that are not there."""

@@ -1,0 +1,127 @@
+"""A world for the machine: slots that take time, and a clock that jumps from event to event.
+
+Nothing here decides anything; it answers the machine's commands as agents would, so that schedules of 10,000 slots can
+be looked at on a laptop. Equal seeds give equal traces.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from hopyard.core.events import (
+    Began,
+    Check,
+    Checked,
+    Dispatch,
+    Done,
+    Durable,
+    Event,
+    Exhausted,
+    Finish,
+    Finished,
+    Joined,
+    Line,
+    Proposed,
+)
+from hopyard.core.machine import Machine
+from hopyard.spec import Part, Ref, RunSpec, Unit
+
+Seconds = Callable[[Unit, int], float]
+"""(unit, partition) → how long that takes."""
+
+_SUMS = {"loss": (1.0, 1.0)}
+
+
+def lengths(trials: int, sigma: float, noise: float, seed: int, check: float = 0.3) -> Seconds:
+    """Trials whose partitions take lognormal(0, `sigma`) seconds on average, each unit with normal noise of relative
+    width `noise`; a validation partition takes `check` of a training one."""
+    stream = random.Random(seed)  # noqa: S311
+    mean = [stream.lognormvariate(0, sigma) if sigma else 1.0 for _ in range(trials)]
+    drawn: dict[tuple[int, str, int, int], float] = {}
+
+    def seconds(unit: Unit, partition: int) -> float:
+        key = unit.trial, unit.kind, unit.epoch, partition
+        if key not in drawn:
+            one = random.Random(f"{seed}/{key}")  # noqa: S311
+            scale = 1.0 if unit.kind == "train" else check
+            drawn[key] = scale * mean[unit.trial] * max(0.2, 1 + one.gauss(0, noise))
+        return drawn[key]
+
+    return seconds
+
+
+@dataclass
+class World:
+    """Slots and a clock.
+
+    Args:
+        spec: of the run; its `trials` are proposed at the start.
+        slots: how many.
+        holds: slot → the partitions it can serve; None: all.
+        seconds: how long a partition of a unit takes.
+        keep: whether to keep the journal.
+    """
+
+    spec: RunSpec
+    slots: int
+    seconds: Seconds
+    holds: Callable[[int], tuple[int, ...] | None] = lambda slot: None
+    keep: bool = False
+    clock: float = 0.0
+    journal: list[Line] = field(default_factory=list)
+    busy: dict[int, float] = field(default_factory=dict)
+    """Slot → seconds of work it did."""
+    units: int = 0
+
+    def __post_init__(self) -> None:
+        self.machine = Machine(self.spec)
+        self._queue: list[tuple[float, int, Event]] = []
+        self._count = 0
+
+    def run(self) -> float:
+        """The makespan, in seconds from when the slots are there to the last result."""
+        self.feed(Began(at=0.0, spec=self.spec))
+        for trial in range(self.spec.trials or 0):
+            self.feed(Proposed(at=0.0, trial=trial, config={}))
+        self.feed(Exhausted(at=0.0))
+        for slot in range(self.slots):
+            self.feed(Joined(at=0.0, slot=slot, host="sim", pid=slot, holds=self.holds(slot)))
+        while self._queue:
+            self.clock, _, event = heappop(self._queue)
+            self.feed(event)
+        return self.clock
+
+    def feed(self, event: Event) -> None:
+        """One event, and what the world answers to the commands that follow from it."""
+        if self.keep:
+            self.journal.append(event)
+        for command in self.machine.handle(event):
+            if isinstance(command, Dispatch):
+                if self.keep:
+                    self.journal.append(command)
+                self._work(command.slot, command.unit)
+            elif isinstance(command, Check):
+                if self.keep:
+                    self.journal.append(command)
+                self.later(0.0, Checked(at=self.clock, slot=command.slot, trial=command.trial, faults=(), names=("loss",)))
+            elif isinstance(command, Finish) and self.machine.status == "running":
+                self.feed(Finished(at=self.clock, status=command.status))
+
+    def later(self, seconds: float, event: Event) -> None:
+        """The event happens `seconds` from now; its `at` must say so."""
+        self._count += 1
+        heappush(self._queue, (self.clock + seconds, self._count, event))
+
+    def _work(self, slot: int, unit: Unit) -> None:
+        parts = tuple([Part(p, _SUMS, self.seconds(unit, p)) for p in unit.partitions])
+        spent = sum([part.seconds for part in parts])
+        at = self.clock + spent
+        self.busy[slot] = self.busy.get(slot, 0.0) + spent
+        self.units += len(parts)
+        self.later(spent, Done(at=at, slot=slot, lease=unit.lease, parts=parts, seconds=spent))
+        if unit.kind == "train":
+            ref = Ref(unit.trial, unit.step + len(parts), unit.lease)
+            self.later(spent, Durable(at=at, slot=slot, ref=ref, digest=f"{ref.trial}/{ref.step}", bytes=1))

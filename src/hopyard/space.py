@@ -1,0 +1,232 @@
+"""Hyperparameter spaces: name → distribution, and how a point of one is drawn.
+
+A distribution is a frozen value with one job: turn a number in [0, 1) into a value (`at`), or list its values for a
+grid (`points`). Who makes that number is not known here; `Space.draw` takes a function name → number, so each
+parameter has a stream of its own and two uniform parameters can never walk together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hopyard.errors import SpecError
+from hopyard.spec import Config
+
+
+def _number(name: str, field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise SpecError(f"{name}({field}={value!r}): a finite number is needed")
+    return float(value)
+
+
+def _range(name: str, low: Any, high: Any, grid: Any) -> None:
+    if not _number(name, "low", low) < _number(name, "high", high):
+        raise SpecError(f"{name}({low!r}, {high!r}): low must be below high")
+    if grid is not None and (isinstance(grid, bool) or not isinstance(grid, int) or grid < 1):
+        raise SpecError(f"{name}(grid={grid!r}): how many points a grid takes, a whole number of at least 1")
+
+
+def plain(value: Any, where: str) -> Any:
+    """The value as JSON has it: NumPy scalars become Python's, tuples lists.
+
+    Raises:
+        SpecError: it cannot stand in a journal.
+    """
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        raise SpecError(f"{where}: {value!r} is not finite; leave the parameter out, or use None")
+    if isinstance(value, (list, tuple)):
+        return [plain(item, where) for item in value]
+    raise SpecError(
+        f"{where}: {value!r} is a {type(value).__name__}; a configuration holds numbers, strings, booleans, None and "
+        "lists of these. Give a name, and look the object up in the recipe"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a list, each as likely."""
+
+    values: tuple[Any, ...]
+
+    def at(self, u: float) -> Any:
+        """The value for `u` in [0, 1)."""
+        return self.values[min(int(u * len(self.values)), len(self.values) - 1)]
+
+    def points(self) -> tuple[Any, ...]:
+        """All values, for a grid."""
+        return self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """A real number in [low, high), in steps of `q` if given; the logarithm is uniform if `log`."""
+
+    low: float
+    high: float
+    log: bool = False
+    q: float | None = None
+    grid: int | None = None
+
+    def at(self, u: float) -> float:
+        """The value for `u` in [0, 1)."""
+        if self.log:
+            value = math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
+            return min(max(value, self.low), math.nextafter(self.high, self.low))
+        value = self.low + u * (self.high - self.low)
+        if self.q is not None:
+            return float(min(max(round(value / self.q) * self.q, self.low), self.high))
+        return min(value, math.nextafter(self.high, self.low))
+
+    def points(self) -> tuple[float, ...]:
+        """`grid` values from low to high, both included."""
+        if self.grid is None:
+            raise SpecError(
+                f"a grid over the range {self.low:g} to {self.high:g} has no end: say how many points, for example "
+                f"{'loguniform' if self.log else 'uniform'}({self.low:g}, {self.high:g}, grid=5), or use hy.Random"
+            )
+        if self.grid == 1:
+            middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
+            return (middle,)
+        a, b = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        inner = [a + (b - a) * i / (self.grid - 1) for i in range(1, self.grid - 1)]
+        values = [self.low, *(math.exp(x) if self.log else x for x in inner), self.high]
+        if self.q is not None:
+            values = list(dict.fromkeys(round(x / self.q) * self.q for x in values))
+        return tuple(float(x) for x in values)
+
+
+@dataclass(frozen=True, slots=True)
+class RandInt:
+    """A whole number in [low, high)."""
+
+    low: int
+    high: int
+    grid: int | None = None
+
+    def at(self, u: float) -> int:
+        """The value for `u` in [0, 1)."""
+        return min(self.low + int(u * (self.high - self.low)), self.high - 1)
+
+    def points(self) -> tuple[int, ...]:
+        """Every value, or `grid` of them evenly spread."""
+        if self.grid is None or self.grid >= self.high - self.low:
+            return tuple(range(self.low, self.high))
+        if self.grid == 1:
+            return ((self.low + self.high - 1) // 2,)
+        last = self.high - 1
+        return tuple(dict.fromkeys(round(self.low + (last - self.low) * i / (self.grid - 1)) for i in range(self.grid)))
+
+
+Distribution = Choice | Uniform | RandInt
+
+
+def choice(values: list[Any]) -> Choice:
+    """One of `values`: numbers, strings, booleans, None, or lists of these."""
+    if not isinstance(values, (list, tuple)) or not values:
+        raise SpecError(f"choice({values!r}): a list of at least one value is needed")
+    return Choice(tuple(plain(value, f"choice({values!r})") for value in values))
+
+
+def uniform(low: float, high: float, grid: int | None = None) -> Uniform:
+    """A real number in [low, high). `grid`: how many points when a Grid meets it."""
+    _range("uniform", low, high, grid)
+    return Uniform(float(low), float(high), grid=grid)
+
+
+def quniform(low: float, high: float, q: float, grid: int | None = None) -> Uniform:
+    """A real number in [low, high], rounded to a multiple of `q`. As in Ray, high is included when q divides it."""
+    _range("quniform", low, high, grid)
+    if _number("quniform", "q", q) <= 0:
+        raise SpecError(f"quniform(q={q!r}): a step above 0 is needed")
+    if q > high - low:
+        raise SpecError(f"quniform({low!r}, {high!r}, q={q!r}): the step is wider than the range")
+    return Uniform(float(low), float(high), q=float(q), grid=grid)
+
+
+def loguniform(low: float, high: float, grid: int | None = None) -> Uniform:
+    """A real number in [low, high) whose logarithm is uniform. The bounds are the values themselves, not exponents."""
+    _range("loguniform", low, high, grid)
+    if low <= 0:
+        raise SpecError(f"loguniform({low!r}, {high!r}): both bounds must be above 0; they are values, not exponents")
+    return Uniform(float(low), float(high), log=True, grid=grid)
+
+
+def randint(low: int, high: int, grid: int | None = None) -> RandInt:
+    """A whole number in [low, high): high is excluded."""
+    _range("randint", low, high, grid)
+    if not isinstance(low, int) or not isinstance(high, int):
+        raise SpecError(f"randint({low!r}, {high!r}): whole numbers are needed")
+    return RandInt(low, high, grid)
+
+
+class Space:
+    """Name → distribution, a constant, or a function of the configuration so far that gives one of these.
+
+    A function that gives None leaves the parameter out:
+    `Space(optimizer=choice(["sgd", "adam"]), momentum=lambda c: uniform(0, 1) if c["optimizer"] == "sgd" else None)`.
+    Parameters are decided in the order they are written.
+    """
+
+    def __init__(self, **parameters: Any) -> None:
+        if not parameters:
+            raise SpecError("Space(): at least one parameter is needed, for example lr=hy.loguniform(1e-4, 1e-1)")
+        self.parameters = {
+            name: value if isinstance(value, Distribution) or callable(value) else plain(value, f"Space({name}=…)")
+            for name, value in parameters.items()
+        }
+
+    def __repr__(self) -> str:
+        return f"Space({', '.join(f'{name}={value!r}' for name, value in self.parameters.items())})"
+
+    def draw(self, u: Callable[[str], float]) -> Config:
+        """One configuration; `u(name)` is a number in [0, 1) for each parameter."""
+        config: Config = {}
+        for name in self.parameters:
+            found = self._distribution(name, config)
+            if isinstance(found, Distribution):
+                config[name] = found.at(u(name))
+            elif found is not None or not callable(self.parameters[name]):
+                config[name] = found
+        return config
+
+    def grid(self) -> Iterator[Config]:
+        """Every configuration, the last parameter fastest.
+
+        Raises:
+            SpecError: a range without `grid=n`.
+        """
+        return self._grid(list(self.parameters), {})
+
+    def _grid(self, names: list[str], config: Config) -> Iterator[Config]:
+        if not names:
+            yield dict(config)
+            return
+        name, *rest = names
+        found = self._distribution(name, config)
+        if found is None and callable(self.parameters[name]):
+            yield from self._grid(rest, config)
+            return
+        for value in found.points() if isinstance(found, Distribution) else (found,):
+            yield from self._grid(rest, {**config, name: value})
+
+    def _distribution(self, name: str, config: Config) -> Any:
+        found = self.parameters[name]
+        if isinstance(found, Distribution) or not callable(found):
+            return found
+        try:
+            found = found(dict(config))
+        except Exception as error:
+            raise SpecError(
+                f"Space({name}=…): the function failed on the configuration so far, {config!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return found if isinstance(found, Distribution) else plain(found, f"Space({name}=…)")

@@ -1,0 +1,196 @@
+"""The frozen values that every room speaks in: Ref, Unit, Part, RunSpec, Batch, Hopper.
+
+They hold no behaviour beyond their own validation, and know nothing of clocks, files or frameworks. Those that cross
+the wire or enter the journal are msgspec Structs; their field names are the journal's vocabulary and never change
+meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard.errors import SpecError
+
+FORMAT = 1
+"""Version of the journal and of the wire. A reader refuses what is newer than itself."""
+
+Config = dict[str, Any]
+"""One point of a Space: parameter name → number, string, boolean, None, or a list of these."""
+
+Values = float | list[float]
+"""The sum of a metric over rows: one number, or an additive array (AUC's bins)."""
+
+Sums = dict[str, tuple[Values, float]]
+"""Metric name → (sum over rows, rows). Rows are a float because weighted rows add up to one."""
+
+Kind = Literal["train", "validate", "fold"]
+Fault = Literal["user", "data", "system"]
+Status = Literal["waiting", "running", "completed", "failed"]
+
+
+class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The address of a State: it exists, under this name, from the moment it is made; a digest seals it later."""
+
+    trial: int
+    step: int
+    """Partitions finished."""
+    attempt: int
+    """The lease under which it was made: a State that is made again gets another address and the same digest."""
+
+    def __str__(self) -> str:
+        return f"{self.trial}-{self.step}-{self.attempt}"
+
+
+class Unit(msgspec.Struct, frozen=True, gc=False):
+    """One piece of work: from State `start`, go over `partitions` of `epoch`; give a new State and metric sums.
+
+    `start` None is a fresh build, seeded by (run seed, trial). A "train" unit makes
+    `Ref(trial, start.step + len(partitions), lease)`; "validate" makes sums only; "fold" has no partitions and turns
+    additive arrays into metric values (`totals`).
+    """
+
+    lease: int
+    trial: int
+    kind: Kind
+    epoch: int
+    partitions: tuple[int, ...]
+    start: Ref | None
+    where: str = ""
+    """Where the State lies in shared memory, if it still does; an opaque word of the agent that made it."""
+    digest: str = ""
+    """BLAKE3 of the stored State when it is durable, else empty."""
+    totals: dict[str, tuple[list[float], float]] | None = None
+
+    @property
+    def step(self) -> int:
+        """Partitions finished when the unit starts."""
+        return 0 if self.start is None else self.start.step
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What one partition of a unit gave."""
+
+    partition: int
+    sums: Sums
+    seconds: float
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a run that decides its results and its schedule; the first line of its journal holds it."""
+
+    epochs: int
+    partitions: int
+    """Training partitions, P."""
+    validation: int
+    """Validation partitions; 0 when there is no validation data."""
+    trials: int | None = None
+    """How many the search proposes in all; None when it does not know."""
+    seed: int = 0
+    metric: str | None = None
+    mode: Literal["min", "max"] = "min"
+    exact: bool | Literal["warn"] = "warn"
+    group_seconds: float = 1.0
+    """Units over consecutive partitions are grouped up to about this much work; 0: never."""
+    group: int = 0
+    """Partitions of a unit, fixed; 0: by `group_seconds`."""
+    strikes: int = 3
+    """A unit that lost this many slots ends its trial as poison."""
+    deadline_first: float = 600.0
+    """Seconds a unit may take while nothing is known about its trial."""
+    deadline_least: float = 30.0
+    deadline_factor: float = 10.0
+    silence: float = 15.0
+    """Seconds without a heartbeat after which a slot is lost."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("partitions", 1), ("validation", 0), ("group", 0), ("strikes", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise SpecError(f"{name} = {value!r}: a whole number of at least {least} is needed")
+        for name in ("deadline_first", "deadline_least", "deadline_factor", "silence"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and value > 0):
+                raise SpecError(f"{name} = {value!r}: a number above 0 is needed")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise SpecError(f"seed = {self.seed!r}: a whole number is needed")
+        if self.mode not in ("min", "max"):
+            raise SpecError(f'mode = {self.mode!r}: "min" or "max" is needed')
+        if self.exact not in (True, False, "warn"):
+            raise SpecError(f'exact = {self.exact!r}: True, False or "warn" is needed')
+
+    @property
+    def steps(self) -> int:
+        """Partitions a trial goes over in the whole run."""
+        return self.epochs * self.partitions
+
+
+def better(mode: str, a: float | None, b: float | None) -> bool:
+    """Whether metric value `a` is strictly better than `b` (`mode` "min" or "max"); NaN and None are worst."""
+    if a is None or math.isnan(a):
+        return False
+    if b is None or math.isnan(b):
+        return True
+    return a < b if mode == "min" else a > b
+
+
+@dataclass(frozen=True, slots=True)
+class Hopper:
+    """Model hopper parallelism: data stays, models hop. Trial i is at partition (i + k) mod P after k partitions.
+
+    Source: Nakandala, Zhang, Kumar, "Cerebro: A Data System for Optimized Deep Learning Model Selection", VLDB 2020,
+    §4. We differ: no barrier between epochs, and order is by partition, never by worker.
+
+    Args:
+        group: how many consecutive partitions one unit may cover. "auto": up to about one second of work; "off" or 1:
+            one; a whole number: that many. It never changes results.
+    """
+
+    group: int | Literal["auto", "off"] = "auto"
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.group, int) and not isinstance(self.group, bool) and self.group >= 1
+        if not whole and self.group not in ("auto", "off"):
+            raise SpecError(f'Hopper(group={self.group!r}): "auto", "off" or a whole number of at least 1 is needed')
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows in the order of training. Arrays are NumPy, C-contiguous, 64-byte aligned; copy what you keep: buffers are
+    used again for later batches.
+
+    Attributes:
+        inputs: array of shape (rows, …), or a dict of such by input name.
+        targets: array of shape (rows, …), a dict of such, or None.
+        weights: float32 array of shape (rows,), or None.
+        rows: how many rows.
+        seed: keyed by (run seed, trial, epoch, partition); None when nothing random belongs to it (validation).
+    """
+
+    inputs: Any
+    targets: Any
+    weights: Any
+    rows: int
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a `recipe(config, ctx)` is told beside its config.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        inputs: input name → (shape of one row, NumPy dtype name); a single input has the name "inputs".
+        classes: number of classes when the label is one column of whole numbers ≥ 0 (largest + 1), else None.
+        seed: of this trial's build; torch, NumPy and random are already seeded with it.
+        trial: its number.
+    """
+
+    device: str
+    inputs: dict[str, tuple[tuple[int, ...], str]]
+    classes: int | None
+    seed: int
+    trial: int

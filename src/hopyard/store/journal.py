@@ -1,0 +1,157 @@
+"""The journal: JSON Lines, append only, one `fdatasync` for all that is appended at once.
+
+A driver that dies while it appends leaves a torn last line; it is cut off when the run is resumed, because nothing in
+it had an effect yet. Damage anywhere else is an error: what follows it cannot be trusted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hopyard.core.events import Began, Line, decode, encode
+from hopyard.errors import JournalError, ResourceError, RunDirectoryError
+from hopyard.spec import FORMAT
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def read(path: Path) -> tuple[list[Line], int]:
+    """(all lines, bytes up to which they are whole). A torn last line is left out.
+
+    Raises:
+        JournalError: damaged before its end, or of a newer format.
+    """
+    data = path.read_bytes()
+    lines: list[Line] = []
+    whole = 0
+    for number, text in enumerate(data.split(b"\n"), 1):
+        end = whole + len(text) + 1
+        if end > len(data):  # behind the last newline: nothing, or a torn line
+            break
+        try:
+            line = decode(text)
+        except JournalError as error:
+            raise JournalError(
+                f"{path}, line {number}: {error}. The journal is damaged here; what follows cannot be trusted. Restore "
+                "the file from a copy, or cut it off before this line to go on from there"
+            ) from error
+        if isinstance(line, Began) and line.format > FORMAT:
+            raise JournalError(
+                f"{path} has format {line.format}, this Hopyard reads up to {FORMAT}: use the Hopyard that wrote it, or newer"
+            )
+        lines.append(line)
+        whole = end
+    if lines and not isinstance(lines[0], Began):
+        raise JournalError(f"{path}, line 1: a journal begins with Began, not {type(lines[0]).__name__}")
+    return lines, whole
+
+
+class Journal:
+    """The journal of a live run. Owner of the file: the driver that holds the lock.
+
+    Raises:
+        JournalError: from `resume=True`, as `read`.
+    """
+
+    def __init__(self, path: Path, resume: bool = False) -> None:
+        self.path = path
+        self.lines: list[Line] = []
+        """What was there before, when resumed."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        if resume:
+            self.lines, whole = read(path)
+            self._file = os.open(path, flags)
+            os.ftruncate(self._file, whole)
+            self._size = whole
+        else:
+            self._file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+            self._size = 0
+            sync_directory(path.parent)
+
+    def append(self, lines: Iterable[Line]) -> None:
+        """All of them, on disk when this returns.
+
+        Raises:
+            ResourceError: there is no room; nothing of them is there then.
+        """
+        data = b"".join([encode(line) + b"\n" for line in lines])
+        if not data:
+            return
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+            os.fdatasync(self._file)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            os.ftruncate(self._file, self._size)
+            raise ResourceError(
+                f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then "
+                f"`hopyard resume {self.path.parent}`"
+            ) from error
+        self._size += len(data)
+
+    def close(self) -> None:
+        """No more lines."""
+        os.close(self._file)
+
+
+class Lock:
+    """The right to drive a run. The kernel gives it back when the process ends, however it ends.
+
+    Raises:
+        RunDirectoryError: another driver holds it; says which.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._file, 100, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._file)
+            raise RunDirectoryError(
+                f"{path.parent} is in use by a live driver (process {holder}): wait for it, stop it, or give another "
+                "directory="
+            ) from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+
+    def free(self) -> None:
+        """Give it back."""
+        os.close(self._file)
+
+
+def sync_directory(path: Path) -> None:
+    """Names made in a directory are on disk when this returns."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file with this content, or no file: temporary name, sync, rename, sync.
+
+    Raises:
+        ResourceError: there is no room.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno in NO_ROOM:
+            raise ResourceError(f"{path}: no room ({error.strerror}); make some, and start again") from error
+        raise

@@ -1,0 +1,114 @@
+"""The one place that knows the paths of a run directory.
+
+    journal.jsonl     the record: everything else can be made from it, or is what it names
+    lock              held by the live driver
+    run.json          how to open the run without unpickling: format, store, dataset, engine, names
+    recipe.pkl        recipe, dataset and space (cloudpickle)
+    manifest.json     the data: partitions, hashes, encodings
+    states/           safetensors, one a State, unless `store=` names another place
+    logs/             what agents printed, one file an agent
+    report.txt        written when the run ends
+    gantt.html        written when the run ends
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopyard.errors import RunDirectoryError
+
+_WORDS = (
+    "amarillo ahtanum bravo cascade centennial challenger chinook citra cluster columbus comet crystal el-dorado eureka "
+    "fuggle galaxy galena glacier golding hallertau herkules horizon liberty magnum mosaic northern nugget opal perle "
+    "pilgrim polaris saaz sabro santiam simcoe sorachi sterling strata styrian summit target tettnang ultra vanguard "
+    "warrior willamette zeus zythos"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The paths under `root`."""
+
+    root: Path
+
+    @property
+    def journal(self) -> Path:
+        """JSON Lines, append only."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Locked (flock) by the driver while it lives."""
+        return self.root / "lock"
+
+    @property
+    def about(self) -> Path:
+        """Plain facts of the run, JSON."""
+        return self.root / "run.json"
+
+    @property
+    def recipe(self) -> Path:
+        """The only pickle of a run directory."""
+        return self.root / "recipe.pkl"
+
+    @property
+    def manifest(self) -> Path:
+        """The run's own copy of the data's manifest."""
+        return self.root / "manifest.json"
+
+    @property
+    def states(self) -> Path:
+        """Where States are kept when `store=` is not given."""
+        return self.root / "states"
+
+    @property
+    def logs(self) -> Path:
+        """One file an agent."""
+        return self.root / "logs"
+
+    def log(self, slot: int) -> Path:
+        """What the agent of this slot printed."""
+        return self.logs / f"slot-{slot}.log"
+
+    @property
+    def report(self) -> Path:
+        """The final report, text."""
+        return self.root / "report.txt"
+
+    @property
+    def gantt(self) -> Path:
+        """The chart of the run, HTML."""
+        return self.root / "gantt.html"
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run."""
+        return self.journal.exists()
+
+
+def fresh(parent: Path = Path("runs")) -> Path:
+    """A run directory of its own: `runs/<time>-<word>`."""
+    stream = random.Random(time.time_ns())  # noqa: S311
+    for _ in range(100):
+        path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{stream.choice(_WORDS)}"
+        if not path.exists():
+            return path
+    raise RunDirectoryError(f"no free name under {parent}")
+
+
+def find(path: str | Path) -> Layout:
+    """The layout of a run that is there; a bare name is looked for under `runs/` too.
+
+    Raises:
+        RunDirectoryError: there is no run.
+    """
+    for candidate in (Path(path), Path("runs") / path):
+        layout = Layout(candidate)
+        if layout.exists:
+            return layout
+    raise RunDirectoryError(
+        f"{path}: no run here (no journal.jsonl); a run directory is wanted, `hopyard ls` lists those under runs/"
+    )
