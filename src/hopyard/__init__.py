@@ -1,1 +1,114 @@
-"""Deep learning on the cluster people already have."""
+"""Deep learning on the cluster people already have: name a table and a recipe, get the best of many nets.
+
+    import hopyard as hy
+
+    space = hy.Space(lr=hy.loguniform(1e-4, 1e-1), width=hy.choice([64, 256]))
+    data = hy.Dataset.parquet("flights/*.parquet", features=[...], label="late", validation=0.2)
+    run = hy.select(recipe, space, data, search=hy.Random(16), epochs=3, metric="val_loss", mode="min")
+    run.best.model()
+
+Names are looked up when they are first used, so that importing this package costs nothing and imports no framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Batch": "hopyard.spec",
+    "Configs": "hopyard.search.listed",
+    "Context": "hopyard.spec",
+    "DataError": "hopyard.errors",
+    "Dataset": "hopyard.data.dataset",
+    "Grid": "hopyard.search.listed",
+    "Hopper": "hopyard.spec",
+    "HopyardError": "hopyard.errors",
+    "Inexact": "hopyard.errors",
+    "Inline": "hopyard.engines.inline",
+    "JournalError": "hopyard.errors",
+    "Local": "hopyard.engines.local",
+    "PreflightError": "hopyard.errors",
+    "Random": "hopyard.search.listed",
+    "ResourceError": "hopyard.errors",
+    "Run": "hopyard.driver.run",
+    "RunDirectoryError": "hopyard.errors",
+    "RunFailed": "hopyard.errors",
+    "Space": "hopyard.space",
+    "SpecError": "hopyard.errors",
+    "Trainable": "hopyard.ports",
+    "Trial": "hopyard.driver.trial",
+    "TrialFailed": "hopyard.errors",
+    "UsageError": "hopyard.errors",
+    "choice": "hopyard.space",
+    "fit": "hopyard.driver.run",
+    "load": "hopyard.driver.run",
+    "load_model": "hopyard.driver.saved",
+    "loguniform": "hopyard.space",
+    "quniform": "hopyard.space",
+    "randint": "hopyard.space",
+    "resume": "hopyard.driver.run",
+    "select": "hopyard.driver.run",
+    "uniform": "hopyard.space",
+}
+"""Public name → module that has it."""
+
+_MODULES = {"torch": "hopyard.frameworks.torch"}
+"""Public submodule → where it is."""
+
+__all__ = ["__version__", *sorted(_WHERE), *sorted(_MODULES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    else:
+        raise AttributeError(f"module 'hopyard' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if TYPE_CHECKING:
+    from hopyard.data.dataset import Dataset as Dataset
+    from hopyard.driver.run import Run as Run
+    from hopyard.driver.run import fit as fit
+    from hopyard.driver.run import load as load
+    from hopyard.driver.run import resume as resume
+    from hopyard.driver.run import select as select
+    from hopyard.driver.saved import load_model as load_model
+    from hopyard.driver.trial import Trial as Trial
+    from hopyard.engines.inline import Inline as Inline
+    from hopyard.engines.local import Local as Local
+    from hopyard.errors import DataError as DataError
+    from hopyard.errors import HopyardError as HopyardError
+    from hopyard.errors import Inexact as Inexact
+    from hopyard.errors import JournalError as JournalError
+    from hopyard.errors import PreflightError as PreflightError
+    from hopyard.errors import ResourceError as ResourceError
+    from hopyard.errors import RunDirectoryError as RunDirectoryError
+    from hopyard.errors import RunFailed as RunFailed
+    from hopyard.errors import SpecError as SpecError
+    from hopyard.errors import TrialFailed as TrialFailed
+    from hopyard.errors import UsageError as UsageError
+    from hopyard.frameworks import torch as torch
+    from hopyard.ports import Trainable as Trainable
+    from hopyard.search.listed import Configs as Configs
+    from hopyard.search.listed import Grid as Grid
+    from hopyard.search.listed import Random as Random
+    from hopyard.space import Space as Space
+    from hopyard.space import choice as choice
+    from hopyard.space import loguniform as loguniform
+    from hopyard.space import quniform as quniform
+    from hopyard.space import randint as randint
+    from hopyard.space import uniform as uniform
+    from hopyard.spec import Batch as Batch
+    from hopyard.spec import Context as Context
+    from hopyard.spec import Hopper as Hopper

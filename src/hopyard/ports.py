@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from hopyard.spec import Batch, Config, Ref, Sums
@@ -124,14 +125,13 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where agents dial, and what they need to be let in. Goes by pipe or environment, never by command line or log."""
+    """What an engine needs to bring up agents."""
 
-    address: str
-    server_key: bytes
-    public_key: bytes
-    secret_key: bytes
-    directory: str
-    """The run directory; agents find recipe, manifest and store there."""
+    card: Callable[[int], bytes]
+    """Slot → one line of JSON that lets the agent in (`core.messages.Card`). It goes by pipe, never by command line,
+    environment of others, or log."""
+    log: Callable[[int], Path]
+    """Slot → the file that takes what the agent prints."""
 
 
 class Crew(Protocol):
@@ -153,6 +153,10 @@ class Crew(Protocol):
         """File descriptors that become readable when an agent ends."""
         ...
 
+    def device(self, slot: int) -> str:
+        """ "cpu" or "cuda"."""
+        ...
+
     def close(self) -> None:
         """End all; nothing is left behind."""
         ...
@@ -163,5 +167,7 @@ class Engine(Protocol):
 
     name: str
     workers: int
+    threads: int
+    """Intra-op threads of each worker; recorded, because results may depend on it."""
 
     def open(self, home: Home) -> Crew: ...

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from hopyard.spec import Config, Ref, RunSpec, Status, Sums, Values, better
 
 
-class StateBook:
-    """One State that its trial may still need."""
+class StateBook(msgspec.Struct, gc=False):
+    """One State that its trial may still need. (A Struct, because one is made for each unit.)"""
 
-    __slots__ = ("bytes", "digest", "gone", "maker", "ref", "where")
-
-    def __init__(self, ref: Ref, maker: int, where: str) -> None:
-        self.ref = ref
-        self.maker = maker
-        self.where = where
-        self.digest = ""
-        """Empty until it is durable."""
-        self.bytes = 0
-        self.gone = False
-        """Its maker is lost and it was not durable."""
+    ref: Ref
+    maker: int
+    where: str
+    digest: str = ""
+    """Empty until it is durable."""
+    bytes: int = 0
 
 
 class EpochBook:
-    """The sums of one epoch of one trial while they come in."""
+    """The sums of one epoch of one trial while they come in. A sum that is in stays: done again, it is the same."""
 
     __slots__ = ("folding", "left", "train", "validate")
 
@@ -32,11 +29,16 @@ class EpochBook:
         self.train: dict[int, Sums] = {}
         self.validate: dict[int, Sums] = {}
         self.left: set[int] | None = None
-        """Validation partitions to be given out; None while the epoch is still training."""
+        """Validation partitions to be given out; None while the State at the epoch's end is not there."""
         self.folding = False
+        """All sums are in, and a fold unit was asked for."""
 
     def totals(self) -> tuple[dict[str, float], dict[str, tuple[list[float], float]]]:
-        """(metric → value, metric → (additive array, rows) that a fold unit must turn into a value)."""
+        """(metric → value, metric → (additive array, rows) that a fold unit must turn into a value).
+
+        Raises:
+            ValueError: a metric has another shape in one partition than in another.
+        """
         values: dict[str, float] = {}
         arrays: dict[str, tuple[list[float], float]] = {}
         for prefix, parts in (("", self.train), ("val_", self.validate)):
@@ -49,26 +51,38 @@ class EpochBook:
 
 
 def add(parts: dict[int, Sums]) -> Sums:
-    """The sums of all partitions, added in the order of their numbers: floating point cares about the order."""
+    """The sums of all partitions, added in the order of their numbers: floating point cares about the order.
+
+    Raises:
+        ValueError: a metric has another shape in one partition than in another.
+    """
     totals: dict[str, tuple[Values, float]] = {}
     for partition in sorted(parts):
         for name, (values, rows) in parts[partition].items():
-            before = totals.get(name)
+            before, count = totals.get(name, (None, 0.0))
             if before is None:
                 totals[name] = values, rows
-            elif isinstance(values, list):
-                assert isinstance(before[0], list)
-                totals[name] = [a + b for a, b in zip(before[0], values, strict=True)], before[1] + rows
+            elif isinstance(values, list) and isinstance(before, list) and len(values) == len(before):
+                totals[name] = [a + b for a, b in zip(before, values, strict=True)], count + rows
+            elif not isinstance(values, list) and not isinstance(before, list):
+                totals[name] = before + values, count + rows
             else:
-                assert not isinstance(before[0], list)
-                totals[name] = before[0] + values, before[1] + rows
+                raise ValueError(
+                    f"metric {name}, partition {partition}: {_shape(values)}, but {_shape(before)} in an earlier one; "
+                    "a metric's sums must have one shape"
+                )
     return totals
+
+
+def _shape(values: Values) -> str:
+    return f"an array of {len(values)}" if isinstance(values, list) else "a number"
 
 
 class TrialBook:
     """One trial: how far it is, what is left of it, what came out."""
 
     __slots__ = (
+        "aside",
         "best",
         "check_seconds",
         "config",
@@ -90,7 +104,7 @@ class TrialBook:
         "trace",
     )
 
-    def __init__(self, number: int, config: Config, steps: int) -> None:
+    def __init__(self, number: int, config: Config) -> None:
         self.id = number
         self.config = config
         self.status: Status = "waiting"
@@ -99,17 +113,20 @@ class TrialBook:
         self.safe = 0
         """The step that recovery starts from: durable, and so is every epoch's end before it."""
         self.states: dict[int, StateBook] = {}
+        """Step → State, in the order of steps."""
         self.digests: dict[int, str] = {}
         """Step → digest of every State that was ever durable: what is made again must be the same."""
         self.lease = 0
         """Of its training unit; 0: none."""
+        self.aside: set[int] = set()
+        """Leases of its other units: validations and folds."""
         self.stamp = 0
-        """Counts changes of readiness, so that old entries in queues can be told."""
+        """Counts the times it stopped waiting, so that old entries in queues can be told."""
         self.seconds = 0.0
         """Per training partition, smoothed; 0: not known."""
         self.check_seconds = 0.0
         """Per validation partition, smoothed; 0: not known."""
-        self.remaining = float(steps)
+        self.remaining = 0.0
         """Seconds of training left, by the newest estimate."""
         self.epochs: dict[int, EpochBook] = {}
         self.history: dict[int, dict[str, float]] = {}
@@ -139,20 +156,21 @@ class TrialBook:
         """The metrics of an epoch are all in."""
         self.history[epoch] = values
         self.epochs.pop(epoch, None)
-        if spec.metric is None:
-            self.best = max(self.history)
-        else:
-            self.best = None
-            for number in sorted(self.history):
-                value = self.history[number].get(spec.metric)
-                if self.best is None or better(spec.mode, value, self.history[self.best].get(spec.metric)):
-                    self.best = number
+        best = self.best
+        if best is None:
+            self.best = epoch
+        elif spec.metric is None:
+            self.best = max(best, epoch)
+        else:  # epochs may come in any order; of equals the earliest is the best
+            new, old = values.get(spec.metric), self.history[best].get(spec.metric)
+            if better(spec.mode, new, old) or (epoch < best and not better(spec.mode, old, new)):
+                self.best = epoch
 
 
 class SlotBook:
     """One slot: where it is, what it does, which trial it has in memory."""
 
-    __slots__ = ("busy", "holds", "host", "id", "owes", "pid", "step", "trial")
+    __slots__ = ("busy", "holds", "host", "id", "made", "pid", "step", "trial")
 
     def __init__(self, number: int, host: str, pid: int, holds: tuple[int, ...] | None) -> None:
         self.id = number
@@ -165,5 +183,5 @@ class SlotBook:
         """The trial it has in memory."""
         self.step = -1
         """The step of the State that it has in memory."""
-        self.owes: set[tuple[int, int]] = set()
-        """(trial, step) of States that it made and that are not durable yet."""
+        self.made: set[int] = set()
+        """Trials of which it made a State: those that are not durable are lost with it."""

@@ -2,66 +2,109 @@
 
 A unit that is given out gets a lease, a number that is never used again. An answer counts only while its lease
 stands; whatever else arrives (the slot was slow, stopped, thought dead, replaced) is fenced off by its number.
-Time is not read here: it arrives with the events.
+
+A deadline belongs to the slot, not to the lease: a slot that hangs in a unit which no longer counts, or in a check,
+is of no use either. Time is not read here: it arrives with the events.
 """
 
 from __future__ import annotations
 
+import math
 from heapq import heappop, heappush
 
+from hopyard.core.events import Dispatch
 from hopyard.spec import Unit
 
 
 class Leases:
-    """The table of standing leases. Owner: `Machine`."""
+    """The table of standing leases and of the slots that owe an answer. Owner: `Machine`."""
 
-    __slots__ = ("_deadlines", "_standing", "last")
+    __slots__ = ("_queue", "_queued", "_standing", "_until", "last")
 
     def __init__(self) -> None:
         self.last = 0
-        self._standing: dict[int, tuple[int, Unit]] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._standing: dict[int, Dispatch] = {}
+        self._until: dict[int, float] = {}
+        """Slot → by when it must answer."""
+        self._queue: list[tuple[float, int]] = []
+        """(deadline, slot). A slot whose deadline moved on keeps its entry, which is put off when it comes up: so the
+        queue holds about one entry a slot, and most grants do not touch it."""
+        self._queued: dict[int, float] = {}
+        """Slot → the deadline of its entry that counts."""
 
     def __len__(self) -> int:
         return len(self._standing)
 
-    def grant(self, slot: int, unit: Unit, deadline: float) -> None:
-        """`slot` works on `unit` (which carries the lease's number) until `deadline`, seconds since the epoch."""
-        self.last = unit.lease
-        self._standing[unit.lease] = slot, unit
-        heappush(self._deadlines, (deadline, unit.lease))
+    def grant(self, line: Dispatch, deadline: float) -> None:
+        """A slot works on a unit (which carries the lease's number) until `deadline`, seconds since the epoch."""
+        lease = line.unit.lease
+        self.last = lease
+        self._standing[lease] = line
+        self.watch(line.slot, deadline)
+
+    def watch(self, slot: int, deadline: float) -> None:
+        """The slot must answer until `deadline`."""
+        self._until[slot] = deadline
+        if deadline < self._queued.get(slot, math.inf):
+            self._queued[slot] = deadline
+            heappush(self._queue, (deadline, slot))
+
+    def answered(self, slot: int) -> None:
+        """The slot owes no answer: it gave one, or is gone."""
+        self._until.pop(slot, None)
 
     def accept(self, slot: int, lease: int) -> Unit | None:
         """Ends a lease. None when it does not stand or belongs to another slot: the answer came too late."""
         held = self._standing.get(lease)
-        if held is None or held[0] != slot:
+        if held is None or held.slot != slot:
             return None
         del self._standing[lease]
-        return held[1]
+        return held.unit
 
     def revoke(self, lease: int) -> Unit | None:
-        """Ends a lease from this side: an answer to it will not count."""
+        """Ends a lease from this side: an answer to it will not count. The slot's deadline stays."""
         held = self._standing.pop(lease, None)
-        return held[1] if held else None
+        return held.unit if held else None
+
+    def stands(self, lease: int) -> bool:
+        """Whether an answer to it would count."""
+        return lease in self._standing
+
+    def unit(self, lease: int) -> Unit:
+        """The unit of a standing lease."""
+        return self._standing[lease].unit
 
     def earliest(self) -> float | None:
-        """The next deadline; None when there is none."""
-        while self._deadlines and self._deadlines[0][1] not in self._standing:
-            heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        """The next deadline; None when there is none. Amortized O(log slots)."""
+        queue, queued = self._queue, self._queued
+        while queue:
+            deadline, slot = queue[0]
+            until = self._until.get(slot)
+            if until == deadline:
+                return deadline
+            heappop(queue)
+            if queued.get(slot) == deadline:
+                del queued[slot]
+                if until is not None:
+                    queued[slot] = until
+                    heappush(queue, (until, slot))
+        return None
 
-    def expired(self, at: float) -> list[tuple[int, int]]:
-        """(slot, lease) of those whose deadline has passed at `at`, in order of their deadlines. They still stand."""
-        late = []
-        again = []
-        while (first := self.earliest()) is not None and first <= at:
-            entry = heappop(self._deadlines)
-            again.append(entry)
-            late.append((self._standing[entry[1]][0], entry[1]))
-        for entry in again:
-            heappush(self._deadlines, entry)
-        return late
+    def expired(self, at: float) -> list[int]:
+        """The slots whose deadline has passed at `at`, in order of their deadlines."""
+        return [slot for _, slot in sorted((until, slot) for slot, until in self._until.items() if until <= at)]
 
     def standing(self) -> dict[int, tuple[int, Unit]]:
         """Lease → (slot, unit)."""
-        return dict(self._standing)
+        return {lease: (line.slot, line.unit) for lease, line in self._standing.items()}
+
+    def deadlines(self) -> dict[int, float]:
+        """Slot → by when it must answer."""
+        return dict(self._until)
+
+    def clear(self) -> None:
+        """No lease stands, no slot is there. Numbers go on."""
+        self._standing.clear()
+        self._until.clear()
+        self._queue.clear()
+        self._queued.clear()

@@ -1,0 +1,1 @@
+"""What runs in a worker: dials home, takes units, trains, hands States on."""

@@ -1,0 +1,155 @@
+"""The background of a worker: seals States (BLAKE3), stores them, says so. Training never waits for it.
+
+What is stored: always the State at an epoch's end; of the others the newest of each trial, at most one a second,
+since a State that is replaced within a second saves at most a second of work. At most two writes of a trial are
+pending: the newer replaces the older that is not an epoch's end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hopyard.core.events import Durable
+from hopyard.core.messages import NoRoom
+from hopyard.errors import ResourceError
+from hopyard.ports import Store
+from hopyard.spec import Ref
+from hopyard.store.arena import Arena
+from hopyard.store.tree import digest
+
+PAUSE = 1.0
+"""Seconds between two stored States of one trial that are not an epoch's end."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A State that lies in shared memory and is to be stored."""
+
+    ref: Ref
+    where: str
+    always: bool
+    """An epoch's end."""
+    due: float
+
+
+class Keeper:
+    """Owner of the States that this worker made, from when they lie in shared memory until nobody needs them there.
+
+    Args:
+        slot: who speaks.
+        store: where States go.
+        arena: where they lie.
+        tell: says `Durable` or `NoRoom` to the driver; called from the background thread.
+    """
+
+    def __init__(self, slot: int, store: Store, arena: Arena, tell: Callable[[Durable | NoRoom], None]) -> None:
+        self._slot = slot
+        self._store = store
+        self._arena = arena
+        self._tell = tell
+        self._condition = threading.Condition()
+        self._pending: list[Pending] = []
+        self._last: dict[int, float] = {}
+        self._released: set[str] = set()
+        self._durable: list[str] = []
+        self._active = ""
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="hopyard-keep", daemon=True)
+        self._thread.start()
+
+    def keep(self, ref: Ref, where: str, always: bool) -> None:
+        """Store this State when its turn comes."""
+        with self._condition:
+            for older in [p for p in self._pending if p.ref.trial == ref.trial and not p.always]:
+                self._pending.remove(older)
+                self._free(older.where)
+            due = 0.0 if always else self._last.get(ref.trial, 0.0) + PAUSE
+            self._pending.append(Pending(ref, where, always, due))
+            self._condition.notify()
+
+    def release(self, where: str) -> None:
+        """Nobody will ask for it in shared memory again; an epoch's end is stored all the same."""
+        with self._condition:
+            for pending in self._pending:
+                if pending.where == where:
+                    if not pending.always:
+                        self._pending.remove(pending)
+                        self._free(where)
+                    else:
+                        self._released.add(where)
+                    return
+            if where == self._active:
+                self._released.add(where)
+            else:
+                self._free(where)
+
+    def make_room(self) -> bool:
+        """Give up shared memory of States that are stored, oldest first; False when there is none."""
+        with self._condition:
+            if not self._durable:
+                return False
+            self._arena.settle(self._durable.pop(0))
+            return True
+
+    def flush(self, ref: Ref, data: memoryview) -> Durable:
+        """Store at once, in the caller's thread: there is no shared memory for it.
+
+        Raises:
+            ResourceError: no room in the store either.
+        """
+        self._store.put(ref, data)
+        return Durable(at=0.0, slot=self._slot, ref=ref, digest=digest(data), bytes=len(data))
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Store what is an epoch's end, then stop."""
+        with self._condition:
+            self._pending = [pending for pending in self._pending if pending.always]
+            self._open = False
+            self._condition.notify()
+        self._thread.join(seconds)
+
+    def _free(self, where: str) -> None:
+        self._released.discard(where)
+        if where in self._durable:
+            self._durable.remove(where)
+        self._arena.settle(where)
+
+    def _next(self) -> Pending | None:
+        """What is to be stored now; waits for it. None: closed."""
+        while True:
+            now = time.monotonic()
+            ready = [pending for pending in self._pending if pending.due <= now]
+            if ready:
+                chosen = min(ready, key=lambda pending: (not pending.always, pending.due))
+                self._pending.remove(chosen)
+                return chosen
+            if not self._open and not self._pending:
+                return None
+            wait = min((pending.due for pending in self._pending), default=None)
+            self._condition.wait(None if wait is None else wait - now)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                pending = self._next()
+                if pending is None:
+                    return
+                self._active = pending.where
+            data = self._arena.view(pending.where)
+            try:
+                self._store.put(pending.ref, data)
+            except ResourceError as error:
+                self._tell(NoRoom(self._slot, str(error)))
+                return
+            sealed = Durable(at=0.0, slot=self._slot, ref=pending.ref, digest=digest(data), bytes=len(data))
+            self._tell(sealed)
+            with self._condition:
+                self._active = ""
+                self._last[pending.ref.trial] = time.monotonic()
+                if pending.where in self._released:
+                    self._free(pending.where)
+                else:
+                    self._durable.append(pending.where)

@@ -1,0 +1,325 @@
+"""Runs one unit: takes the State, goes over the partitions, lays the new State down, answers.
+
+The same in a process of its own and inline. It knows nothing of sockets, of other workers or of what comes next.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hopyard.agent.build import Built, Plan, build, install
+from hopyard.agent.keep import Keeper
+from hopyard.core.events import Checked, Done, Durable, Failed
+from hopyard.core.order import partition_seed, shuffle_seed
+from hopyard.data.cache import open_partition
+from hopyard.data.feed import PartitionFeed
+from hopyard.errors import DataError, HopyardError, ResourceError
+from hopyard.frameworks import capture, restore, seed_all
+from hopyard.ports import Feed, Folding, Store, WholePartition
+from hopyard.spec import Batch, Config, Fault, Part, Ref, Sums, Unit
+from hopyard.store.arena import Arena, Taken, take
+from hopyard.store.tree import StateError, decode, digest, encode, plan
+
+BUILT = 32
+"""Built models that a worker keeps, least recently used first out."""
+BUILT_BYTES = 2 << 30
+"""Bytes of States of the models that it keeps; a model in memory is about as large again."""
+TRACE = 6000
+"""Characters of a traceback that travel."""
+
+
+class Lost(HopyardError):
+    """A State is neither in shared memory nor in the store."""
+
+
+class NotFinite(HopyardError):
+    """The loss is NaN or infinite."""
+
+
+class Worker:
+    """One slot's hands. Owner of the built models.
+
+    Args:
+        slot: its number.
+        made: recipe, data and run.
+        store: where States are when they are not in shared memory.
+        arena: where this worker lays its States.
+        keeper: stores them in the background.
+    """
+
+    def __init__(self, slot: int, made: Plan, store: Store, arena: Arena, keeper: Keeper) -> None:
+        self.slot = slot
+        self._plan = made
+        self._store = store
+        self._arena = arena
+        self._keeper = keeper
+        self._built: OrderedDict[int, Built] = OrderedDict()
+        self._holds: dict[int, Ref] = {}
+        """Trial → the State that its built model holds."""
+        self._bytes: dict[int, int] = {}
+        self._columns: dict[tuple[str, int], Any] = {}
+
+    # ---------------------------------------------------------------- units
+
+    def run(self, unit: Unit, config: Config) -> list[Done | Failed | Durable]:
+        """The answer to a unit, and what must be said beside it."""
+        begin = time.perf_counter()
+        install(self._plan)  # inline, the user's own code runs in between
+        try:
+            return _RUN[unit.kind](self, unit, config, begin)
+        except Exception as error:  # noqa: BLE001 - whatever a recipe raises ends its trial, never the worker
+            self._holds.pop(unit.trial, None)
+            return [self._failure(unit, error)]
+
+    def _train(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
+        spec = self._plan.spec
+        built, hop, moved = self._ready(unit, config)
+        self._holds.pop(unit.trial, None)
+        parts = []
+        for partition in unit.partitions:
+            start = time.perf_counter()
+            seed = partition_seed(spec.seed, unit.trial, unit.epoch, partition)
+            shuffle = shuffle_seed(spec.seed, unit.trial, unit.epoch, partition)
+            seed_all(seed)
+            feed = PartitionFeed(self._open("train", partition), built.batch_size, shuffle, seed)
+            sums = over(built.trainable, feed, train=True)
+            finite(sums, f"trial {unit.trial}, epoch {unit.epoch}, partition {partition}")
+            parts.append(Part(partition, sums, time.perf_counter() - start))
+        step = unit.step + len(unit.partitions)
+        always = step % spec.partitions == 0
+        if always:
+            built.end_epoch()
+        ref = Ref(unit.trial, step, unit.lease)
+        before = time.perf_counter()
+        where, stored, size = self._lay(ref, built)
+        if where:
+            self._keeper.keep(ref, where, always)
+        self._holds[unit.trial] = ref
+        self._remember(unit.trial, size)
+        now = time.perf_counter()
+        done = Done(
+            at=0.0,
+            slot=self.slot,
+            lease=unit.lease,
+            parts=tuple(parts),
+            seconds=now - begin,
+            where=where,
+            hop_seconds=hop + now - before,
+            hop_bytes=moved,
+        )
+        return [done, *stored]
+
+    def _validate(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
+        built, hop, moved = self._ready(unit, config)
+        parts = []
+        for partition in unit.partitions:
+            start = time.perf_counter()
+            feed = PartitionFeed(self._open("validate", partition), built.batch_size, None, None)
+            parts.append(Part(partition, over(built.trainable, feed, train=False), time.perf_counter() - start))
+        return [
+            Done(
+                at=0.0,
+                slot=self.slot,
+                lease=unit.lease,
+                parts=tuple(parts),
+                seconds=time.perf_counter() - begin,
+                hop_seconds=hop,
+                hop_bytes=moved,
+            )
+        ]
+
+    def _fold(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
+        built = self._built.get(unit.trial) or self._build(unit.trial, config)
+        values = {}
+        for name, (total, rows) in (unit.totals or {}).items():
+            if not isinstance(built.trainable, Folding):
+                raise HopyardError(
+                    f"metric {name!r} is an array of {len(total)} numbers; a Trainable that reports such has a method "
+                    "result(name, total, rows) that turns the total into a value"
+                )
+            values[name] = float(built.trainable.result(name.removeprefix("val_"), total, rows))
+        seconds = time.perf_counter() - begin
+        return [Done(at=0.0, slot=self.slot, lease=unit.lease, parts=(), seconds=seconds, values=values)]
+
+    # ---------------------------------------------------------------- preflight
+
+    def check(self, trial: int, config: Config) -> Checked:
+        """Build the trial, put one batch through training and one through validation; all faults together."""
+        spec = self._plan.spec
+        names: list[str] = []
+        faults: list[str] = []
+        try:
+            built = build(self._plan, trial, config)
+            batch = self._one("train", built.batch_size)
+            limits = self._plan.manifest.label_range
+            fault = getattr(built.trainable, "fault", None)
+            if limits is not None and fault is not None and (found := fault(batch, *limits)):
+                return Checked(at=0.0, slot=self.slot, trial=trial, faults=(found,), names=())
+            names += list(built.trainable.train(batch))
+            if spec.validation:
+                names += [f"val_{name}" for name in built.trainable.evaluate(self._one("validate", built.batch_size))]
+            encode(capture(built.trainable))
+        except Exception as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
+            faults.append(f"trial {trial}, config {config!r}: {_story(error)}")
+        else:
+            if spec.metric is not None and spec.metric not in names:
+                faults.append(
+                    f"metric = {spec.metric!r}: the recipe reports {', '.join(map(repr, names))}"
+                    + ("" if spec.validation else "; there is no validation data, so no val_… metrics")
+                )
+        return Checked(at=0.0, slot=self.slot, trial=trial, faults=tuple(faults), names=tuple(names))
+
+    def _one(self, kind: str, batch_size: int) -> Batch:
+        return next(iter(PartitionFeed(self._open(kind, 0), batch_size, None, 0)))
+
+    # ---------------------------------------------------------------- States
+
+    def _ready(self, unit: Unit, config: Config) -> tuple[Built, float, int]:
+        """(the trial's model holding the unit's State, seconds of moving it there, bytes that moved)."""
+        built = self._built.get(unit.trial)
+        if unit.start is None or built is None:
+            built = self._build(unit.trial, config)
+        if unit.start is None:
+            return built, 0.0, 0
+        self._built.move_to_end(unit.trial)
+        if self._holds.get(unit.trial) == unit.start:
+            return built, 0.0, 0
+        self._holds.pop(unit.trial, None)
+        begin = time.perf_counter()
+        moved = self._load(unit, built)
+        self._holds[unit.trial] = unit.start
+        return built, time.perf_counter() - begin, moved
+
+    def _load(self, unit: Unit, built: Built) -> int:
+        """Copy the unit's State into the built model: from shared memory, else from the store."""
+        ref = unit.start
+        assert ref is not None
+        if unit.where:
+            held = take(self._arena.directory, unit.where, ref)
+            if held is not None and _copied(built, held):
+                return len(held.data)
+        try:
+            data = self._store.get(ref)
+        except FileNotFoundError:
+            raise Lost(f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
+        if unit.digest and (found := digest(data)) != unit.digest:
+            raise StateError(
+                f"the stored State {ref} is damaged: its digest is {found[:16]}, the journal has {unit.digest[:16]}"
+            )
+        restore(built.trainable, decode(data))
+        return len(data)
+
+    def _lay(self, ref: Ref, built: Built) -> tuple[str, list[Durable], int]:
+        """Lay the model's State into shared memory; where there is no room, store it at once."""
+        layout = plan(capture(built.trainable))
+        while True:
+            where = self._arena.lay(ref, layout)
+            if where:
+                return where, [], layout.total
+            if not self._keeper.make_room():
+                break
+        buffer = bytearray(layout.total)
+        layout.write(buffer)
+        return "", [self._keeper.flush(ref, memoryview(buffer))], layout.total
+
+    def _build(self, trial: int, config: Config) -> Built:
+        self._built.pop(trial, None)
+        self._holds.pop(trial, None)
+        built = self._built[trial] = build(self._plan, trial, config)
+        return built
+
+    def _remember(self, trial: int, size: int) -> None:
+        """Keep the model built, within bounds."""
+        self._bytes[trial] = size
+        while len(self._built) > 1 and (
+            len(self._built) > BUILT or sum(self._bytes.get(key, 0) for key in self._built) > BUILT_BYTES
+        ):
+            oldest, _ = self._built.popitem(last=False)
+            self._holds.pop(oldest, None)
+            self._bytes.pop(oldest, None)
+
+    def _open(self, kind: Any, partition: int) -> Any:
+        key = kind, partition
+        if key not in self._columns:
+            self._columns[key] = open_partition(self._plan.manifest, kind, partition)
+        return self._columns[key]
+
+    def _failure(self, unit: Unit, error: Exception) -> Failed:
+        fault: Fault = "user"
+        if isinstance(error, DataError):
+            fault = "data"
+        elif isinstance(error, (ResourceError, StateError, Lost, MemoryError, OSError)):
+            fault = "system"
+        trace = "".join(traceback.format_exception(error))
+        return Failed(
+            at=0.0, slot=self.slot, lease=unit.lease, fault=fault, error=_story(error), trace=trace[-TRACE:]
+        )
+
+
+def _copied(built: Built, held: Taken) -> bool:
+    """Whether the State was copied into the model whole; it may be overwritten while that goes on."""
+    try:
+        restore(built.trainable, decode(held.data))
+    except Exception:
+        if held.intact():
+            raise
+        return False
+    return held.intact()
+
+
+_RUN = {"train": Worker._train, "validate": Worker._validate, "fold": Worker._fold}
+
+
+def over(trainable: Any, feed: Feed, train: bool) -> Sums:
+    """Go over a partition: the model's own way if it has one, else batch by batch.
+
+    Sums of several batches are added exactly (`math.fsum`), so their order does not matter.
+    """
+    if isinstance(trainable, WholePartition):
+        return trainable.train_partition(feed) if train else trainable.evaluate_partition(feed)
+    step = trainable.train if train else trainable.evaluate
+    return gather(step(batch) for batch in feed)
+
+
+def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
+    """Metric → (sum, rows) over batches. A sum may be a number, a tensor of one element, or an additive array."""
+    numbers: dict[str, list[Any]] = {}
+    rows: dict[str, float] = {}
+    for report in reports:
+        for name, (total, count) in report.items():
+            numbers.setdefault(name, []).append(total)
+            rows[name] = rows.get(name, 0.0) + float(count)
+    return {name: (_added(totals), rows[name]) for name, totals in numbers.items()}
+
+
+def _added(totals: list[Any]) -> float | list[float]:
+    first = totals[0]
+    if getattr(first, "shape", ()) not in ((), (1,)) or isinstance(first, (list, tuple)):
+        columns = zip(*[[float(x) for x in total] for total in totals], strict=True)
+        return [math.fsum(column) for column in columns]
+    values = [float(total) for total in totals]
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+def finite(sums: Sums, where: str) -> None:
+    """Raises NotFinite when the loss is NaN or infinite: to go on would be a waste."""
+    found = sums.get("loss")
+    if found is not None and not isinstance(found[0], list) and not math.isfinite(found[0]):
+        raise NotFinite(
+            f"the loss is {found[0]} in {where}: this configuration diverged (a lower learning rate, clip_norm= or "
+            "another initialisation may help)"
+        )
+
+
+def _story(error: Exception) -> str:
+    """One line: what was raised, and by which line of the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
+    return f"{kind}{error}{'' if isinstance(error, HopyardError) else place}"

@@ -1,0 +1,307 @@
+"""The board: what waits, which slots are idle, and how they find each other. The choices themselves are `policy`'s.
+
+Slots that hold the same partitions share a Pool. A trial that can train waits in the heap of every pool that holds
+its next partition, longest remaining time first; validations wait in the pool's queue. Entries are never searched for
+or removed in the middle; those that went stale are dropped when they come up. Each choice costs O(log n).
+
+What an event stirs up is only noted (`rest`, `offer`, `open`); `match` brings it together when the event is over. A
+fold of a journal never matches: the decisions are in the journal themselves, and `settle` forgets the notes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+
+from hopyard.core import policy
+from hopyard.core.books import SlotBook, TrialBook
+from hopyard.spec import Kind, RunSpec
+
+SMOOTH = 0.5
+"""Weight of the newest measurement in a trial's seconds per partition."""
+
+Give = Callable[[SlotBook, TrialBook, Kind, int, tuple[int, ...]], None]
+"""(slot, trial, kind, epoch, partitions): this slot gets this unit."""
+
+
+class Pool:
+    """What waits for the slots that hold the same partitions. Owner: `Board`."""
+
+    __slots__ = ("checks", "heap", "holds", "idle", "slots")
+
+    def __init__(self, holds: tuple[int, ...] | None) -> None:
+        self.holds = None if holds is None else frozenset(holds)
+        self.idle: dict[int, None] = {}
+        self.slots = 0
+        self.heap: list[tuple[float, int, int]] = []
+        """(−remaining seconds, trial, stamp)."""
+        self.checks: deque[tuple[int, int]] = deque()
+        """(trial, epoch) with validation partitions to be given out."""
+
+    def offer(self, trial: TrialBook) -> None:
+        """The trial can train on a partition that this pool holds."""
+        heappush(self.heap, (-trial.remaining, trial.id, trial.stamp))
+
+    def longest(self, trials: dict[int, TrialBook]) -> TrialBook | None:
+        """The waiting trial with the longest remaining time. It stays in the heap until it is dispatched."""
+        heap = self.heap
+        while heap:
+            _, number, stamp = heap[0]
+            trial = trials[number]
+            if trial.stamp == stamp:
+                return trial
+            heappop(heap)
+        return None
+
+    def check(self, trials: dict[int, TrialBook]) -> tuple[TrialBook, int] | None:
+        """The oldest validation with a partition that this pool holds."""
+        checks = self.checks
+        while checks:
+            number, epoch = checks[0]
+            trial = trials[number]
+            if self.leftover(trial, epoch):
+                return trial, epoch
+            checks.popleft()
+        return None
+
+    def leftover(self, trial: TrialBook, epoch: int) -> list[int]:
+        """The validation partitions of this epoch that are to be given out and that this pool holds, sorted."""
+        book = trial.epochs.get(epoch)
+        if trial.ended or book is None or not book.left:
+            return []
+        return sorted(book.left if self.holds is None else book.left & self.holds)
+
+    def serves(self, partition: int) -> bool:
+        """Whether the pool's slots hold this partition."""
+        return self.holds is None or partition in self.holds
+
+
+class Board:
+    """Pools, queues and estimates of one run. Owner: `Machine`.
+
+    Args:
+        spec: of the run.
+        trials: the machine's, by number.
+        slots: the machine's, by number.
+
+    Attributes:
+        folds: (trial, epoch) whose arrays wait to be turned into values.
+    """
+
+    def __init__(self, spec: RunSpec, trials: dict[int, TrialBook], slots: dict[int, SlotBook]) -> None:
+        self.spec = spec
+        self.folds: dict[tuple[int, int], None] = {}
+        self._trials = trials
+        self._slots = slots
+        self._left = 0.0
+        """Seconds of training left in all trials, by the newest estimates."""
+        self._work = 0.0
+        """Seconds of training done, in `_parts` partitions."""
+        self._parts = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """All slots are gone, and nothing waits for them."""
+        self._pools: dict[tuple[int, ...] | None, Pool] = {}
+        self._pool: dict[int, Pool] = {}
+        """Slot → its pool."""
+        self._serving: list[list[Pool]] = [[] for _ in range(self.spec.partitions)]
+        """Partition → the pools that hold it."""
+        self._new: list[Pool] = []
+        self._wake: dict[int, None] = {}
+        self._ready: list[TrialBook] = []
+        self._opened: list[tuple[TrialBook, int]] = []
+
+    # ---------------------------------------------------------------- what an event stirs up
+
+    def join(self, slot: SlotBook) -> None:
+        """A slot is there, and idle."""
+        pool = self._pools.get(slot.holds)
+        if pool is None:
+            pool = self._pools[slot.holds] = Pool(slot.holds)
+            self._new.append(pool)
+            for partition in range(self.spec.partitions) if slot.holds is None else slot.holds:
+                if partition < self.spec.partitions:
+                    self._serving[partition].append(pool)
+        pool.slots += 1
+        self._pool[slot.id] = pool
+        self.rest(slot)
+
+    def leave(self, slot: SlotBook) -> None:
+        """A slot is gone; with the last of its pool goes the pool."""
+        pool = self._pool.pop(slot.id)
+        pool.idle.pop(slot.id, None)
+        self._wake.pop(slot.id, None)
+        pool.slots -= 1
+        if not pool.slots:
+            del self._pools[slot.holds]
+            for pools in self._serving:
+                if pool in pools:
+                    pools.remove(pool)
+            if pool in self._new:
+                self._new.remove(pool)
+
+    def rest(self, slot: SlotBook) -> None:
+        """The slot is idle."""
+        self._pool[slot.id].idle[slot.id] = None
+        self._wake[slot.id] = None
+
+    def take(self, slot: SlotBook) -> None:
+        """The slot is not idle any longer."""
+        self._pool[slot.id].idle.pop(slot.id, None)
+
+    def offer(self, trial: TrialBook) -> None:
+        """The trial may be able to train."""
+        self._ready.append(trial)
+
+    def open(self, trial: TrialBook, epoch: int) -> None:
+        """Validation partitions of this epoch are to be given out."""
+        self._opened.append((trial, epoch))
+
+    def settle(self) -> None:
+        """Forget what was stirred up."""
+        self._new.clear()
+        self._wake.clear()
+        self._ready.clear()
+        self._opened.clear()
+
+    # ---------------------------------------------------------------- how long things take
+
+    def learn(self, trial: TrialBook, seconds: float, count: int) -> None:
+        """The trial went over `count` partitions in so many seconds; its step has moved on already."""
+        each = seconds / count
+        trial.seconds += (each - trial.seconds) * (SMOOTH if trial.seconds else 1.0)
+        self._work += seconds
+        self._parts += count
+        left = (self.spec.steps - trial.step) * trial.seconds
+        self._left += left - trial.remaining
+        trial.remaining = left
+
+    def expect(self, trial: TrialBook, steps: int) -> None:
+        """The trial has so many partitions left to train; an unknown trial is like the mean of the others."""
+        each = trial.seconds or (self._work / self._parts if self._parts else 1.0)
+        self._left += steps * each - trial.remaining
+        trial.remaining = steps * each
+
+    def _share(self) -> float:
+        return self._left / len(self._slots)
+
+    # ---------------------------------------------------------------- matching
+
+    def match(self, give: Give) -> None:
+        """Bring idle slots and waiting work together, as far as the last event made a new pair possible."""
+        if self._wake:
+            for number in self._wake:
+                self._go_on(self._slots[number], give)
+        if self._ready or self._opened or self._new:
+            self._queue()
+        if self._wake:
+            for number in self._wake:
+                slot = self._slots[number]
+                if not slot.busy:
+                    self._pick(slot, give)
+            self._wake.clear()
+        if self._ready:
+            for trial in self._ready:
+                self._place(trial, give)
+            self._ready.clear()
+        if self._opened:
+            for trial, epoch in self._opened:
+                self._spread(trial, epoch, give)
+            self._opened.clear()
+        while self.folds and (number := self._idle()) is not None:
+            self._fold(self._slots[number], give)
+
+    def _go_on(self, slot: SlotBook, give: Give) -> None:
+        """A fold first; then the slot goes on with what it has in memory."""
+        if slot.busy:
+            return
+        if self.folds:
+            self._fold(slot, give)
+            return
+        trial = self._trials.get(slot.trial)
+        if trial is None or trial.ended:
+            return
+        spec = self.spec
+        pool = self._pool[slot.id]
+        if slot.step % spec.partitions == 0 and slot.step > 0:
+            epoch = slot.step // spec.partitions - 1
+            if left := pool.leftover(trial, epoch):
+                self._validate(slot, trial, epoch, left, give)
+                return
+        if (
+            not trial.lease
+            and trial.step < spec.steps
+            and (pool.holds is None or (trial.id + trial.step) % spec.partitions in pool.holds)
+            and not policy.critical(pool.longest(self._trials), trial, self._share())
+        ):
+            self._train(slot, trial, pool, give)
+
+    def _pick(self, slot: SlotBook, give: Give) -> None:
+        """The slot takes what waits in its pool."""
+        pool = self._pool[slot.id]
+        if pool.checks and (found := pool.check(self._trials)) is not None:
+            self._validate(slot, found[0], found[1], pool.leftover(*found), give)
+        elif (trial := pool.longest(self._trials)) is not None:
+            self._train(slot, trial, pool, give)
+
+    def _queue(self) -> None:
+        """What can be given out enters the queues of the pools that can take it."""
+        for pool in self._new:
+            for trial in self._trials.values():
+                if self._trains(trial) and pool.serves(self._next(trial)):
+                    pool.offer(trial)
+                pool.checks.extend([(trial.id, epoch) for epoch, book in trial.epochs.items() if book.left])
+        self._new.clear()
+        for trial in self._ready:
+            if self._trains(trial):
+                for pool in self._serving[self._next(trial)]:
+                    pool.offer(trial)
+        for trial, epoch in self._opened:
+            for pool in self._pools.values():
+                pool.checks.append((trial.id, epoch))
+
+    def _place(self, trial: TrialBook, give: Give) -> None:
+        """Find an idle slot for a trial that can train: the one that has it in memory, else the first."""
+        if not self._trains(trial):
+            return
+        pools = [pool for pool in self._serving[self._next(trial)] if pool.idle]
+        if not pools:
+            return
+        state = trial.states.get(trial.step)
+        maker = self._slots.get(state.maker) if state is not None else None
+        if maker is not None and not maker.busy and maker.trial == trial.id and self._pool[maker.id] in pools:
+            slot = maker
+        else:
+            slot = self._slots[next(iter(pools[0].idle))]
+        self._train(slot, trial, self._pool[slot.id], give)
+
+    def _spread(self, trial: TrialBook, epoch: int, give: Give) -> None:
+        """Find idle slots for a validation."""
+        for pool in self._pools.values():
+            while pool.idle and (left := pool.leftover(trial, epoch)):
+                self._validate(self._slots[next(iter(pool.idle))], trial, epoch, left, give)
+
+    def _idle(self) -> int | None:
+        return next((number for pool in self._pools.values() for number in pool.idle), None)
+
+    def _trains(self, trial: TrialBook) -> bool:
+        return not trial.lease and not trial.ended and trial.step < self.spec.steps
+
+    def _next(self, trial: TrialBook) -> int:
+        return (trial.id + trial.step) % self.spec.partitions
+
+    def _train(self, slot: SlotBook, trial: TrialBook, pool: Pool, give: Give) -> None:
+        spec = self.spec
+        taken = policy.span(trial, pool.holds, spec.partitions, spec.group, spec.group_seconds, self._share())
+        give(slot, trial, "train", trial.step // spec.partitions, taken)
+
+    def _validate(self, slot: SlotBook, trial: TrialBook, epoch: int, left: list[int], give: Give) -> None:
+        spec = self.spec
+        taken = policy.portion(left, trial.check_seconds or trial.seconds, spec.group, spec.group_seconds)
+        give(slot, trial, "validate", epoch, taken)
+
+    def _fold(self, slot: SlotBook, give: Give) -> None:
+        number, epoch = next(iter(self.folds))
+        give(slot, self._trials[number], "fold", epoch, ())

@@ -1,0 +1,144 @@
+"""What driver and agents say to each other: typed, versioned, MessagePack; never a pickle from an agent.
+
+Up go `Hello`, `Ready`, `Unfit`, `Beat`, `NoRoom` and four facts of the journal (`Checked`, `Done`, `Durable`, `Failed`), whose time the
+driver sets when they arrive. Down go `Setup` once, then `Work`, `Examine` and `End`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hopyard.core.events import Checked, Done, Durable, Failed
+from hopyard.errors import HopyardError
+from hopyard.spec import FORMAT, Config, RunSpec, Unit
+
+LIMIT = 64 << 20
+"""Bytes of the largest message either side takes; a recipe (with the modules it carries) is the largest there is."""
+
+
+class Card(msgspec.Struct, frozen=True):
+    """What an agent is given when it is started, by pipe: who it is, where home is, and the keys that let it in. Never
+    on a command line, never in a log."""
+
+    slot: int
+    address: str
+    server_key: str
+    public_key: str
+    secret_key: str
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type", gc=False):
+    """What all messages are; the tag is the class's name."""
+
+
+class Hello(Message, frozen=True):
+    """Up: an agent dialled."""
+
+    slot: int
+    format: int = FORMAT
+
+
+class Ready(Message, frozen=True):
+    """Up: the agent has its recipe and framework, and can take units."""
+
+    slot: int
+    host: str
+    pid: int
+    holds: tuple[int, ...] | None = None
+    fingerprint: dict[str, Any] = {}
+
+
+class Unfit(Message, frozen=True):
+    """Up: the agent cannot take units, for example because the recipe does not load there."""
+
+    slot: int
+    error: str
+
+
+class Beat(Message, frozen=True):
+    """Up: the agent lives."""
+
+    slot: int
+
+
+class NoRoom(Message, frozen=True):
+    """Up: a State could not be stored, the disk is full. The run ends cleanly and can be resumed."""
+
+    slot: int
+    error: str
+
+
+class Setup(Message, frozen=True):
+    """Down, once: all that an agent needs to run units."""
+
+    spec: RunSpec
+    recipe: bytes
+    """cloudpickle of the recipe."""
+    manifest: bytes
+    """JSON of the data's manifest."""
+    store: str
+    """URL or path of the States."""
+    memory: str
+    """Where shared memory is on the host, and under which name this run has its part of it."""
+    run: str
+    threads: int
+    device: str = "cpu"
+
+
+class Work(Message, frozen=True):
+    """Down: run this unit."""
+
+    unit: Unit
+    config: Config
+    release: tuple[str, ...] = ()
+    """Places in shared memory that nobody will ask for again."""
+
+
+class Examine(Message, frozen=True):
+    """Down: build this trial and put one batch through it (preflight)."""
+
+    trial: int
+    config: Config
+
+
+class End(Message, frozen=True):
+    """Down: there is no more work."""
+
+
+Up = Hello | Ready | Unfit | Beat | NoRoom | Checked | Done | Durable | Failed
+Down = Setup | Work | Examine | End
+
+_encoder = msgspec.msgpack.Encoder()
+_up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
+_down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+
+
+def pack(message: Up | Down) -> bytes:
+    """The bytes of a message."""
+    return _encoder.encode(message)
+
+
+def unpack_up(data: bytes) -> Up:
+    """The message of an agent.
+
+    Raises:
+        HopyardError: it is none of this version.
+    """
+    try:
+        return _up.decode(data)
+    except msgspec.MsgspecError as error:
+        raise HopyardError(f"no message of format {FORMAT} from an agent: {error}") from error
+
+
+def unpack_down(data: bytes) -> Down:
+    """The message of the driver.
+
+    Raises:
+        HopyardError: it is none of this version.
+    """
+    try:
+        return _down.decode(data)
+    except msgspec.MsgspecError as error:
+        raise HopyardError(f"no message of format {FORMAT} from the driver: {error}") from error

@@ -1,0 +1,116 @@
+"""Between Arrow's columns and NumPy's arrays, without copies where there need not be any."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.data.columns import Array
+from hopyard.errors import DataError
+
+
+def to_arrow(array: Any, name: str) -> Any:
+    """An Arrow array of `array`'s rows: shape (rows,) as plain values, (rows, …) as fixed-shape tensors.
+
+    Raises:
+        DataError: no rows axis, rows without values, or a dtype that Arrow lacks.
+    """
+    try:
+        array = np.asarray(array)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name} is no array of shape (rows, …): {error}") from error
+    if array.ndim == 0:
+        raise DataError(f"{name} is a single value of type {array.dtype}; an array of shape (rows, …) is needed")
+    if 0 in array.shape[1:]:
+        raise DataError(f"{name} has shape {array.shape}: rows without values")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    try:
+        if array.ndim == 1:
+            return pa.array(array)
+        values = pa.array(np.ascontiguousarray(array).reshape(-1))
+        storage = pa.FixedSizeListArray.from_arrays(values, math.prod(array.shape[1:]))
+        return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, array.shape[1:]), storage)
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(f"{name} has dtype {array.dtype}, which cannot be used as numbers: {error}") from error
+
+
+def null_rows(array: Any) -> Array | None:
+    """Boolean array of shape (rows,): whether any value of the row is null; None when none is."""
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return null_rows(array.storage)
+    if pa.types.is_dictionary(kind) and array.dictionary.null_count:
+        return null_rows(array.dictionary_decode())
+    bad = np.array(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
+    if is_list(kind) and (inner := null_rows(array.flatten())) is not None:
+        bad = np.zeros(len(array), np.bool_) if bad is None else bad.copy()
+        bad[_parents(array)[inner]] = True
+    return bad
+
+
+def to_numpy(array: Any, name: str, where: str) -> Array:
+    """The values of an Arrow array without nulls: shape (rows, …), its own dtype; a view where Arrow allows it.
+
+    Raises:
+        DataError: lists (or binaries) differ in length.
+    """
+    kind, rows = array.type, len(array)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return to_numpy(array.storage, name, where).reshape(rows, *kind.shape)
+    if pa.types.is_dictionary(kind):
+        return to_numpy(array.dictionary_decode(), name, where)
+    if pa.types.is_decimal(kind):
+        return np.asarray(array.cast(pa.float64()).to_numpy())
+    if is_list(kind):
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else _equal(array.value_lengths(), name, where)
+        inner = to_numpy(array.flatten(), name, where)
+        return inner.reshape(rows, size, *inner.shape[1:])
+    if pa.types.is_fixed_size_binary(kind):
+        size = kind.byte_width
+        return np.frombuffer(array.buffers()[1], np.uint8, rows * size, array.offset * size).reshape(rows, size)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        width = np.dtype(np.int64 if pa.types.is_large_binary(kind) else np.int32)
+        offsets = np.frombuffer(array.buffers()[1], width, rows + 1, array.offset * width.itemsize)
+        size = _equal(np.diff(offsets), name, where)
+        return np.frombuffer(array.buffers()[2] or b"", np.uint8, rows * size, int(offsets[0])).reshape(rows, size)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is a list of any kind that `to_numpy` takes."""
+    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type is text, or a dictionary of text."""
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _parents(array: Any) -> Array:
+    """Row of each value of `array.flatten()`, which leaves out what null rows hold."""
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size)
+    else:
+        lengths = np.array(array.value_lengths().fill_null(0))
+    if array.null_count:
+        lengths[np.asarray(array.is_null().to_numpy(zero_copy_only=False))] = 0
+    return np.repeat(np.arange(len(array)), lengths)
+
+
+def _equal(lengths: Any, name: str, where: str) -> int:
+    sizes = np.asarray(lengths)
+    if not len(sizes):
+        return 0
+    other = np.flatnonzero(sizes != sizes[0])
+    if len(other):
+        raise DataError(
+            f"column {name!r} of {where}: rows differ in length, {sizes[0]} values and then {sizes[other[0]]} "
+            f"({other[0]} rows later); pad or cut them with transform="
+        )
+    return int(sizes[0])

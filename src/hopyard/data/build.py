@@ -1,0 +1,294 @@
+"""Makes one cache entry: reads a source once, deals its rows to partitions, writes and hashes their columns.
+
+Three stages run at once, each in its own thread: reading (in `files`), encoding (the caller's thread, as transforms
+are the user's code), writing. When a vocabulary, a mean or the number of rows is not known before the end, raw arrays
+are staged and rewritten after: the source is still read only once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from hopyard.data.assign import Dealer, Kind, shares
+from hopyard.data.cache import file_name, folder_name
+from hopyard.data.columns import Array
+from hopyard.data.encoder import Encoder, Place, Vocabulary
+from hopyard.data.finish import Finisher, scales
+from hopyard.data.manifest import Field, Manifest, PartitionInfo, Scale, content_digest
+from hopyard.data.names import ColumnSpec
+from hopyard.data.npy import Appender, map_npy
+from hopyard.data.plan import plan, raw_shape
+from hopyard.errors import DataError
+
+KINDS: tuple[Kind, ...] = ("train", "validate")
+OPEN_FILES = 256
+"""Files kept open at once; with more, each is opened for each write."""
+_BLOCK_BYTES = 1 << 20
+
+Block = tuple[Any, Place, Array | None]
+"""(record batch after the transform, where it is from, which of its rows are validation rows: None for none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to build."""
+
+    spec: ColumnSpec
+    partitions: int
+    assign: Literal["spread", "blocks"]
+    validating: bool
+    """Whether validation rows were asked for."""
+
+
+def build(directory: Path, job: Job, blocks: Iterator[Block]) -> Manifest:
+    """Writes the partitions of `blocks` into the empty `directory`; key, path and sources are the caller's to fill.
+
+    Raises:
+        DataError: the rows cannot be used, or are too few.
+        OSError: cannot be written.
+    """
+    encoder: Encoder | None = None
+    writer: _Writer | None = None
+    limits = _Limits()
+    with ThreadPoolExecutor(1, "hopyard-write") as pool:
+        pending: deque[Future[None]] = deque()
+        try:
+            for batch, place, chosen in blocks:
+                if encoder is None:
+                    fields = plan(batch, job.spec, str(place))
+                    encoder = Encoder(fields, vocabularies(job.spec))
+                    writer = _Writer(directory, fields, encoder, job)
+                    limits.watch(fields)
+                raw = encoder.raw(batch, place)
+                if encoder.faults:
+                    continue  # only to count them all
+                limits.take(raw)
+                assert writer is not None  # noqa: S101 - made with the encoder
+                pending.append(pool.submit(writer.take, raw, chosen, batch.num_rows))
+                while len(pending) > 1:
+                    pending.popleft().result()
+            while pending:
+                pending.popleft().result()
+            if encoder is None or writer is None:
+                raise DataError("the data set has no rows; give a source that has some, or a transform that keeps some")
+            encoder.check()
+            return writer.finish(limits)
+        finally:
+            if writer is not None:
+                for future in pending:
+                    future.cancel()
+                pool.shutdown(wait=True)
+                writer.close()
+
+
+def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
+    """For each encoded column: empty and growing, or the values that were listed."""
+    made = {}
+    for name, how in spec.encode.items():
+        values = {value: code for code, value in enumerate(how.values or [])}
+        made[name] = Vocabulary(name, values, how.values is not None)
+    return made
+
+
+class _Limits:
+    """Least and largest label."""
+
+    def __init__(self) -> None:
+        self.field: Field | None = None
+        self.range: tuple[float, float] | None = None
+        self._number = -1
+
+    def watch(self, fields: list[Field]) -> None:
+        targets = [number for number, field in enumerate(fields) if field.role == "targets"]
+        if len(targets) == 1 and not fields[targets[0]].matrix and fields[targets[0]].columns[0].shape == ():
+            self._number, self.field = targets[0], fields[targets[0]]
+
+    def take(self, raw: list[Array]) -> None:
+        if self.field is not None and len(raw[self._number]):
+            labels = raw[self._number]
+            low, high = float(labels.min()), float(labels.max())
+            self.range = (low, high) if self.range is None else (min(low, self.range[0]), max(high, self.range[1]))
+
+    def result(self, lists: dict[str, list[Any]]) -> tuple[int | None, tuple[float, float] | None]:
+        """(classes, label range)."""
+        if self.field is None or self.range is None or self.field.columns[0].encode == "one-hot":
+            return None, None
+        if self.field.columns[0].encode:
+            size = len(lists[self.field.columns[0].name])
+            return size, (0.0, float(size - 1))
+        whole = self.field.dtype == "int64" and self.range[0] >= 0
+        return (int(self.range[1]) + 1 if whole else None), self.range
+
+
+class _Writer:
+    """Owns the files of an entry while it is made. Used by one thread at a time."""
+
+    def __init__(self, directory: Path, fields: list[Field], encoder: Encoder, job: Job) -> None:
+        self._directory, self._fields, self._encoder, self._job = directory, fields, encoder, job
+        growing = any(not vocabulary.fixed for vocabulary in encoder.vocabularies.values())
+        self._blocks = job.assign == "blocks"
+        scaled = any(column.scaled for field in fields for column in field.columns)
+        self._staged = growing or scaled or self._blocks
+        self._finisher = None if self._staged else Finisher(fields, encoder.vocabularies, {})
+        self._dealers = {kind: Dealer(1 if self._blocks else job.partitions) for kind in KINDS}
+        self._files: dict[str, list[Appender]] = {}
+        self._buffers: dict[int, Array] = {}
+
+    def take(self, raw: list[Array], chosen: Array | None, rows: int) -> None:
+        """Deals one block of encoded rows."""
+        arrays = raw if self._finisher is None else [self._finisher(n, array) for n, array in enumerate(raw)]
+        if chosen is None:
+            self._deal("train", slice(None), rows, arrays)
+            return
+        for kind, index in (("train", np.flatnonzero(~chosen)), ("validate", np.flatnonzero(chosen))):
+            self._deal("train" if kind == "train" else "validate", index, len(index), arrays)
+
+    def finish(self, limits: _Limits) -> Manifest:
+        """Closes what is written; rewrites it first when it was staged."""
+        counts = {kind: self._dealers[kind].rows for kind in KINDS}
+        self._enough(counts)
+        given: dict[str, Scale] = {}
+        if self._staged:
+            for files in self._files.values():
+                for file in files:
+                    file.finish()
+            given = scales(self._fields, self._stage_blocks())
+            finisher = Finisher(self._fields, self._encoder.vocabularies, given)
+            infos = {kind: self._rewrite(kind, counts[kind], finisher) for kind in KINDS}
+        else:
+            assert self._finisher is not None  # noqa: S101 - not staged
+            finisher = self._finisher
+            infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
+        classes, label_range = limits.result(finisher.vocabularies)
+        arrays = list(zip(self._fields, finisher.infos, strict=True))
+        manifest = Manifest(
+            key="",
+            path="",
+            digest="",
+            train=infos["train"],
+            validate=infos["validate"],
+            inputs={field.name: info for field, info in arrays if field.role == "inputs"},
+            targets={field.name: info for field, info in arrays if field.role == "targets"},
+            weighted=any(field.role == "weights" for field in self._fields),
+            classes=classes,
+            label_range=label_range,
+            vocabularies=finisher.vocabularies,
+            standardize=given,
+            fields=self._fields,
+            names=self._job.spec.names,
+            sources=[],
+        )
+        return msgspec.structs.replace(manifest, digest=content_digest(manifest))
+
+    def close(self) -> None:
+        """Closes files, whatever happened."""
+        for files in self._files.values():
+            for file in files:
+                file.close()
+
+    def _deal(self, kind: Kind, index: Array | slice, rows: int, arrays: list[Array]) -> None:
+        if not rows:
+            return
+        for partition, mine in self._dealers[kind].deal(index, rows):
+            for number, (array, file) in enumerate(zip(arrays, self._open(kind, partition), strict=True)):
+                file.append(self._gather(number, array, mine))
+
+    def _gather(self, number: int, array: Array, index: Array | slice) -> Array:
+        if isinstance(index, slice):
+            picked = array[index]
+            return picked if picked.flags.c_contiguous else np.ascontiguousarray(picked)
+        rows = len(index)
+        buffer = self._buffers.get(number)
+        if buffer is None or len(buffer) < rows:
+            buffer = self._buffers[number] = np.empty((rows, *array.shape[1:]), array.dtype)
+        return array.take(index, axis=0, out=buffer[:rows], mode="clip")
+
+    def _open(
+        self, kind: str, partition: int, staged: bool | None = None, finisher: Finisher | None = None
+    ) -> list[Appender]:
+        """The files of one partition (or stage), one per field."""
+        staged = self._staged if staged is None else staged
+        name = ("stage-" if staged else "") + folder_name(kind, partition)
+        files = self._files.get(name)
+        if files is None:
+            keep = len(self._fields) * self._job.partitions * 2 <= OPEN_FILES
+            (self._directory / name).mkdir()
+            infos = (finisher or self._finisher).infos if not staged else None  # type: ignore[union-attr]
+            files = []
+            self._files[name] = files
+            numbers = {"inputs": 0, "targets": 0, "weights": 0}
+            for at, field in enumerate(self._fields):
+                shape, dtype = (raw_shape(field), field.raw) if infos is None else (infos[at].shape, infos[at].dtype)
+                path = self._directory / name / file_name(field.role, numbers[field.role])
+                numbers[field.role] += 1
+                files.append(Appender(path, shape, dtype, keep))
+        return files
+
+    def _close(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
+        if not rows:
+            return []
+        return [self._seal(kind, partition, finisher) for partition in range(self._job.partitions)]
+
+    def _seal(self, kind: Kind, partition: int, finisher: Finisher) -> PartitionInfo:
+        files = self._files.pop(folder_name(kind, partition))
+        digest, size = blake3(), 0
+        for field, info, file in zip(self._fields, finisher.infos, files, strict=True):
+            digest.update(f"{field.role}\0{field.name}\0{info.dtype}\0{info.shape}\0{file.finish()}\0".encode())
+            size += file.rows * info.row_bytes
+        return PartitionInfo(files[0].rows, size, digest.hexdigest())
+
+    def _rewrite(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
+        """Staged raw rows to finished partitions, block by block; each stage file is removed when it is used up."""
+        infos, start = [], 0
+        for partition, share in enumerate(shares(rows, self._job.partitions) if rows else []):
+            files = self._open(kind, partition, False, finisher)
+            stage = 0 if self._blocks else partition
+            begin = start if self._blocks else 0
+            for number, file in enumerate(files):
+                for block in self._stage(kind, stage, number, begin, begin + share):
+                    file.append(np.ascontiguousarray(finisher(number, block)))
+            start += share
+            infos.append(self._seal(kind, partition, finisher))
+            if not self._blocks or partition == self._job.partitions - 1:
+                for file in self._files.pop(f"stage-{folder_name(kind, stage)}"):
+                    file.path.unlink()
+                (self._directory / f"stage-{folder_name(kind, stage)}").rmdir()
+        return infos
+
+    def _stage(self, kind: str, stage: int, number: int, start: int, stop: int) -> Iterator[Array]:
+        file = self._files[f"stage-{folder_name(kind, stage)}"][number]
+        field = self._fields[number]
+        rows = map_npy(file.path, file.rows, raw_shape(field), np.dtype(field.raw))
+        step = max(1, _BLOCK_BYTES * max(1, len(rows)) // max(1, rows.nbytes))
+        for at in range(start, stop, step):
+            yield rows[at : min(at + step, stop)]
+
+    def _stage_blocks(self) -> Iterator[tuple[int, Array]]:
+        for number, field in enumerate(self._fields):
+            if any(column.scaled for column in field.columns):
+                for stage in range(self._dealers["train"].partitions):
+                    rows = self._files[f"stage-{folder_name('train', stage)}"][number].rows
+                    for block in self._stage("train", stage, number, 0, rows):
+                        yield number, block
+
+    def _enough(self, counts: dict[Kind, int]) -> None:
+        wanted = self._job.partitions
+        if counts["train"] < wanted:
+            raise DataError(
+                f"{counts['train']} training rows cannot fill partitions={wanted}: each needs a row; give fewer "
+                f"partitions, or more rows"
+            )
+        if self._job.validating and counts["validate"] < wanted:
+            raise DataError(
+                f"{counts['validate']} validation rows cannot fill partitions={wanted}: each needs a row; give fewer "
+                f"partitions, or a larger validation="
+            )

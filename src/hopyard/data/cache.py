@@ -1,0 +1,270 @@
+"""The cache of prepared partitions: one directory per key, safe between processes, bounded.
+
+    <root>/<key>/manifest.json, train-00000/inputs-0.npy, …      an entry; appears by one rename, never changes
+    <root>/.tmp-<key>-<random>/                                   an entry that is being made
+    <root>/locks/<key>.make                                       exclusive while it is made or evicted
+    <root>/locks/<key>.use                                        shared by whoever holds it, exclusive while evicted
+
+All locks are `flock`s on files, which the kernel releases when a process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import platformdirs
+
+from hopyard.data.columns import Array, Columns, pack
+from hopyard.data.manifest import FILE, ArrayInfo, Manifest, gone
+from hopyard.data.npy import HEADER, map_npy
+from hopyard.errors import DataError, ResourceError, SpecError
+
+CACHE_BYTES = 64 << 30
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def default_root() -> Path:
+    """Of the user, on this host."""
+    return Path(platformdirs.user_cache_dir("hopyard")) / "data"
+
+
+class Hold:
+    """A shared lock on an entry: as long as it lives, nobody evicts the entry. `close` may be called twice."""
+
+    def __init__(self, file: int) -> None:
+        self._close = weakref.finalize(self, os.close, file)
+
+    def close(self) -> None:
+        """Let go."""
+        self._close()
+
+
+def hold(root: Path, key: str) -> Hold | None:
+    """Holds the entry `key` and marks it as used now; None when there is none."""
+    if not (root / key / FILE).is_file():
+        return None
+    file = _lock(root, f"{key}.use", fcntl.LOCK_SH)
+    assert file is not None  # noqa: S101 - waits
+    try:
+        os.utime(root / key / FILE)
+    except FileNotFoundError:  # evicted between the two lines above
+        os.close(file)
+        return None
+    return Hold(file)
+
+
+def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: int) -> Manifest:
+    """The manifest of entry `key`, made by `make(empty directory)` if need be: by one process, while others wait.
+
+    The entry is held for as long as the Manifest object lives. After making one, the least recently used entries are
+    evicted until all take at most `limit` bytes: never one that is held, nor the one just made.
+
+    Raises:
+        ResourceError: no room; what was written is removed.
+        What `make` raises; what was written is removed.
+    """
+    if (found := _held(root, key)) is not None:
+        return found
+    with making(root, key):
+        if (found := _held(root, key)) is None:
+            with scratch(root, key) as directory:
+                adopt(root, key, directory, make(directory))
+            found = _held(root, key)
+    evict(root, limit, key)
+    if found is None:
+        raise DataError(f"{root / key} was deleted while it was made; call prepare() again")
+    return found
+
+
+def adopt(root: Path, key: str, directory: Path, manifest: Manifest) -> None:
+    """Makes `directory` the entry `key`; the caller is `making` it."""
+    manifest.key, manifest.path = key, str(root / key)
+    with full_disk(root):
+        manifest.save(directory / FILE)
+        if (root / key).exists():  # without a readable manifest
+            shutil.rmtree(root / key)
+        directory.rename(root / key)
+
+
+@contextmanager
+def making(root: Path, key: str) -> Iterator[None]:
+    """Only one process at a time makes or evicts `key`."""
+    file = _lock(root, f"{key}.make", fcntl.LOCK_EX)
+    assert file is not None  # noqa: S101 - waits
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def scratch(root: Path, key: str) -> Iterator[Path]:
+    """An empty directory beside the entries, removed at the end if it is still there. The caller is `making` `key`."""
+    for left in root.glob(f".tmp-{key}-*"):  # by a process that was killed: we hold its lock
+        shutil.rmtree(left, ignore_errors=True)
+    with full_disk(root):
+        directory = Path(tempfile.mkdtemp(prefix=f".tmp-{key}-", dir=root))
+        directory.chmod(0o755)
+    try:
+        with full_disk(root):
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def full_disk(root: Path) -> Iterator[None]:
+    """Turns "no space" into ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise ResourceError(
+            f"no room for the data cache in {root} ({error.strerror}, {shutil.disk_usage(root).free:,} bytes free); "
+            f"what was written of this entry is removed; free some, or call prepare(cache=) with another directory"
+        ) from error
+
+
+def evict(root: Path, limit: int, keep: str) -> None:
+    """Removes the least recently used entries until all take at most `limit` bytes, and what killed makers left."""
+    for left in root.glob(".tmp-*-*"):
+        _remove(root, left.name[5:].rpartition("-")[0], left)
+    entries = []
+    for manifest in root.glob(f"*/{FILE}"):
+        try:
+            size = sum(file.stat().st_size for file in manifest.parent.rglob("*") if file.is_file())
+            entries.append((manifest.stat().st_mtime_ns, size, manifest.parent))
+        except FileNotFoundError:  # another process evicts as well
+            continue
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
+        if total > limit and path.name != keep and _remove(root, path.name, path):
+            total -= size
+
+
+def open_partition(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Columns:
+    """The memory-mapped columns of one partition. Mappings are private: writing to them changes no file.
+
+    Raises:
+        SpecError: no such partition.
+        DataError: the cache entry is gone or damaged.
+    """
+    parts = manifest.train if kind == "train" else manifest.validate
+    if kind not in ("train", "validate") or not 0 <= partition < len(parts):
+        raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
+    path = Path(manifest.path)
+    held = hold(path.parent, path.name)
+    if held is None:
+        raise DataError(gone(manifest))
+    rows, folder = parts[partition].rows, path / folder_name(kind, partition)
+    try:
+        inputs = _map_all(folder, "inputs", manifest.inputs, rows)
+        targets = _map_all(folder, "targets", manifest.targets, rows)
+        weights = _map_all(folder, "weights", {"": ArrayInfo((), "float32")} if manifest.weighted else {}, rows)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{kind} partition {partition} in {folder} is damaged: {error}; delete {path} and call prepare() again"
+        ) from error
+    return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, held)
+
+
+def folder_name(kind: str, partition: int) -> str:
+    """Of one partition within its entry."""
+    return f"{kind}-{partition:05d}"
+
+
+def file_name(role: str, number: int) -> str:
+    """Of one array within its partition: numbered, because names of inputs may be anything."""
+    return f"{role}-{number}.npy"
+
+
+def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:
+    return {
+        name: map_npy(folder / file_name(role, number), rows, info.shape, np.dtype(info.dtype))
+        for number, (name, info) in enumerate(infos.items())
+    }
+
+
+def _held(root: Path, key: str) -> Manifest | None:
+    held = hold(root, key)
+    if held is None:
+        return None
+    try:
+        manifest = Manifest.load(root / key / FILE, check=False)
+    except DataError:  # unreadable: as if it were not there
+        return None
+    manifest.path = str(root / key)
+    if not _complete(manifest):
+        return None
+    weakref.finalize(manifest, held.close)
+    return manifest
+
+
+def _complete(manifest: Manifest) -> bool:
+    """Whether every file has its size: a power failure soon after writing can leave them short."""
+    for kind, parts in (("train", manifest.train), ("validate", manifest.validate)):
+        for number, part in enumerate(parts):
+            files = list((Path(manifest.path) / folder_name(kind, number)).glob("*.npy"))
+            if sum(file.stat().st_size for file in files) != part.bytes + HEADER * len(files) or not files:
+                return False
+    return True
+
+
+def _lock(root: Path, name: str, how: int) -> int | None:
+    """File descriptor of the locked lock file; None when `how` has LOCK_NB and somebody else has it."""
+    folder = root / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, how)
+            if _same_file(file, folder / name):
+                return file
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except OSError as error:
+            os.close(file)
+            raise ResourceError(f"{folder} cannot be locked ({error}); prepare(cache=) needs a local disk") from error
+        os.close(file)  # removed by an evictor between open and lock: that lock protects nothing
+
+
+def _same_file(file: int, path: Path) -> bool:
+    try:
+        there: Any = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(file), there)
+
+
+def _remove(root: Path, key: str, path: Path) -> bool:
+    """Removes `path`, which belongs to `key`, unless somebody makes or holds it."""
+    make = _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if make is None:
+        return False
+    try:
+        use = _lock(root, f"{key}.use", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if use is None:
+            return False
+        try:
+            if not path.name.startswith("."):
+                path = path.rename(root / f".tmp-{key}-{os.getpid()}")  # gone at once, for all
+            shutil.rmtree(path, ignore_errors=True)
+            for kind in ("use", "make"):
+                (root / "locks" / f"{key}.{kind}").unlink(missing_ok=True)
+        finally:
+            os.close(use)
+    finally:
+        os.close(make)
+    return True

@@ -1,0 +1,54 @@
+"""Rows as arrays: Columns, and memory that starts at a multiple of 64 bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+ALIGN = 64
+"""Bytes. Misaligned inputs change the bits of a framework's matrix products (ARCHITECTURE §7)."""
+
+
+def aligned(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> Array:
+    """An uninitialised C-contiguous array of `shape` whose first byte lies at a multiple of 64."""
+    kind = np.dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    raw = np.empty(size + ALIGN, np.uint8)
+    skip = -raw.ctypes.data % ALIGN
+    return raw[skip : skip + size].view(kind).reshape(shape)
+
+
+def is_aligned(array: Array) -> bool:
+    """Whether a framework may see `array` as it is: C-contiguous, first byte at a multiple of 64."""
+    return bool(array.flags.c_contiguous and array.ctypes.data % ALIGN == 0)
+
+
+@dataclass(slots=True)
+class Columns:
+    """All rows of one partition (or of what `predict` was given).
+
+    Attributes:
+        inputs: array of shape (rows, …), or a dict of such by input name.
+        targets: array of shape (rows, …), a dict of such, or None.
+        weights: float32 array of shape (rows,), or None.
+        rows: how many.
+        hold: keeps the cache entry from eviction for as long as this object lives; None when there is no entry.
+    """
+
+    inputs: Any
+    targets: Any
+    weights: Any
+    rows: int
+    hold: object = field(default=None, repr=False)
+
+
+def pack(arrays: dict[str, Array], single: str) -> Any:
+    """Arrays by name as Columns has them: none is None, one that has the name `single` is bare, else the dict."""
+    if not arrays:
+        return None
+    return arrays[single] if list(arrays) == [single] else arrays

@@ -1,0 +1,461 @@
+"""What the user names: rows, which columns of them, and how they are cut. Nothing is read before `prepare`."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import cloudpickle
+import msgspec
+import numpy as np
+import pyarrow as pa
+from blake3 import blake3
+
+from hopyard.data.arrow import null_rows
+from hopyard.data.assign import validates
+from hopyard.data.build import Block, Job, build
+from hopyard.data.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
+from hopyard.data.columns import Array
+from hopyard.data.encoder import Place
+from hopyard.data.files import Files, find
+from hopyard.data.given import Items, from_arrow, from_numpy, from_pandas, split_item
+from hopyard.data.manifest import FORMAT, Manifest
+from hopyard.data.names import ColumnSpec, columns
+from hopyard.data.plan import plan
+from hopyard.data.sources import Arrays, Reader, Source, Table
+from hopyard.errors import DataError, SpecError
+
+Transform = Callable[[Any], Any]
+"""Record batch → record batch. It should treat each row by itself: where batches are cut is not promised."""
+
+Assign = Literal["spread", "blocks"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Rows for training and validation, cut once into partitions. Make it with one of the class methods.
+
+    Which row goes where depends on (seed, row number) alone: a keyed hash of (seed, n) picks the validation rows, n
+    counting rows after the transform; of what remains, the j-th row goes to partition j mod P. Partitions differ by at
+    most one row.
+
+    A pickle of it is small: files go as paths; rows in memory stay behind, and the copy finds them in the cache.
+
+    Options that all class methods share:
+        validation: fraction of the rows in [0, 1), the name of a column of true and false, or a second Dataset.
+        partitions: how many, of the training rows and of the validation rows.
+        standardize: True, or a list of feature columns: subtract the training rows' mean, divide by their deviation.
+            True means all numbers in lists of features, and single columns of floating point; never categories.
+        transform: a function of a record batch, run once, when the cache is made.
+        seed: of the choice of validation rows.
+        assign: "spread" (above), or "blocks": each partition is a contiguous range of the rows.
+        cache_bytes: the cache evicts what was used longest ago beyond this.
+    """
+
+    source: Source
+    spec: ColumnSpec
+    fraction: float = 0.0
+    second: Dataset | None = None
+    partitions: int = 8
+    transform: Transform | None = None
+    seed: int = 0
+    assign: Assign = "spread"
+    cache_bytes: int = CACHE_BYTES
+    _memo: dict[str, str] = field(default_factory=dict, repr=False)
+    """Digests that are costly, or that only the first owner can tell: of the source's rows, of the transform."""
+
+    def __post_init__(self) -> None:
+        _whole("partitions", self.partitions, 1)
+        _whole("seed", self.seed, None)
+        _whole("cache_bytes", self.cache_bytes, 0)
+        if self.assign not in ("spread", "blocks"):
+            raise SpecError(f'assign = {self.assign!r}: "spread" or "blocks" is needed')
+        if self.transform is not None and not callable(self.transform):
+            raise SpecError(f"transform = {self.transform!r}: a function of a record batch, or None, is needed")
+        if self.second is not None:
+            other = self.second
+            for name in ("inputs", "targets", "weight", "encode"):
+                mine, theirs = getattr(self.spec, name), getattr(other.spec, name)
+                if mine != theirs:
+                    raise SpecError(f"validation= is a Dataset with other columns: {name} {theirs!r}, here {mine!r}")
+            if other.second is not None or other.fraction or other.spec.validation:
+                raise SpecError("validation= is a Dataset that has a validation= itself; leave that out")
+
+    @classmethod
+    def numpy(
+        cls,
+        x: Any,
+        y: Any = None,
+        *,
+        weight: Any = None,
+        validation: float | Dataset = 0.0,
+        partitions: int = 8,
+        standardize: bool | list[str] = False,
+        transform: Transform | None = None,
+        seed: int = 0,
+        assign: Assign = "spread",
+        cache_bytes: int = CACHE_BYTES,
+    ) -> Dataset:
+        """Arrays in memory.
+
+        Args:
+            x: array of shape (rows, …), or a dict of named arrays. float64 becomes float32, other types stay.
+            y: array, dict or None. Whole numbers become int64, others float32.
+            weight: array of shape (rows,), or None.
+            validation, …: see the class. A transform sees columns "inputs", "targets", "weight" or the dicts' names.
+
+        Raises:
+            SpecError, DataError: a value, a shape or a length is not allowed.
+        """
+        arrays, inputs, targets = from_numpy(x, y)
+        if weight is not None:
+            arrays["weight"] = np.asarray(weight)
+        source = Arrays(arrays, "arrays in memory")
+        return cls._make(
+            source, source.schema, features=inputs, label=targets, weight=None if weight is None else "weight",
+            validation=validation, partitions=partitions, encode=None, standardize=standardize, transform=transform,
+            seed=seed, assign=assign, cache_bytes=cache_bytes,
+        )  # fmt: skip
+
+    @classmethod
+    def parquet(
+        cls,
+        source: str | os.PathLike[str] | list[Any],
+        *,
+        features: Any,
+        label: Any = None,
+        weight: str | None = None,
+        validation: float | str | Dataset = 0.0,
+        partitions: int = 8,
+        encode: Mapping[str, Any] | None = None,
+        standardize: bool | list[str] = False,
+        transform: Transform | None = None,
+        seed: int = 0,
+        assign: Assign = "spread",
+        cache_bytes: int = CACHE_BYTES,
+    ) -> Dataset:
+        """Parquet files.
+
+        Args:
+            source: a path, glob, directory or fsspec URL, or a list of these.
+            features: a list of columns (numbers, booleans, lists of one length, categories): one float32 matrix; the
+                name of one column: it keeps its type; or a dict of these: named inputs.
+            label: one column (whole numbers and booleans become int64, others float32), a list (one matrix), a dict, or
+                None.
+            weight: a column of numbers, or None.
+            encode: column → "one-hot", "index", a list of values (one-hot in this order), or ("index", list). Without a
+                list the values are the sorted unique ones over all rows.
+            validation, …: see the class.
+
+        Raises:
+            SpecError, DataError: a value is not allowed, no file matches, or a column is not there.
+        """
+        files = Files(find(source))
+        return cls._make(
+            files, files.schema(), features=features, label=label,
+            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
+        )  # fmt: skip
+
+    @classmethod
+    def arrow(
+        cls,
+        source: Any,
+        *,
+        features: Any,
+        label: Any = None,
+        weight: str | None = None,
+        validation: float | str | Dataset = 0.0,
+        partitions: int = 8,
+        encode: Mapping[str, Any] | None = None,
+        standardize: bool | list[str] = False,
+        transform: Transform | None = None,
+        seed: int = 0,
+        assign: Assign = "spread",
+        cache_bytes: int = CACHE_BYTES,
+    ) -> Dataset:
+        """A pyarrow Table, RecordBatch or RecordBatchReader, or an iterable of record batches (read once, never all in
+        memory). Arguments as for `parquet`.
+        """
+        made, schema = from_arrow(source)
+        return cls._make(
+            made, schema, features=features, label=label,
+            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
+        )  # fmt: skip
+
+    @classmethod
+    def pandas(
+        cls,
+        frame: Any,
+        *,
+        features: Any,
+        label: Any = None,
+        weight: str | None = None,
+        validation: float | str | Dataset = 0.0,
+        partitions: int = 8,
+        encode: Mapping[str, Any] | None = None,
+        standardize: bool | list[str] = False,
+        transform: Transform | None = None,
+        seed: int = 0,
+        assign: Assign = "spread",
+        cache_bytes: int = CACHE_BYTES,
+    ) -> Dataset:
+        """A pandas DataFrame; its index is not used. Arguments as for `parquet`."""
+        table = from_pandas(frame)
+        return cls._make(
+            Table(table, "data frame in memory"), table.schema, features=features, label=label,
+            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
+        )  # fmt: skip
+
+    @classmethod
+    def torch(
+        cls,
+        items: Any,
+        *,
+        features: Any = None,
+        label: Any = None,
+        weight: str | None = None,
+        validation: float | str | Dataset = 0.0,
+        partitions: int = 8,
+        encode: Mapping[str, Any] | None = None,
+        standardize: bool | list[str] = False,
+        transform: Transform | None = None,
+        seed: int = 0,
+        assign: Assign = "spread",
+        cache_bytes: int = CACHE_BYTES,
+    ) -> Dataset:
+        """Any map-style data set (`len(it)`, `it[i]`), read once: what it does at random is then done once as well.
+
+        Args:
+            items: each item is x, (x, y) or (x, y, weight), where x and y are tensors, arrays, numbers or dicts;
+                or a dict of columns, then `features`, `label` and `weight` name them as for `parquet`.
+        """
+        if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+            raise SpecError(f"{type(items).__name__} is no map-style data set: it needs len(it) and it[i]")
+        if not len(items):
+            raise DataError("the data set has no rows: len(it) is 0")
+        head = items[0]
+        first, inputs, targets, has_weight = split_item(head, 0)
+        named = isinstance(head, Mapping)
+        if named and features is None:
+            raise SpecError(
+                f"items are dicts with {sorted(first)}: name the inputs with features=, and the label with label="
+            )
+        if not named and not (features is None and label is None and weight is None):
+            raise SpecError(
+                "features=, label= and weight= name keys of dicts, but the items are no dicts; leave them out"
+            )
+        if not named:
+            features, label, weight = inputs, targets, "weight" if has_weight else None
+        source = Reader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)
+        return cls._make(
+            source, None, features=features, label=label,
+            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
+        )  # fmt: skip
+
+    @classmethod
+    def _make(
+        cls,
+        source: Source,
+        schema: pa.Schema | None,
+        *,
+        features: Any,
+        label: Any,
+        weight: str | None,
+        validation: float | str | Dataset,
+        partitions: int,
+        encode: Mapping[str, Any] | None,
+        standardize: bool | list[str],
+        transform: Transform | None,
+        seed: int,
+        assign: Assign,
+        cache_bytes: int,
+    ) -> Dataset:
+        column = validation if isinstance(validation, str) else None
+        second = validation if isinstance(validation, Dataset) else None
+        fraction: Any = 0.0 if column is not None or second is not None else validation
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
+            raise SpecError(
+                f"validation = {validation!r}: a fraction in [0, 1), the name of a column of true and false, or a "
+                f"Dataset is needed"
+            )
+        spec = columns(
+            features=features,
+            label=label,
+            weight=weight,
+            validation=column,
+            encode={} if encode is None else encode,
+            standardize=standardize,
+        )
+        made = cls(source, spec, float(fraction), second, partitions, transform, seed, assign, cache_bytes)
+        if schema is not None and transform is None:
+            plan(pa.RecordBatch.from_pylist([], schema=schema), spec, repr(source))
+        return made
+
+    def prepare(self, cache: Path | str | None = None) -> Manifest:
+        """Makes the partitions, or finds them in the cache; the entry stays for as long as the Manifest object lives.
+
+        Args:
+            cache: directory on a local disk; default: the user's cache directory.
+
+        Raises:
+            DataError: the rows cannot be used; names the column, how many, the first row and its source.
+            ResourceError: the disk is full; nothing is left behind.
+        """
+        root = default_root() if cache is None else Path(cache).expanduser().absolute()
+        with full_disk(root.parent):
+            root.mkdir(parents=True, exist_ok=True)
+        key = self._key()
+        if key is not None:
+            return find_or_make(root, key, self._build, self.cache_bytes)
+        name = f"stream{uuid.uuid4().hex}"
+        with making(root, name), scratch(root, name) as directory:
+            manifest = self._build(directory)
+            key = cast(str, self._key())
+
+            def move(empty: Path) -> Manifest:
+                empty.rmdir()
+                directory.rename(empty)
+                return manifest
+
+            found = find_or_make(root, key, move, self.cache_bytes)
+        (root / "locks" / f"{name}.make").unlink(missing_ok=True)
+        return found
+
+    def batches(self, needed: list[str] | None = None) -> Iterator[tuple[Any, Place]]:
+        """All its own rows after the transform: (record batch, where it is from). Empty batches are left out.
+
+        Args:
+            needed: columns; None: those of `spec` (unless there is a transform: it sees all).
+        """
+        names = None if self.transform is not None else self.spec.names if needed is None else needed
+        coded = [] if self.transform is not None else list(self.spec.encode)
+        hasher = None if "source" in self._memo or self.source.identity() is not None else blake3()
+        row = 0
+        for batch, name, first in self.source.pieces(names, coded):
+            if hasher is not None:
+                hasher.update(batch.serialize())
+            if self.transform is None:
+                place = Place(name, first)
+            else:
+                place = Place(name, row, True)
+                batch = transformed(self.transform, batch, f"{name}, rows from {first}")  # noqa: PLW2901
+            if batch.num_rows:
+                yield batch, place
+            row += batch.num_rows
+        if hasher is not None:
+            self._memo["source"] = hasher.hexdigest()
+
+    def _blocks(self) -> Iterator[Block]:
+        """Batches with the choice of validation rows."""
+        row = 0
+        column = self.spec.validation
+        for batch, place in self.batches():
+            chosen: Array | None = None
+            if self.fraction:
+                chosen = validates(self.seed, self.fraction, row, row + batch.num_rows)
+            elif column is not None and batch.schema.get_field_index(column) >= 0:
+                chosen = _chosen(batch, column, place)
+            row += batch.num_rows
+            yield batch, place, chosen
+        if self.second is not None:
+            for batch, place in self.second.batches():
+                yield batch, place, np.ones(batch.num_rows, np.bool_)
+
+    def _build(self, directory: Path) -> Manifest:
+        validating = bool(self.fraction or self.spec.validation or self.second)
+        manifest = build(directory, Job(self.spec, self.partitions, self.assign, validating), self._blocks())
+        manifest.sources = [*self.source.listed(), *(self.second.source.listed() if self.second else [])]
+        return manifest
+
+    def _identity(self) -> str | None:
+        if "source" not in self._memo:
+            identity = self.source.identity()
+            if identity is None:
+                return None
+            if isinstance(self.source, Files):  # may change while we live: ask again each time
+                return identity
+            self._memo["source"] = identity
+        return self._memo["source"]
+
+    def _code(self) -> str:
+        """Digest of the transform."""
+        if self.transform is None:
+            return ""
+        if "code" not in self._memo:
+            try:
+                pickled = cloudpickle.dumps(self.transform)
+            except Exception as error:
+                raise SpecError(
+                    f"transform = {self.transform!r} cannot be pickled: {error}; make it a plain function"
+                ) from error
+            self._memo["code"] = blake3(pickled).hexdigest()
+        return self._memo["code"]
+
+    def _key(self) -> str | None:
+        """Of the cache entry; None while a source must be read first."""
+        parts: list[Any] = [
+            FORMAT,
+            self.partitions,
+            self.assign,
+            self.fraction,
+            self.seed if self.fraction else 0,
+            self.spec,
+        ]
+        for one in (self, self.second):
+            if one is not None:
+                identity = one._identity()
+                if identity is None:
+                    return None
+                parts += [identity, one._code()]
+        return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:32]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
+        self._code()
+        identity = None if isinstance(self.source, Files) else self._identity()
+        return _restore, ({**state, "source": self.source.detached(identity), "_memo": dict(self._memo)},)
+
+
+def _restore(state: dict[str, Any]) -> Dataset:
+    made = object.__new__(Dataset)
+    for name, value in state.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _whole(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or (least is not None and value < least):
+        raise SpecError(
+            f"{name} = {value!r}: a whole number{'' if least is None else f' of at least {least}'} is needed"
+        )
+
+
+def transformed(transform: Transform, batch: Any, where: str) -> Any:
+    """What the user's function makes of a batch; DataError when it raises or gives something else."""
+    try:
+        made = transform(batch)
+    except Exception as error:
+        raise DataError(f"transform raised {type(error).__name__} on a batch of {where}: {error}") from error
+    if not isinstance(made, pa.RecordBatch):
+        raise DataError(f"transform gave {type(made).__name__} for {where}; it must give a pyarrow.RecordBatch")
+    return made
+
+
+def _chosen(batch: Any, column: str, place: Place) -> Array:
+    array = batch.column(batch.schema.get_field_index(column))
+    bad = null_rows(array)
+    if bad is not None:
+        raise DataError(
+            f"validation column {column!r} is null in {place.at(int(np.argmax(bad)))}; fill it with transform="
+        )
+    if not pa.types.is_boolean(array.type):
+        raise DataError(f"validation column {column!r} of {place} has type {array.type}; true and false are needed")
+    return np.asarray(array.to_numpy(zero_copy_only=False))

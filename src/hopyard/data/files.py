@@ -1,0 +1,224 @@
+"""Parquet files: found, told apart, and decoded row group by row group, one ahead of who consumes them."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from blake3 import blake3
+
+from hopyard.data.manifest import SourceInfo
+from hopyard.data.names import require
+from hopyard.data.sources import BYTES, ROWS, Piece
+from hopyard.errors import DataError, SpecError
+
+T = TypeVar("T")
+
+GROUP_BYTES = 64 << 20
+"""Row groups up to this size are decoded whole, the fastest way; larger ones in batches, so memory stays bounded."""
+
+
+def find(source: Any) -> list[str]:
+    """The Parquet files of a path, a glob, a directory, an fsspec URL, or a list of these; each list entry sorted.
+
+    Raises:
+        SpecError: not such a thing.
+        DataError: nothing matches.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return _find(os.fspath(source))
+    if isinstance(source, (list, tuple)) and source:
+        return [path for one in source for path in find(one)]
+    raise SpecError(f"source = {source!r}: a path, glob, directory or URL, or a list of these, is needed")
+
+
+class Files:
+    """Parquet files, by path or URL. Cheap to pickle; read as often as needed."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self._listed: list[SourceInfo] = []
+
+    def __repr__(self) -> str:
+        return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files, {self.paths[0]} and so on"
+
+    def identity(self) -> str:
+        """BLAKE3 over path, size, modification time and footer of each file."""
+        hasher = blake3()
+        for path in self.paths:
+            hasher.update(f"{path}\0{_stamp(path)}\0".encode())
+            hasher.update(_footer(path))
+        return hasher.hexdigest()
+
+    def schema(self) -> pa.Schema:
+        """Of the first file, from its footer."""
+        path = self.paths[0]
+        with _reading(path), _open(path) as stream, _parquet(stream, []) as file:
+            return file.schema_arrow
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """Row groups (or batches of large ones) in order."""
+        self._listed = []
+        return ahead(self._read(names, dictionaries))
+
+    def listed(self) -> list[SourceInfo]:
+        """Each row group of each file."""
+        return self._listed
+
+    def detached(self, identity: str | None) -> Files:
+        """Itself: paths only."""
+        return Files(self.paths)
+
+    def _read(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        first: pa.Schema | None = None
+        for path in self.paths:
+            with _reading(path), _open(path) as stream, _parquet(stream, dictionaries) as file:
+                schema = file.schema_arrow
+                if names is not None:
+                    require(schema, names, path)
+                wanted = schema.names if names is None else names
+                first = first or schema
+                _same(first, schema, wanted if names is not None else first.names, path, self.paths[0])
+                row = 0
+                for group in range(file.num_row_groups):
+                    for batch in _group(file, group, wanted):
+                        yield batch, path, row
+                        row += batch.num_rows
+                    self._listed.append(SourceInfo(path, group, file.metadata.row_group(group).num_rows))
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """`items`, made in a thread, one ahead of who consumes them."""
+    end = object()
+    with ThreadPoolExecutor(1, "hopyard-read") as pool, closing(items):  # type: ignore[type-var]
+        coming = pool.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = pool.submit(next, items, end)
+            try:
+                yield item  # type: ignore[misc]
+            except GeneratorExit:
+                coming.cancel()
+                pool.shutdown(wait=True)
+                raise
+
+
+def _group(file: Any, group: int, wanted: list[str]) -> Iterator[Any]:
+    info = file.metadata.row_group(group)
+    if info.num_rows == 0:
+        return
+    if info.total_byte_size <= GROUP_BYTES:
+        yield from file.read_row_group(group, columns=wanted, use_threads=True).to_batches()
+        return
+    rows = max(1, min(ROWS, 4 * BYTES * info.num_rows // info.total_byte_size))
+    yield from file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=True)
+
+
+def _same(first: pa.Schema, schema: pa.Schema, names: list[str], path: str, model: str) -> None:
+    require(schema, names, path)
+    for name in names:
+        kind, other = first.field(name).type, schema.field(name).type
+        if kind != other:
+            raise DataError(
+                f"column {name!r} has type {other} in {path} but {kind} in {model}; write the files with one schema"
+            )
+
+
+def _parquet(stream: Any, dictionaries: list[str]) -> Any:
+    return pq.ParquetFile(stream, read_dictionary=dictionaries or None, memory_map=isinstance(stream, str))
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again, or leave it out") from error
+
+
+def _local(path: str) -> bool:
+    return "://" not in path
+
+
+@contextmanager
+def _open(path: str) -> Iterator[Any]:
+    if _local(path):
+        yield path
+    else:
+        with _remote(path)[0].open(_remote(path)[1], "rb") as stream:
+            yield stream
+
+
+def _remote(path: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        system, inner = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise DataError(f"{path} cannot be opened: {error}") from error
+    return system, inner
+
+
+def _find(path: str) -> list[str]:
+    if not _local(path):
+        system, inner = _remote(path)
+        found = system.glob(inner) if any(c in inner for c in "*?[") else [inner]
+        if found == [inner] and system.isdir(inner):
+            found = [name for name in system.find(inner) if _is_data(name, inner)]
+        found = [system.unstrip_protocol(name) for name in sorted(found) if system.exists(name)]
+    else:
+        path = str(Path(path).expanduser().absolute())
+        if Path(path).is_dir():
+            found = sorted(str(file) for file in Path(path).rglob("*") if file.is_file() and _is_data(str(file), path))
+        elif Path(path).exists():
+            found = [path]
+        else:
+            matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+            found = sorted(file for file in matches if Path(file).is_file())
+    if not found:
+        raise DataError(
+            f"no Parquet file matches {path!r} (this process runs in {Path.cwd()}); give a path that is there"
+        )
+    return [str(file) for file in found]
+
+
+def _is_data(path: str, root: str) -> bool:
+    """Whether a file below a directory is data: Spark and Hive hide others behind "_" and "."."""
+    inside = path[len(root) :].strip("/").split("/")
+    return path.endswith((".parquet", ".parq", ".pq")) and not any(part.startswith(("_", ".")) for part in inside)
+
+
+def _stamp(path: str) -> str:
+    if _local(path):
+        with _reading(path):
+            status = Path(path).stat()
+        return f"{status.st_size} {status.st_mtime_ns}"
+    system, inner = _remote(path)
+    with _reading(path):
+        info = system.info(inner)
+    return " ".join(
+        str(info.get(name)) for name in ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "created")
+    )
+
+
+def _footer(path: str) -> bytes:
+    """The serialized metadata at the end of a Parquet file, which ends with its length and "PAR1"."""
+    with _reading(path), _open(path) as given:
+        stream = Path(given).open("rb") if isinstance(given, str) else given  # noqa: SIM115
+        with closing(stream):
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - 8))
+            tail = stream.read(8)
+            length = int.from_bytes(tail[:4], "little")
+            if size < 12 or tail[4:] not in (b"PAR1", b"PARE") or length > size - 12:
+                raise DataError(
+                    f"{path} is no Parquet file, or was cut off: it has {size} bytes and no footer at its end"
+                )
+            stream.seek(size - 8 - length)
+            return bytes(stream.read(length))

@@ -1,0 +1,135 @@
+"""What the user may give as rows, turned into sources: arrays, tables, readers, data frames, map-style data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.data.arrow import to_arrow
+from hopyard.data.columns import Array
+from hopyard.data.sources import BYTES, ROWS, Reader, Source, Table
+from hopyard.errors import DataError, SpecError
+
+
+def from_numpy(x: Any, y: Any) -> tuple[dict[str, Array], Any, Any]:
+    """(arrays by column name, features, label). A target whose name is taken by an input becomes "targets.name"."""
+    arrays = (
+        {str(name): np.asarray(a) for name, a in x.items()} if isinstance(x, Mapping) else {"inputs": np.asarray(x)}
+    )
+    inputs: Any = {name: name for name in arrays} if isinstance(x, Mapping) else "inputs"
+    targets: Any = None
+    if isinstance(y, Mapping):
+        targets = {str(name): f"targets.{name}" if name in arrays else str(name) for name in y}
+        arrays.update({targets[str(name)]: np.asarray(a) for name, a in y.items()})
+    elif y is not None:
+        targets = "targets"
+        arrays[targets] = np.asarray(y)
+    return arrays, inputs, targets
+
+
+def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
+    """A table, batches or a reader as (source, schema if it is known); SpecError for anything else."""
+    if isinstance(source, pa.RecordBatch):
+        source = pa.Table.from_batches([source])
+    if isinstance(source, pa.Table):
+        return Table(source, "table in memory"), source.schema
+    if isinstance(source, pa.RecordBatchReader):
+        return Reader(source, "record batch reader"), source.schema
+    if isinstance(source, (list, tuple)) and source and all(isinstance(batch, pa.RecordBatch) for batch in source):
+        try:
+            table = pa.Table.from_batches(source)
+        except pa.ArrowException as error:
+            raise DataError(f"the record batches differ in their schema: {error}") from error
+        return Table(table, "record batches in memory"), table.schema
+    if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
+        return Reader(source, "iterable of record batches"), None
+    raise SpecError(
+        f"source = {type(source).__name__}: a pyarrow Table, RecordBatch, RecordBatchReader, or an iterable of record "
+        f"batches is needed"
+    )
+
+
+def from_pandas(frame: Any) -> pa.Table:
+    """A data frame as a table, without its index."""
+    if not all(hasattr(frame, name) for name in ("iloc", "columns", "dtypes")):
+        raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"the data frame cannot be used: {error}; give each column one type") from error
+
+
+class Items:
+    """The items of a map-style data set (`len(it)`, `it[i]`) as record batches; iterating again reads it again.
+
+    Args:
+        items: the data set.
+        head: its item 0, which was read already to see what it is.
+    """
+
+    def __init__(self, items: Any, head: Any) -> None:
+        self._items, self._head = items, [head]
+
+    def __iter__(self) -> Iterator[Any]:
+        total = len(self._items)
+        rows: list[dict[str, Array]] = []
+        size = 0
+        for number in range(total):
+            item = self._head.pop() if number == 0 and self._head else self._items[number]
+            row = split_item(item, number)[0]
+            if rows and row.keys() != rows[0].keys():
+                raise DataError(f"item {number} has {sorted(row)}, the ones before have {sorted(rows[0])}")
+            rows.append(row)
+            size += sum(value.nbytes for value in row.values())
+            if size >= BYTES or len(rows) >= ROWS or number == total - 1:
+                yield self._stack(rows, number + 1 - len(rows))
+                rows, size = [], 0
+
+    def _stack(self, rows: list[dict[str, Array]], start: int) -> Any:
+        columns = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            for at, value in enumerate(values):
+                if value.shape != values[0].shape:
+                    raise DataError(
+                        f"item {start + at}: {name!r} has shape {value.shape}, the ones before have {values[0].shape}; "
+                        f"all items need one shape"
+                    )
+            columns[name] = to_arrow(np.stack(values), name)
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, bool]:
+    """One item of a map-style data set as (arrays by column, inputs, targets, whether it has a weight).
+
+    Inputs and targets name the columns as `Dataset` wants them: one name, a dict, or None.
+    """
+    if isinstance(item, Mapping):
+        return {str(name): _array(value, name, number) for name, value in item.items()}, None, None, False
+    parts = item if isinstance(item, (tuple, list)) else (item,)
+    if not 1 <= len(parts) <= 3:
+        raise DataError(f"item {number} has {len(parts)} parts; x, (x, y) or (x, y, weight) is needed")
+    made: dict[str, Array] = {}
+    names: list[Any] = []
+    for part, single in zip(parts, ("inputs", "targets", "weight"), strict=False):
+        if isinstance(part, Mapping):
+            columns = {str(name): f"{single}.{name}" if str(name) in made else str(name) for name in part}
+            made.update({columns[str(name)]: _array(value, name, number) for name, value in part.items()})
+            names.append(columns)
+        else:
+            made[single] = _array(part, single, number)
+            names.append(single)
+    return made, names[0], names[1] if len(names) > 1 else None, len(names) > 2
+
+
+def _array(value: Any, name: Any, number: int) -> Array:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"item {number}: {name!r} is no array: {error}") from error
+    if array.dtype.hasobject:
+        raise DataError(f"item {number}: {name!r} is a {type(value).__name__}, which is no array of numbers")
+    return array

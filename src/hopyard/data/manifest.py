@@ -1,0 +1,201 @@
+"""What a prepared data set is: its partitions, the shape of its columns, and how to encode more rows the same way.
+
+The manifest is one JSON file. Its copies (in run directories, beside saved models) are as good as the first: they
+point at the cache entry, and `encode.apply` needs nothing but the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from hopyard.errors import DataError
+
+FORMAT = 1
+"""Version of the manifest and of the files of a cache entry."""
+
+FILE = "manifest.json"
+
+Value = bool | int | float | str
+"""What a vocabulary may hold."""
+
+Role = Literal["inputs", "targets", "weights"]
+
+
+class ArrayInfo(msgspec.Struct, frozen=True):
+    """Shape of one row, and NumPy dtype name, of a column array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        size = np.dtype(self.dtype).itemsize
+        for axis in self.shape:
+            size *= axis
+        return size
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    """One partition: rows, bytes of all its columns, BLAKE3 of these bytes."""
+
+    rows: int
+    bytes: int
+    digest: str
+
+
+class SourceInfo(msgspec.Struct, frozen=True):
+    """Where rows came from: a file and its row group (−1: not from a file), and how many rows it has."""
+
+    name: str
+    row_group: int
+    rows: int
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Mean and deviation over the training rows, one of each for every value of the column's row."""
+
+    means: list[float]
+    deviations: list[float]
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of the source and what is done with it."""
+
+    name: str
+    type: str
+    """Arrow's name of its type, a colon, NumPy's name of its values' dtype (int64 for categories)."""
+    shape: tuple[int, ...]
+    """Of one row before encoding."""
+    encode: Literal["", "one-hot", "index"] = ""
+    scaled: bool = False
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One array that a model sees, and the columns it is made of."""
+
+    role: Role
+    name: str
+    matrix: bool
+    """Whether its columns are stacked side by side into (rows, width)."""
+    columns: list[Column]
+    raw: str
+    """NumPy dtype before vocabularies and standardization are applied."""
+    dtype: str
+    """NumPy dtype that a model sees."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the raw array is what a model sees."""
+        return not any(column.encode or column.scaled for column in self.columns)
+
+
+class Manifest(msgspec.Struct, weakref=True, kw_only=True):
+    """The result of `Dataset.prepare`. Row shapes and dtypes are those that a model sees."""
+
+    format: int = FORMAT
+    key: str
+    """Names the cache entry: a hash of what it was made from."""
+    path: str
+    """Absolute directory of the cache entry."""
+    digest: str
+    """BLAKE3 over everything that decides the content: equal digests, equal batches."""
+    train: list[PartitionInfo]
+    validate: list[PartitionInfo]
+    inputs: dict[str, ArrayInfo]
+    targets: dict[str, ArrayInfo]
+    weighted: bool
+    classes: int | None
+    """Largest label + 1 (or the size of its vocabulary) when the label is one column of whole numbers ≥ 0."""
+    label_range: tuple[float, float] | None
+    """Least and largest label over all rows, when the label is one number."""
+    vocabularies: dict[str, list[Value]]
+    standardize: dict[str, Scale]
+    fields: list[Field]
+    names: list[str]
+    """Columns of the source that are used."""
+    sources: list[SourceInfo]
+
+    @property
+    def train_rows(self) -> int:
+        """Training rows in all."""
+        return sum(part.rows for part in self.train)
+
+    @property
+    def validate_rows(self) -> int:
+        """Validation rows in all."""
+        return sum(part.rows for part in self.validate)
+
+    @property
+    def rows(self) -> int:
+        """Rows in all."""
+        return self.train_rows + self.validate_rows
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all columns of all partitions."""
+        return sum(part.bytes for part in (*self.train, *self.validate))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the JSON, under a temporary name first."""
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        temporary.replace(target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, check: bool = True) -> Manifest:
+        """Reads what `save` wrote.
+
+        Args:
+            path: the file.
+            check: whether the cache entry must be there. A saved model needs only the encoding: False.
+
+        Raises:
+            DataError: no such file, not a manifest, of a newer version, or its cache entry is gone.
+        """
+        try:
+            data = Path(path).read_bytes()
+            version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format")
+            if version is not None and (number := msgspec.json.decode(version, type=int)) > FORMAT:
+                raise DataError(f"{path}: manifest of version {number}, this Hopyard reads up to {FORMAT}: upgrade it")
+            manifest = msgspec.json.decode(data, type=cls)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise DataError(f"{path}: cannot be read as a manifest: {error}") from error
+        if check and not (Path(manifest.path) / FILE).is_file():
+            raise DataError(gone(manifest))
+        return manifest
+
+
+def gone(manifest: Manifest) -> str:
+    """The message for a cache entry that is not there any more."""
+    return (
+        f"the prepared partitions are gone: {manifest.path} (evicted, deleted, or made on another host); "
+        f"call prepare() on the Dataset again, on this host"
+    )
+
+
+def content_digest(manifest: Manifest) -> str:
+    """Over what decides the batches: row shapes, dtypes and digests of partitions, and the encoding."""
+    keep = (
+        FORMAT,
+        [(part.rows, part.digest) for part in manifest.train],
+        [(part.rows, part.digest) for part in manifest.validate],
+        manifest.inputs,
+        manifest.targets,
+        manifest.weighted,
+        manifest.classes,
+        manifest.vocabularies,
+        manifest.standardize,
+        [
+            (f.role, f.name, f.matrix, [(c.name, c.shape, c.encode, c.scaled) for c in f.columns])
+            for f in manifest.fields
+        ],
+    )
+    return blake3(msgspec.json.encode(keep, order="deterministic")).hexdigest()

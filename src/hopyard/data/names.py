@@ -1,0 +1,143 @@
+"""What the user names: ColumnSpec, the columns of a data set by name, checked when it is made. Knows no types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard.data.manifest import Value
+from hopyard.errors import DataError, SpecError
+
+Names = str | list[str]
+
+
+class Encoding(msgspec.Struct, frozen=True):
+    """How a column of categories becomes numbers; `values` None: its sorted unique values over all rows."""
+
+    kind: Literal["one-hot", "index"]
+    values: list[Value] | None = None
+
+
+class ColumnSpec(msgspec.Struct, frozen=True):
+    """The columns a data set uses, by name. `columns` makes it from what the user wrote."""
+
+    inputs: dict[str, Names]
+    targets: dict[str, Names]
+    weight: str | None = None
+    validation: str | None = None
+    encode: dict[str, Encoding] = {}
+    standardize: bool | list[str] = False
+
+    @property
+    def features(self) -> list[str]:
+        """Columns of the inputs, each once."""
+        return _flat(self.inputs)
+
+    @property
+    def labels(self) -> list[str]:
+        """Columns of the targets, each once."""
+        return _flat(self.targets)
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are needed, each once."""
+        extra = [name for name in (self.weight, self.validation) if name is not None]
+        return list(dict.fromkeys([*self.features, *self.labels, *extra]))
+
+
+def columns(
+    *, features: Any, label: Any, weight: Any, validation: str | None, encode: Any, standardize: Any
+) -> ColumnSpec:
+    """Checks what the user wrote and gives it one form.
+
+    Raises:
+        SpecError: names the argument, its value and what is allowed.
+    """
+    inputs = _named("features", features, "inputs")
+    if not inputs:
+        raise SpecError("features names no column; give one name, a list of names or a dict of these")
+    targets = {} if label is None else _named("label", label, "targets")
+    if weight is not None and not isinstance(weight, str):
+        raise SpecError(f"weight = {weight!r}: the name of one column, or None, is needed")
+    if not isinstance(encode, Mapping):
+        raise SpecError(f'encode = {encode!r}: a dict from column to "one-hot", "index" or a list of values is needed')
+    used = {*_flat(inputs), *_flat(targets)}
+    for name in encode:
+        if name not in used:
+            raise SpecError(f"encode names {name!r}, which is neither a feature nor a label{closest(name, used)}")
+    encodings = {name: _encoding(name, how) for name, how in encode.items()}
+    if isinstance(standardize, (list, tuple)) and all(isinstance(name, str) for name in standardize):
+        for name in standardize:
+            if name not in _flat(inputs):
+                raise SpecError(f"standardize names {name!r}, which is no feature{closest(name, _flat(inputs))}")
+            if name in encodings:
+                raise SpecError(f"standardize names {name!r}, which is encoded as categories; leave out one of the two")
+        standardize = list(standardize)
+    elif not isinstance(standardize, bool):
+        raise SpecError(f"standardize = {standardize!r}: True, False or a list of feature columns is needed")
+    return ColumnSpec(inputs, targets, weight, validation, encodings, standardize)
+
+
+def closest(name: str, there: Iterable[str]) -> str:
+    """The end of an error message: what was probably meant, and what there is."""
+    names = [str(other) for other in there]
+    near = get_close_matches(name, names, 1, 0.6)
+    meant = f"; did you mean {near[0]!r}?" if near else ";"
+    listed = ", ".join(map(repr, names[:40])) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+    return f"{meant} there are: {listed or 'none'}"
+
+
+def require(schema: Any, names: Iterable[str], where: str) -> None:
+    """Raises DataError unless each of `names` is exactly once in `schema`."""
+    for name in names:
+        times = len(schema.get_all_field_indices(name))
+        if times == 0:
+            raise DataError(f"{where} has no column {name!r}{closest(name, schema.names)}")
+        if times > 1:
+            raise DataError(f"{where} has {times} columns named {name!r}; rename all but one")
+
+
+def _flat(named: Mapping[str, Names]) -> list[str]:
+    lists = ([names] if isinstance(names, str) else names for names in named.values())
+    return list(dict.fromkeys(name for names in lists for name in names))
+
+
+def _named(argument: str, value: Any, single: str) -> dict[str, Names]:
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str) or not name:
+                raise SpecError(f"{argument} has the key {name!r}: names are text")
+        return {name: _names(f"{argument}[{name!r}]", names) for name, names in value.items()}
+    return {single: _names(argument, value)}
+
+
+def _names(argument: str, value: Any) -> Names:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) and name for name in value):
+        twice = {name for name in value if value.count(name) > 1}
+        if twice:
+            raise SpecError(f"{argument} names {sorted(twice)[0]!r} twice")
+        return list(value)
+    raise SpecError(f"{argument} = {value!r}: the name of a column or a list of such names is needed")
+
+
+def _encoding(name: str, how: Any) -> Encoding:
+    if how in ("one-hot", "index"):
+        return Encoding(how)
+    kind: Literal["one-hot", "index"] = "one-hot"
+    values = how
+    if isinstance(how, tuple) and len(how) == 2 and how[0] == "index":
+        kind, values = "index", how[1]
+    if (
+        isinstance(values, (list, tuple))
+        and values
+        and all(isinstance(value, (bool, int, float, str)) for value in values)
+    ):
+        if len(set(values)) < len(values):
+            raise SpecError(f"encode[{name!r}] = {how!r}: a value is there twice")
+        return Encoding(kind, list(values))
+    raise SpecError(f'encode[{name!r}] = {how!r}: "one-hot", "index", a list of values or ("index", list) is needed')

@@ -1,0 +1,273 @@
+"""The loop around the machine: what arrives becomes events, events go to the machine and the journal, then commands to
+the agents. Nothing clever: what happens next is decided in `core`, what it means to the user in `run.py`.
+
+All events that one receive brought, and the decisions that follow from them, reach the disk by one `fdatasync` before
+any of them has an effect. If the disk is full the loop ends: the machine is ahead of the journal then, and is thrown
+away; `hopyard resume` folds the journal and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from hopyard.core.events import (
+    Check,
+    Checked,
+    Command,
+    Delete,
+    Dispatch,
+    Done,
+    Durable,
+    Event,
+    Exhausted,
+    Failed,
+    Finish,
+    Finished,
+    Interrupted,
+    Joined,
+    Line,
+    Lost,
+    Proposed,
+    Release,
+    Replace,
+    Tick,
+    Warn,
+)
+from hopyard.core.machine import Machine
+from hopyard.core.messages import Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.driver.wire import Gone, Link
+from hopyard.errors import PreflightError, ResourceError
+from hopyard.ports import Sampler, Store
+from hopyard.store.journal import Journal
+
+log = logging.getLogger(__name__)
+
+GLANCE = 1.0
+"""Seconds after which views are shown the run again though nothing happened."""
+STILLBORN = 3
+"""Agents that may end before any was ready, until the run gives up."""
+
+
+class View(Protocol):
+    """Something that shows a run. It is told what was journaled and may read the machine, never change it."""
+
+    def see(self, lines: list[Line], machine: Machine) -> None: ...
+
+    def close(self, machine: Machine) -> None: ...
+
+
+class Clock:
+    """Seconds since the epoch of Unix that never run backwards."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """The time."""
+        return self._offset + time.monotonic()
+
+
+class Loop:
+    """Drives one run to its end.
+
+    Args:
+        machine: folded up to where the journal ends.
+        journal: open for appending.
+        link: to the agents.
+        store: where States are deleted.
+        sampler: proposes configurations.
+        workers: how many slots to keep up.
+        log_of: slot → its log.
+        views: shown what happens.
+        first: number of the first slot; those before it are of an earlier driver.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        journal: Journal,
+        link: Link,
+        store: Store,
+        sampler: Sampler,
+        workers: int,
+        log_of: Callable[[int], Path],
+        views: Sequence[View] = (),
+        first: int = 0,
+    ) -> None:
+        self.machine = machine
+        self._journal = journal
+        self._link = link
+        self._store = store
+        self._sampler = sampler
+        self._workers = workers
+        self._log_of = log_of
+        self._views = views
+        self._next = first
+        self._starting: set[int] = set()
+        self._stillborn = 0
+        self._releases: dict[int, list[str]] = {}
+        self._early: dict[int, list[Durable]] = {}
+        self._finish: Finish | None = None
+        self._clock = Clock()
+        self._stop = ""
+
+    def stop(self, reason: str) -> None:
+        """End soon, as Ctrl-C does. May be called from another thread."""
+        self._stop = reason
+
+    def run(self) -> None:
+        """Until every trial has ended.
+
+        Raises:
+            PreflightError: the first trials cannot start.
+            ResourceError: no room on a disk, or no agent comes up.
+            KeyboardInterrupt: from the user; the journal says so.
+        """
+        try:
+            self._propose()
+            for _ in range(self._workers):
+                self._start()
+            while self._finish is None:
+                self.turn()
+            self._commit([Finished(at=self._clock.now(), status=self._finish.status)])
+        except (KeyboardInterrupt, SystemExit):
+            self._commit([Interrupted(at=self._clock.now(), reason="interrupted by the user")])
+            raise
+        finally:
+            self._link.close()
+            for view in self._views:
+                view.close(self.machine)
+        if self.machine.faults and not any(trial.history for trial in self.machine.trials.values()):
+            raise PreflightError(self.machine.faults)
+        for ref in self._store.refs() - self.machine.kept():
+            self._store.delete(ref)
+
+    def turn(self) -> None:
+        """Wait for something to happen, and see it through."""
+        now = self._clock.now()
+        deadline = self.machine.leases.earliest()
+        wait = GLANCE if deadline is None else min(GLANCE, max(0.0, deadline - now))
+        events = [event for message in self._link.receive(wait) for event in self._events(message)]
+        now = self._clock.now()
+        if self.machine.due(now):
+            events.append(Tick(at=now))
+        self._commit(events)
+        if self._stop:
+            raise KeyboardInterrupt(self._stop)
+
+    # ---------------------------------------------------------------- in
+
+    def _propose(self) -> None:
+        """Ask the sampler for all that it has."""
+        if self.machine.exhausted:
+            return
+        events: list[Event] = []
+        trial = len(self.machine.trials)
+        while (config := self._sampler.ask(trial)) is not None:
+            events.append(Proposed(at=self._clock.now(), trial=trial, config=config))
+            trial += 1
+        self._commit([*events, Exhausted(at=self._clock.now())])
+
+    def _events(self, message: Up | Gone) -> list[Event]:
+        """The facts that a message brings."""
+        now = self._clock.now()
+        if isinstance(message, Ready):
+            self._starting.discard(message.slot)
+            self._stillborn = 0
+            return [Joined(at=now, slot=message.slot, host=message.host, pid=message.pid, holds=message.holds)]
+        if isinstance(message, Gone):
+            return self._gone(message, now)
+        if isinstance(message, Unfit):
+            raise PreflightError([f"a worker cannot load the recipe: {message.error}{self._tail(message.slot)}"])
+        if isinstance(message, NoRoom):
+            raise ResourceError(
+                f"{message.error}. Nothing is lost: make room, then `hopyard resume {self._journal.path.parent}`"
+            )
+        if isinstance(message, (Done, Failed, Checked)):
+            events: list[Event] = [msgspec.structs.replace(message, at=now)]
+            if not isinstance(message, Checked):
+                events += self._early.pop(message.lease, [])
+            return events
+        if isinstance(message, Durable):
+            fact = msgspec.structs.replace(message, at=now)
+            if self.machine.leases.stands(message.ref.attempt):  # it overtook the answer: another socket, another thread
+                self._early.setdefault(message.ref.attempt, []).append(fact)
+                return []
+            return [fact]
+        return []
+
+    def _gone(self, message: Gone, now: float) -> list[Event]:
+        """A slot ended: another takes its place."""
+        stillborn = message.slot in self._starting
+        self._end(message.slot)
+        if stillborn:
+            self._stillborn += 1
+            if self._stillborn >= STILLBORN:
+                raise ResourceError(
+                    f"no worker comes up: {self._stillborn} in a row ended before they were ready, the last one "
+                    f"{message.reason}{self._tail(message.slot)}"
+                )
+        self._start()
+        return [] if stillborn else [Lost(at=now, slot=message.slot, reason=message.reason)]
+
+    # ---------------------------------------------------------------- out
+
+    def _commit(self, events: Sequence[Event]) -> None:
+        """Machine, journal, effects, views: in this order."""
+        lines: list[Line] = []
+        commands: list[Command] = []
+        for event in events:
+            lines.append(event)
+            for command in self.machine.handle(event):
+                commands.append(command)
+                if isinstance(command, (Dispatch, Check)):
+                    lines.append(command)
+        self._journal.append(lines)
+        for command in commands:
+            self._do(command)
+        for view in self._views:
+            view.see(lines, self.machine)
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, Dispatch):
+            config = self.machine.trials[command.unit.trial].config
+            release = tuple(self._releases.pop(command.slot, ()))
+            self._link.send(command.slot, Work(command.unit, config, release))
+        elif isinstance(command, Release):
+            self._releases.setdefault(command.slot, []).append(command.where)
+        elif isinstance(command, Delete):
+            self._store.delete(command.ref)
+        elif isinstance(command, Check):
+            self._link.send(command.slot, Examine(command.trial, self.machine.trials[command.trial].config))
+        elif isinstance(command, Replace):
+            self._end(command.slot)
+            self._start()
+        elif isinstance(command, Warn):
+            (log.error if command.defect else log.warning)("%s", command.text)
+        elif self._finish is None:
+            self._finish = command
+
+    def _start(self) -> None:
+        slot = self._next
+        self._next += 1
+        self._starting.add(slot)
+        self._link.start(slot)
+
+    def _end(self, slot: int) -> None:
+        self._starting.discard(slot)
+        self._releases.pop(slot, None)
+        self._link.end(slot)
+
+    def _tail(self, slot: int) -> str:
+        """The last lines of an agent's log, to stand behind an error."""
+        path = self._log_of(slot)
+        if not path.exists():
+            return ""
+        lines = path.read_text(errors="replace").strip().splitlines()[-12:]
+        return "".join(f"\n    {line}" for line in lines) + (f"\n  (whole log: {path})" if lines else "")

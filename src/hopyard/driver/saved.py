@@ -1,0 +1,93 @@
+"""A model in a folder: `config.json` (configuration, metrics, encoding), `model.safetensors`, and the pickled recipe."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hopyard.agent.build import Built, Plan, build, undisturbed
+from hopyard.data.manifest import Manifest
+from hopyard.driver.ship import PYTHON, dump, load
+from hopyard.errors import RunDirectoryError
+from hopyard.frameworks import capture, restore
+from hopyard.spec import Config, RunSpec
+from hopyard.store.tree import decode, encode
+
+if TYPE_CHECKING:
+    from hopyard.driver.trial import Trial
+
+CONFIG, WEIGHTS, RECIPE = "config.json", "model.safetensors", "recipe.pkl"
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What `config.json` holds."""
+
+    format: int = 1
+    python: str
+    trial: int
+    config: Config
+    epoch: int | None
+    metrics: dict[str, float | None]
+    framework: str
+    spec: RunSpec
+    manifest: Manifest
+
+
+def save(directory: Path, trial: Trial, built: Built, plan: Plan, which: str) -> Path:
+    """Write the folder; files that are there are replaced."""
+    directory.mkdir(parents=True, exist_ok=True)
+    epoch = trial.epoch if which == "best" else max(trial.history, default=None)
+    metrics: dict[str, float | None] = dict(trial.history.get(-1 if epoch is None else epoch, {}))
+    module = getattr(built.trainable, "module", None)
+    if module is not None:
+        importlib.import_module("hopyard.frameworks.torch_tools").save_module(module, directory / WEIGHTS)
+    else:  # a Trainable of the user's own: its whole State
+        (directory / WEIGHTS).write_bytes(encode(capture(built.trainable)))
+    (directory / RECIPE).write_bytes(dump(plan.recipe, "recipe"))
+    about = Saved(
+        python=PYTHON,
+        trial=trial.id,
+        config=trial.config,
+        epoch=epoch,
+        metrics=metrics,
+        framework="torch" if module is not None else "trainable",
+        spec=plan.spec,
+        manifest=plan.manifest,
+    )
+    (directory / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
+    return directory
+
+
+def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) -> Any:
+    """The model that `save` wrote: a torch module in evaluation mode, or the recipe's own Trainable.
+
+    Args:
+        directory: the folder.
+        recipe: used in place of the pickled one, which then is not loaded: loading a pickle runs code, so give it for
+            folders from people you do not trust.
+
+    Raises:
+        RunDirectoryError: not such a folder, or of another Python version.
+    """
+    root = Path(directory)
+    try:
+        about = msgspec.json.decode((root / CONFIG).read_bytes(), type=Saved)
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{root}: no {CONFIG} here; a folder that run.best.save(…) wrote is wanted") from None
+    except msgspec.MsgspecError as error:
+        raise RunDirectoryError(f"{root / CONFIG}: not written by run.best.save(…): {error}") from error
+    if recipe is None:
+        recipe = load(root / RECIPE, about.python)
+    assert recipe is not None
+    with undisturbed():
+        built = build(Plan(recipe, about.manifest, about.spec), about.trial, about.config)
+    if about.framework == "torch":
+        module = built.trainable.module
+        importlib.import_module("hopyard.frameworks.torch_tools").load_module(module, root / WEIGHTS)
+        return module.eval()
+    restore(built.trainable, decode((root / WEIGHTS).read_bytes()))
+    return built.trainable

@@ -1,0 +1,98 @@
+"""The one pickle of a run directory: recipe, data set, space, search and engine, as the user gave them.
+
+Modules of the user (outside of site-packages and the standard library) are pickled by value, so that agents need no
+copy of the user's files, and a resumed run trains what was started, not what the files say by then.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from hopyard.errors import RunDirectoryError, SpecError
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """What the user gave."""
+
+    recipe: Any
+    data: Any
+    space: Any
+    search: Any
+    engine: Any
+
+
+def dump(value: Any, what: str) -> bytes:
+    """Its pickle.
+
+    Raises:
+        SpecError: it cannot be pickled; names the reason.
+    """
+    try:
+        with _by_value():
+            return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise SpecError(
+            f"{what} cannot be pickled: {type(error).__name__}: {error}. It must not hold open files, locks, "
+            "connections, sessions or generators: make them inside the recipe"
+        ) from error
+
+
+def load(path: Path, python: str) -> Any:
+    """What `dump` gave, from a file of a run that Python `python` wrote.
+
+    Raises:
+        RunDirectoryError: another Python, no file, or a module that it needs is not there.
+    """
+    if python != PYTHON:
+        raise RunDirectoryError(
+            f"{path} was written by Python {python}, this is {PYTHON}: pickled functions do not survive that; use Python "
+            f"{python}, or give recipe= to hy.load_model"
+        )
+    try:
+        return cloudpickle.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{path}: not there; the run directory is not whole") from None
+    except Exception as error:
+        raise RunDirectoryError(f"{path}: the recipe does not load: {type(error).__name__}: {error}") from error
+
+
+def users_modules() -> list[ModuleType]:
+    """Imported modules that are neither installed nor of the standard library nor ours."""
+    paths = sysconfig.get_paths()
+    installed = tuple({str(Path(paths[key])) for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.split(".")[0] in ("__main__", "hopyard", "__mp_main__") or not isinstance(file, str):
+            continue
+        if not file.startswith(installed) and "site-packages" not in file and "dist-packages" not in file:
+            found.append(module)
+    return found
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    registered = []
+    for module in users_modules():
+        try:
+            cloudpickle.register_pickle_by_value(module)
+        except ValueError:
+            continue
+        registered.append(module)
+    try:
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)

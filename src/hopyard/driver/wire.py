@@ -1,0 +1,242 @@
+"""The driver's end of the wire, and its stand-in without one.
+
+`Router` speaks ZeroMQ with CURVE keys made for the run: whoever does not know them is dropped before a byte of theirs
+is decoded. `Direct` runs the worker in this very process. Both are a Link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from hopyard.agent.build import undisturbed
+from hopyard.agent.main import Hands, assemble, fingerprint
+from hopyard.core.messages import LIMIT, Beat, Card, Down, End, Examine, Hello, Ready, Setup, Unfit, Up, Work, pack, unpack_up
+from hopyard.errors import HopyardError
+from hopyard.ports import Crew, Engine, Home
+
+log = logging.getLogger(__name__)
+
+GRACE = 120.0
+"""Seconds that a new agent may take, beyond the usual silence, until it dials."""
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A slot ended, said by its engine or by its silence."""
+
+    slot: int
+    reason: str
+
+
+class Link(Protocol):
+    """What the loop talks through."""
+
+    def start(self, slot: int) -> None:
+        """Bring up an agent; `Ready` follows."""
+        ...
+
+    def end(self, slot: int) -> None:
+        """End an agent for good."""
+        ...
+
+    def send(self, slot: int, message: Down) -> None:
+        """Say something to an agent."""
+        ...
+
+    def receive(self, seconds: float) -> list[Up | Gone]:
+        """All that arrived, waiting up to `seconds` for the first of it."""
+        ...
+
+    def close(self) -> None:
+        """Tell all to end, see that they do."""
+        ...
+
+
+class Router:
+    """A socket for agents that dial home.
+
+    Args:
+        engine: brings agents up.
+        setup: slot's device → what each agent is told once.
+        log_of: slot → its log.
+        silence: seconds after which an agent that says nothing is lost.
+        address: to bind; a free port is taken.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        setup: Callable[[str], Setup],
+        log_of: Callable[[int], Path],
+        silence: float,
+        address: str = "tcp://127.0.0.1",
+    ) -> None:
+        self._setup = setup
+        self._silence = silence
+        self._context = zmq.Context()
+        self._auth = ThreadAuthenticator(self._context)
+        self._auth.start()
+        server_public, server_secret = zmq.curve_keypair()
+        public, secret = zmq.curve_keypair()
+        self._auth.configure_curve_callback(domain="*", credentials_provider=_Allowed(public))
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.curve_secretkey = server_secret
+        self._router.curve_publickey = server_public
+        self._router.curve_server = True
+        self._router.setsockopt(zmq.MAXMSGSIZE, LIMIT)
+        self._router.setsockopt(zmq.LINGER, 500)
+        self._router.setsockopt(zmq.SNDHWM, 0)
+        self._router.setsockopt(zmq.RCVHWM, 0)
+        port = self._router.bind_to_random_port(address)
+
+        def card(slot: int) -> bytes:
+            keys = server_public.decode(), public.decode(), secret.decode()
+            return msgspec.json.encode(Card(slot, f"{address}:{port}", *keys)) + b"\n"
+
+        self._crew: Crew = engine.open(Home(card, log_of))
+        self._heard: dict[int, float] = {}
+        self._checked = time.monotonic()
+
+    def start(self, slot: int) -> None:
+        """Bring up an agent."""
+        self._heard[slot] = time.monotonic() + GRACE
+        self._crew.start(slot)
+
+    def end(self, slot: int) -> None:
+        """End an agent; what it still said is not heard any more."""
+        self._heard.pop(slot, None)
+        self._crew.end(slot)
+
+    def send(self, slot: int, message: Down) -> None:
+        """Say something to an agent; to one that is gone it is said in vain."""
+        self._router.send_multipart([b"w%d" % slot, pack(message)])
+
+    def receive(self, seconds: float) -> list[Up | Gone]:
+        """All that arrived."""
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        for file in self._crew.watch():
+            poller.register(file, zmq.POLLIN)
+        began = time.monotonic()
+        poller.poll(max(0, min(seconds, self._silence / 4)) * 1000)
+        heard: list[Up | Gone] = []
+        while (message := self._hear()) is not None:
+            heard.append(message)
+        now = time.monotonic()
+        for slot, reason in self._crew.lost():
+            self._heard.pop(slot, None)
+            heard.append(Gone(slot, reason))
+        if began - self._checked > self._silence / 2:  # this process itself did not run: nobody else is to blame
+            self._heard = dict.fromkeys(self._heard, now)
+        self._checked = now
+        for slot, last in list(self._heard.items()):
+            if now - last > self._silence:
+                del self._heard[slot]
+                heard.append(Gone(slot, f"said nothing for {now - last:.0f} seconds"))
+        return [message for message in heard if not isinstance(message, (Beat, Hello))]
+
+    def _hear(self) -> Up | None:
+        while True:
+            try:
+                name, data = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            except ValueError:
+                continue  # not two frames: none of ours
+            try:
+                message = unpack_up(data)
+                if name[1:] != b"%d" % message.slot:
+                    raise HopyardError(f"slot {message.slot} speaks under the name {name!r}")
+            except HopyardError as error:
+                log.warning("dropped a message: %s", error)
+                continue
+            if message.slot not in self._heard:
+                continue  # of an agent that was ended
+            if isinstance(message, Hello):
+                self.send(message.slot, self._setup(self._crew.device(message.slot)))
+            self._heard[message.slot] = time.monotonic()
+            return message
+
+    def close(self) -> None:
+        """Tell all to end, see that they do."""
+        for slot in self._heard:
+            self.send(slot, End())
+        self._crew.close()
+        self._router.close()
+        self._auth.stop()
+        self._context.term()
+
+
+class _Allowed:
+    """The keys of this run, and no others (ZAP)."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        import zmq.utils.z85 as z85
+
+        return key == self._public or key == z85.decode(self._public)
+
+
+class Direct:
+    """The worker in this process: what is sent is run when the answer is asked for."""
+
+    def __init__(self, setup: Callable[[str], Setup]) -> None:
+        self._setup = setup("cpu")
+        self._inbox: deque[tuple[int, Down]] = deque()
+        self._outbox: queue.SimpleQueue[Up | Gone] = queue.SimpleQueue()
+        self._hands: Hands | None = None
+        self._slot = -1
+
+    def start(self, slot: int) -> None:
+        """Assemble the worker."""
+        self._slot = slot
+        try:
+            self._hands = assemble(slot, self._setup, self._outbox.put)
+        except Exception as error:  # noqa: BLE001 - told to the user as any agent would
+            self._outbox.put(Unfit(slot, f"{type(error).__name__}: {error}"))
+            return
+        self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint()))
+
+    def end(self, slot: int) -> None:
+        """Forget the worker."""
+        self._slot = -1
+
+    def send(self, slot: int, message: Down) -> None:
+        """Put it in the worker's inbox."""
+        if slot == self._slot:
+            self._inbox.append((slot, message))
+
+    def receive(self, seconds: float) -> list[Up | Gone]:
+        """Run what is in the inbox, or wait for the background to say something."""
+        if self._inbox:
+            _, message = self._inbox.popleft()
+            if self._hands is not None and isinstance(message, (Work, Examine)):
+                with undisturbed():
+                    answers = self._hands.do(message)
+                for answer in answers:
+                    self._outbox.put(answer)
+        heard: list[Up | Gone] = []
+        with contextlib.suppress(queue.Empty):
+            heard.append(self._outbox.get(timeout=max(seconds, 0.001)))
+            while True:
+                heard.append(self._outbox.get_nowait())
+        return heard
+
+    def close(self) -> None:
+        """Store what is an epoch's end, give shared memory back."""
+        if self._hands is not None:
+            self._hands.close()

@@ -1,0 +1,198 @@
+"""Agents as plain processes of this host.
+
+Each is started as `python -m hopyard.agent` with its card on standard input, which stays open: its end tells the agent
+that the driver is gone, whatever way it went. What an agent prints goes to its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+
+from hopyard.errors import ResourceError, SpecError
+from hopyard.ports import Crew, Home
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    return sorted(found, key=int)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Worker processes on this host.
+
+    Args:
+        workers: how many; None: as many as devices, or, where there are none, as cores.
+        threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
+        devices: "auto": each worker gets one GPU, in turn, where there are GPUs; a list such as [0, 0, 1, 1]: the GPU
+            of each worker, sharing allowed; None: the CPU.
+        env: more environment for the workers.
+
+    Raises:
+        SpecError: a value is not allowed.
+    """
+
+    workers: int = None  # type: ignore[assignment]  # resolved below, so that it reads as a number
+    threads: int = 1
+    devices: Literal["auto"] | Sequence[int | str] | None = "auto"
+    env: Mapping[str, str] = field(default_factory=dict)
+    name: str = field(default="local", init=False)
+
+    def __post_init__(self) -> None:
+        if self.devices == "auto":
+            devices: list[str] = gpus()
+        elif self.devices is None:
+            devices = []
+        elif isinstance(self.devices, str) or not all(isinstance(d, (int, str)) for d in self.devices):
+            raise SpecError(f'Local(devices={self.devices!r}): "auto", None, or a list such as [0, 0, 1, 1] is needed')
+        else:
+            devices = [str(device) for device in self.devices]
+        workers = self.workers if self.workers is not None else len(devices) or cores()
+        for name, value in (("workers", workers), ("threads", self.threads)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SpecError(f"Local({name}={value!r}): a whole number of at least 1 is needed")
+        if not all(isinstance(k, str) and isinstance(v, str) for k, v in self.env.items()):
+            raise SpecError(f"Local(env={dict(self.env)!r}): names and values are strings")
+        if self.devices not in ("auto", None) and workers > len(devices):
+            raise SpecError(
+                f"Local(workers={workers}, devices={list(devices)!r}): one device for each worker is needed; name one "
+                "several times to share it"
+            )
+        object.__setattr__(self, "workers", workers)
+        object.__setattr__(self, "devices", tuple(devices))
+
+    def open(self, home: Home) -> Crew:
+        """The crew, with nobody started yet."""
+        return Processes(self, home)
+
+
+class Processes:
+    """The processes of one run. Owner: the driver's loop, whose thread must live as long as they do: Linux ends a child
+    that asked for it (PR_SET_PDEATHSIG) when the *thread* that started it ends."""
+
+    def __init__(self, engine: Local, home: Home) -> None:
+        self._engine = engine
+        self._home = home
+        self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
+        self._devices: dict[int, str] = {}
+
+    def start(self, slot: int) -> None:
+        """Start a process for this slot.
+
+        Raises:
+            ResourceError: the system has no room for another process.
+        """
+        engine = self._engine
+        environment = dict(os.environ)
+        environment.update(dict.fromkeys(THREADS, str(engine.threads)))
+        environment["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
+        environment["PYTHONUNBUFFERED"] = "1"
+        if device := self._free_device():
+            self._devices[slot] = device
+            environment["CUDA_VISIBLE_DEVICES"] = device
+            environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        environment.update(engine.env)
+        path = self._home.log(slot)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "hopyard.agent"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                )
+        except OSError as error:
+            raise ResourceError(f"slot {slot}: no worker process could be started: {error}") from error
+        stdin: IO[bytes] | None = process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(self._home.card(slot))
+            stdin.flush()
+        self._running[slot] = process, os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
+
+    def end(self, slot: int) -> None:
+        """Kill the process and wait for its end. A stopped one (SIGSTOP) ends too."""
+        process, file = self._running.pop(slot, (None, -1))
+        self._devices.pop(slot, None)
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        self._forget(process, file)
+
+    def lost(self) -> list[tuple[int, str]]:
+        """Those that ended since last asked, with the reason."""
+        ended = []
+        for slot, (process, file) in list(self._running.items()):
+            code = process.poll()
+            if code is not None:
+                del self._running[slot]
+                self._devices.pop(slot, None)
+                self._forget(process, file)
+                ended.append((slot, f"process {process.pid} {_story(code)}"))
+        return ended
+
+    def watch(self) -> list[int]:
+        """One descriptor a process; empty where the system has none (then `lost` is asked now and then)."""
+        return [file for _, file in self._running.values() if file >= 0]
+
+    def device(self, slot: int) -> str:
+        """ "cuda" when the worker has a GPU of its own or shares one."""
+        return "cuda" if slot in self._devices else "cpu"
+
+    def close(self) -> None:
+        """End all. Those that were told to end have a moment to do so by themselves."""
+        for process, _ in self._running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+        for slot in list(self._running):
+            self.end(slot)
+
+    def _free_device(self) -> str:
+        """The device that the fewest workers have."""
+        devices = list(self._engine.devices or ())
+        if not devices:
+            return ""
+        taken = list(self._devices.values())
+        for device in devices:
+            if taken.count(str(device)) < devices.count(device):
+                return str(device)
+        return str(min(devices, key=lambda device: taken.count(str(device))))
+
+    @staticmethod
+    def _forget(process: subprocess.Popen[bytes], file: int) -> None:
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        if file >= 0:
+            os.close(file)
+
+
+def _story(code: int) -> str:
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"

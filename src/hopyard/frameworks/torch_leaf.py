@@ -1,0 +1,108 @@
+"""torch tensors as NumPy arrays and back, without a copy where there need not be one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hopyard.errors import SpecError
+from hopyard.frameworks import Leaf
+
+_NAMES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.complex128: "C128",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}
+if hasattr(torch, "float8_e8m0fnu"):  # torch 2.7
+    _NAMES[torch.float8_e8m0fnu] = "F8_E8M0"
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_SEEN_AS = {"BF16": (torch.uint16, np.dtype("u2"))} | {
+    name: (torch.uint8, np.dtype("u1")) for name in _DTYPES if name.startswith("F8_")
+}
+"""dtypes that NumPy lacks → what torch and NumPy take their bytes for."""
+
+
+def lower_tensor(tensor: torch.Tensor) -> Leaf:
+    """The tensor as a Leaf: a view of its memory on the host, a copy from a GPU. Strides are kept.
+
+    Raises:
+        SpecError: it is no plain strided tensor, or its dtype has no name in safetensors.
+    """
+    name = _NAMES.get(tensor.dtype)
+    if name is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        raise SpecError(
+            f"a tensor of dtype {tensor.dtype}, layout {tensor.layout}, device {tensor.device} cannot be part of a "
+            "State; strided tensors of numbers are allowed: leave it out in `state`, or store it as one"
+        )
+    plain = tensor.detach()
+    if plain.device.type != "cpu":
+        plain = plain.cpu()
+    if name in _SEEN_AS:
+        plain = plain.view(_SEEN_AS[name][0])
+    elif plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    return Leaf(plain.numpy(), name, "torch")
+
+
+def lift_leaf(leaf: Any) -> torch.Tensor:
+    """A new tensor on the host, contiguous, 64-byte aligned as all of torch's own."""
+    tensor = torch.empty(leaf.array.shape, dtype=_DTYPES[leaf.dtype])
+    copy_into(tensor, leaf)
+    return tensor
+
+
+def dtype_of(value: Any) -> torch.dtype | None:
+    """The torch dtype of a tensor, a Leaf, or a NumPy array; None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    if isinstance(value, np.ndarray):
+        return _BY_NUMPY.get(value.dtype)
+    return _DTYPES.get(getattr(value, "dtype", ""))
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of a tensor, a Leaf, or a NumPy array."""
+    return tuple((value if isinstance(value, (torch.Tensor, np.ndarray)) else value.array).shape)
+
+
+def copy_into(target: torch.Tensor, value: Any) -> None:
+    """Copy the values of a tensor, a Leaf, or a NumPy array of the same shape and dtype to where `target` has them."""
+    target = target.detach()
+    if isinstance(value, torch.Tensor):
+        target.copy_(value.detach())
+        return
+    if target.device.type != "cpu":
+        target.copy_(lift_leaf(value if not isinstance(value, np.ndarray) else _named(value)))
+        return
+    array: NDArray[Any] = value if isinstance(value, np.ndarray) else value.array
+    seen = _SEEN_AS.get(_NAMES[target.dtype])
+    # NumPy copies and not torch: `from_numpy` warns about memory that is read-only, as shared memory is for readers
+    np.copyto((target if seen is None else target.view(seen[0])).numpy(), array, casting="no")
+
+
+def _named(array: NDArray[Any]) -> Leaf:
+    return Leaf(array, next(name for name, dtype in _DTYPES.items() if dtype is _BY_NUMPY[array.dtype]), "numpy")
+
+
+_BY_NUMPY: dict[np.dtype[Any], torch.dtype] = {
+    torch.empty(0, dtype=dtype).numpy().dtype: dtype for name, dtype in _DTYPES.items() if name not in _SEEN_AS
+}

@@ -1,0 +1,211 @@
+"""Where States are kept: a local directory, or any URL that fsspec can open.
+
+Both are put-if-absent under the State's address, and whoever reads compares the digest: this module knows nothing of
+what is in the bytes. A State is there whole or not at all, also after a power cut: a local file is written under a
+temporary name, synced, renamed, and its directory synced. Object stores give the same by themselves: an upload is
+seen when it is complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from hopyard.errors import ResourceError, SpecError
+from hopyard.spec import Ref
+
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
+_TEMPORARY = ".part-"
+"""Prefix of files that are being written. `refs` never sees them."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
+"""Protocols whose upload is seen when it is complete; all others get a temporary name and a move."""
+
+
+def open_store(url: str | Path) -> LocalStore | FsspecStore:
+    """The store at `url`: a path or `file://` URL (made when missing), or any URL that fsspec knows.
+
+    Raises:
+        SpecError: fsspec does not know the protocol, or its package is not installed.
+    """
+    text = os.fspath(url)
+    parts = urlsplit(text)
+    if "://" not in text:
+        return LocalStore(Path(text))
+    if parts.scheme == "file":
+        return LocalStore(Path(unquote(parts.path)))
+    return FsspecStore(text)
+
+
+def _file(ref: Ref) -> str:
+    return f"{ref}.safetensors"
+
+
+def _ref(name: str) -> Ref | None:
+    found = _NAME.fullmatch(name)
+    return Ref(*map(int, found.groups())) if found else None
+
+
+@contextmanager
+def _room(ref: Ref, size: int, place: str) -> Iterator[None]:
+    """Turn "the disk is full" into a ResourceError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise ResourceError(
+            f"no room for State {ref} ({size} bytes) in {place}: {error.strerror}; "
+            "free some space, then `hopyard resume` goes on"
+        ) from error
+
+
+class LocalStore:
+    """States as files of one directory. Any number of processes may use it at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def put(self, ref: Ref, data: memoryview) -> None:
+        """Store and sync; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""
+        path = self.directory / _file(ref)
+        if path.exists():
+            return
+        part = self.directory / f"{_TEMPORARY}{ref}-{secrets.token_hex(4)}"
+        with _room(ref, data.nbytes, str(self.directory)):
+            try:
+                _write(part, data)
+                # Two writers of one address would have to hold the same lease, so looking first is enough; a hard
+                # link would be atomic, but not every file system has them.
+                part.rename(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+            _sync(self.directory)
+
+    def get(self, ref: Ref) -> bytearray:
+        """The bytes as stored. Raises FileNotFoundError."""
+        with (self.directory / _file(ref)).open("rb", buffering=0) as file:
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            view, at = memoryview(data), 0
+            while at < len(data):
+                count = file.readinto(view[at:])  # at most 2 GB come at once
+                if not count:
+                    raise OSError(errno.EIO, f"State {ref} ends at byte {at} of {len(data)}", str(self.directory))
+                at += count
+        return data
+
+    def delete(self, ref: Ref) -> None:
+        """No error when it is not there."""
+        (self.directory / _file(ref)).unlink(missing_ok=True)
+
+    def refs(self) -> set[Ref]:
+        """All that is stored; one listing of the directory."""
+        return {ref for name in os.listdir(self.directory) if (ref := _ref(name))}  # noqa: PTH208 (3× faster)
+
+    def sweep(self) -> int:
+        """Remove what a crash left half written; only while nobody writes. Returns how many files."""
+        parts = list(self.directory.glob(f"{_TEMPORARY}*"))
+        for part in parts:
+            part.unlink(missing_ok=True)
+        return len(parts)
+
+
+def _write(path: Path, data: memoryview) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        view, at = data.cast("B"), 0
+        while at < view.nbytes:
+            at += os.write(fd, view[at:])
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync(directory: Path) -> None:
+    """Make a rename in `directory` last."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class FsspecStore:
+    """States as objects under a URL: S3, GCS, HDFS, …. Costs one look more for each put, to keep what is there."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # 30 ms, and not needed by runs on one disk
+
+        try:
+            self._files, root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise SpecError(f"store = {url!r}: {error}; a path or a URL that fsspec opens is needed") from error
+        self.url = url
+        self._root: str = root.rstrip("/")
+        names = self._files.protocol
+        self._whole = not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
+        self._files.makedirs(self._root, exist_ok=True)
+
+    def put(self, ref: Ref, data: memoryview) -> None:
+        """Store; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""
+        path = self._path(_file(ref))
+        if self._files.exists(path):
+            return
+        part = path if self._whole else self._path(f"{_TEMPORARY}{ref}-{secrets.token_hex(4)}")
+        with _room(ref, data.nbytes, self.url):
+            try:
+                self._files.pipe_file(part, bytes(data))
+                if part != path:
+                    self._files.mv(part, path)
+            except BaseException:
+                if part != path:
+                    self._remove(part)
+                raise
+
+    def get(self, ref: Ref) -> bytearray:
+        """The bytes as stored. Raises FileNotFoundError."""
+        return bytearray(self._files.cat_file(self._path(_file(ref))))
+
+    def delete(self, ref: Ref) -> None:
+        """No error when it is not there."""
+        self._remove(self._path(_file(ref)))
+
+    def refs(self) -> set[Ref]:
+        """All that is stored; one listing of the URL, never from a cache."""
+        return {ref for name in self._names() if (ref := _ref(name))}
+
+    def sweep(self) -> int:
+        """Remove what a crash left half written; only while nobody writes. Returns how many files."""
+        parts = [name for name in self._names() if name.startswith(_TEMPORARY)]
+        for name in parts:
+            self._remove(self._path(name))
+        return len(parts)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _names(self) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            entries: list[Any] = self._files.ls(self._root, detail=False)
+        except FileNotFoundError:  # object stores have no empty directories
+            return []
+        return [posixpath.basename(entry.rstrip("/")) for entry in entries]
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._files.rm_file(path)
+        except FileNotFoundError:
+            pass

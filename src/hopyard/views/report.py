@@ -1,0 +1,234 @@
+"""The final report of a run, in plain text, and the same as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hopyard.core.books import TrialBook
+from hopyard.core.events import Line
+from hopyard.core.machine import Machine
+from hopyard.views import words
+from hopyard.views.chart import Chart, chart
+
+SHORT = 16
+"""Hexadecimal digits of a digest that stand in a table; the whole is in `summary`."""
+
+
+def summary(machine: Machine) -> list[dict[str, Any]]:
+    """One dict a trial, by number: plain values, ready for JSON (NaN stays a float: encode it as your format likes).
+
+    Keys: trial, config, status, epochs (that are all in), metrics (of the last of them), best_epoch, best (the run's
+    metric there), best_metrics, history (epoch → metrics), digest (of the final State, empty until it is durable),
+    remaining_seconds (of training, estimated), fault, error.
+    """
+    metric = machine.spec.metric
+    return [
+        {
+            "trial": trial.id,
+            "config": trial.config,
+            "status": trial.status,
+            "epochs": len(trial.history),
+            "metrics": trial.metrics,
+            "best_epoch": trial.best,
+            "best": trial.value(metric),
+            "best_metrics": {} if trial.best is None else trial.history[trial.best],
+            "history": {epoch: trial.history[epoch] for epoch in sorted(trial.history)},
+            "digest": trial.digests.get(machine.spec.steps, ""),
+            "remaining_seconds": trial.remaining,
+            "fault": trial.fault,
+            "error": trial.error,
+        }
+        for _, trial in sorted(machine.trials.items())
+    ]
+
+
+def facts(lines: Sequence[Line], machine: Machine) -> dict[str, Any]:
+    """What the whole run came to: plain values for JSON."""
+    return _facts(chart(lines), machine)
+
+
+def report(lines: Sequence[Line], machine: Machine, about: dict[str, Any]) -> str:
+    """The final report.
+
+    Args:
+        lines: the journal.
+        machine: its fold.
+        about: what run.json says; read are `directory`, `store`, `engine` and `script`, each may be missing.
+    """
+    found = chart(lines)
+    directory = str(about.get("directory", "") or "")
+    blocks = [
+        _head(found, machine, directory),
+        _best(machine),
+        _ranks(machine),
+        _account(found, machine),
+        _failures(machine),
+        _defects(found),
+        _next(machine, about, directory),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _facts(found: Chart, machine: Machine) -> dict[str, Any]:
+    statuses = [trial.status for trial in machine.trials.values()]
+    return {
+        "status": machine.status,
+        "trials": len(machine.trials),
+        "completed": statuses.count("completed"),
+        "failed": statuses.count("failed"),
+        "wall_seconds": found.elapsed(found.at),
+        "busy_seconds": found.busy(),
+        "idle_share": found.idle(),
+        "slots": len(found.lanes),
+        "units": found.units,
+        "partitions": found.parts,
+        "redone": found.redone,
+        "hop_seconds": found.hop_seconds,
+        "hop_bytes": found.hop_bytes,
+        "states": found.stored,
+        "state_bytes": found.stored_bytes,
+        "lost": [mark.text for mark in found.lost],
+        "resumed": len(found.gaps),
+        "defects": found.defects,
+    }
+
+
+def _head(found: Chart, machine: Machine, directory: str) -> str:
+    spec = machine.spec
+    facts = _facts(found, machine)
+    state: str = machine.status
+    if state in ("checking", "running") and any(mark.what == "interrupted" for mark in found.marks[-1:]):
+        state = f"interrupted while {state}"
+    data = words.count(spec.partitions, "partition")
+    if spec.validation:
+        data += f" + {spec.validation} for validation"
+    lines = [
+        f"Hopyard run{f' {directory}' if directory else ''}: {state}",
+        f"  {facts['completed']} of {words.count(facts['trials'], 'trial')} completed"
+        + (f", {facts['failed']} failed" if facts["failed"] else "")
+        + f"; {words.count(spec.epochs, 'epoch')}, {data}, seed {spec.seed}",
+    ]
+    lines += [f"  nothing was trained: {fault}" for fault in machine.faults if state == "failed"]
+    return "\n".join(lines)
+
+
+def _best(machine: Machine) -> str:
+    best = words.best(machine)
+    if best is None or best.best is None:
+        return ""
+    spec = machine.spec
+    why = f" by {spec.metric} ({spec.mode})" if spec.metric else ""
+    metrics = best.history[best.best]
+    order = [name for name in words.columns(machine) if name in metrics]
+    lines = [
+        f"Best{why}: trial {best.id}, epoch {best.best + 1} of {spec.epochs}",
+        "  " + "  ".join(f"{name} {words.number(metrics[name])}" for name in order),
+        *(f"  {name} = {item!r}" for name, item in best.config.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _ranks(machine: Machine) -> str:
+    if not machine.trials:
+        return ""
+    names = words.columns(machine)[:5]
+    params = words.differing(machine) if len(machine.trials) > 1 else []
+    head = ["rank", "trial", "status", "epoch", *names, *params, "digest"]
+    rows = [head]
+    for rank, trial in enumerate(words.ranked(machine), 1):
+        metrics = {} if trial.best is None else trial.history[trial.best]
+        epoch = "–" if trial.best is None else str(trial.best + 1)
+        digest = trial.digests.get(machine.spec.steps, "")[:SHORT] or "–"
+        rows.append(
+            [
+                "–" if trial.status == "failed" else str(rank),
+                str(trial.id),
+                trial.status,
+                epoch,
+                *(words.number(metrics.get(name)) for name in names),
+                *(words.value(trial.config[name]) if name in trial.config else "–" for name in params),
+                digest,
+            ]
+        )
+    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    left = {2, len(head) - 1}
+    lines = ["Trials, each at its best epoch (digest: of its final State)"]
+    for row in rows:
+        cells = [cell.ljust(widths[n]) if n in left else cell.rjust(widths[n]) for n, cell in enumerate(row)]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _account(found: Chart, machine: Machine) -> str:
+    facts = _facts(found, machine)
+    idle = facts["idle_share"]
+    rows = [("wall time", words.duration(facts["wall_seconds"]))]
+    if found.gaps:
+        away = sum(end - start for start, end in found.gaps)
+        rows.append(
+            ("resumed", f"{words.count(len(found.gaps), 'time')}; not in it: {words.duration(away)} without a driver")
+        )
+    if idle is not None:
+        rows.append(("idle share", f"{idle:.1%} of the slots' time, from the first to the last unit"))
+    rows.append(("units", f"{words.count(found.units, 'unit')} over {words.count(found.parts, 'partition')}"))
+    rows.append(("done again", words.count(found.redone, "partition") if found.redone else "none"))
+    rows.append(("hops", f"{words.size(found.hop_bytes)} in {words.duration(found.hop_seconds)}"))
+    rows.append(("stored", f"{words.count(found.stored, 'State')}, {words.size(found.stored_bytes)}"))
+    lost = found.lost
+    rows.append(("lost workers", str(len(lost)) if lost else "none"))
+    lines = ["Account", *(f"  {name:<13} {text}" for name, text in rows)]
+    lines += [f"    {words.duration(found.elapsed(mark.at))} after the start: {mark.text}" for mark in lost[:20]]
+    if len(lost) > 20:
+        lines.append(f"    and {len(lost) - 20} more")
+    return "\n".join(lines)
+
+
+def _failures(machine: Machine) -> str:
+    failed = [trial for _, trial in sorted(machine.trials.items()) if trial.status == "failed"]
+    if not failed:
+        return ""
+    lines = [f"Failed: {words.count(len(failed), 'trial')}"]
+    for trial in failed[:20]:
+        lines += _failure(trial)
+    if len(failed) > 20:
+        lines.append(f"  and {len(failed) - 20} more")
+    return "\n".join(lines)
+
+
+def _failure(trial: TrialBook) -> list[str]:
+    lines = [f"  trial {trial.id} ({trial.fault}): {trial.error}", f"    {words.named(trial.config)}"]
+    tail = trial.trace.strip().splitlines()[-6:]
+    return lines + [f"    | {line}" for line in tail]
+
+
+def _defects(found: Chart) -> str:
+    if not found.defects:
+        return "Defects: none seen"
+    return "\n".join(
+        [
+            f"DEFECTS: {len(found.defects)}. What was promised to be equal is not: the recipe is not deterministic, or "
+            "Hopyard is at fault",
+            *(f"  {text}" for text in found.defects[:20]),
+        ]
+    )
+
+
+def _next(machine: Machine, about: dict[str, Any], directory: str) -> str:
+    if not directory:
+        return ""
+    store = about.get("store") or f"{directory.rstrip('/')}/states"
+    lines = [f"States: {store}"]
+    if machine.status in ("checking", "running"):
+        lines.append(f"To go on: hopyard resume {directory}")
+    best = words.best(machine)
+    if best is not None:
+        lines += [
+            "To use them:",
+            "  import hopyard as hy",
+            f"  run = hy.load({directory!r})",
+            "  model = run.best.model()              # the best trial, at its best epoch",
+            '  run.best.save("best")                 # config.json, model.safetensors, the recipe',
+            f"  run.trials[{best.id}].predict(data)",
+        ]
+    return "\n".join(lines)

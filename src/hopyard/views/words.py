@@ -1,0 +1,140 @@
+"""Numbers, durations, configurations and ranks in words: what every view says the same way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hopyard.core.books import TrialBook
+from hopyard.core.machine import Machine
+from hopyard.spec import Config, better
+
+_MISSING = object()
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; `–` for None."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.42 s`, `12 s`, `3 min 20 s`, `2 h 05 min`; `–` for None."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.2g} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: float) -> str:
+    """Bytes, in the unit that fits: `812 B`, `1.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def count(many: int, one: str) -> str:
+    """`1 trial`, `2 trials`, `3 classes`."""
+    return f"{many:,} {one}" if many == 1 else f"{many:,} {one}{'es' if one.endswith('s') else 's'}"
+
+
+def value(item: Any) -> str:
+    """One value of a configuration."""
+    return f"{item:.4g}" if isinstance(item, float) else str(item)
+
+
+def named(config: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """`lr=0.01 width=64`; `names`: only these, in this order."""
+    chosen = config if names is None else [name for name in names if name in config]
+    return " ".join(f"{name}={value(config[name])}" for name in chosen)
+
+
+class Differing:
+    """Which parameters differ between trials, kept up as trials come."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        """In the order of their first appearance."""
+        self._first: dict[str, Any] = {}
+        self._order: list[str] = []
+        self._count = 0
+
+    def see(self, config: Config) -> None:
+        """One more trial. O(parameters)."""
+        changed = [name for name in self._order if config.get(name, _MISSING) != self._first[name]]
+        for name in config:
+            if name not in self._first:
+                self._order.append(name)
+                self._first[name] = config[name]
+                if self._count:  # the trials before went without it
+                    changed.append(name)
+        self._count += 1
+        if any(name not in self.names for name in changed):
+            found = {*self.names, *changed}
+            self.names = [name for name in self._order if name in found]
+
+
+def differing(machine: Machine) -> list[str]:
+    """The parameters that differ between the trials; all of them when there is one trial."""
+    if len(machine.trials) == 1:
+        return list(next(iter(machine.trials.values())).config)
+    found = Differing()
+    for trial in machine.trials.values():
+        found.see(trial.config)
+    return found.names
+
+
+def best(machine: Machine) -> TrialBook | None:
+    """The trial whose best epoch has the best value of the run's metric; ties: the lower number; failed ones do not
+    count. Without a metric the first that has an epoch."""
+    metric, mode = machine.spec.metric, machine.spec.mode
+    found: TrialBook | None = None
+    for trial in machine.trials.values():
+        if trial.best is None or trial.status == "failed":
+            continue
+        if found is None or better(mode, trial.value(metric), found.value(metric)):
+            found = trial
+    return found
+
+
+def ranked(machine: Machine) -> list[TrialBook]:
+    """The trials, best first; those without a value behind, failed ones last."""
+    metric = machine.spec.metric
+    sign = 1.0 if machine.spec.mode == "min" else -1.0
+
+    def key(trial: TrialBook) -> tuple[bool, bool, bool, float, int]:
+        found = trial.value(metric)
+        nan = found is None or math.isnan(found)
+        return trial.status == "failed", found is None, nan, 0.0 if found is None or nan else sign * found, trial.id
+
+    return sorted(machine.trials.values(), key=key)
+
+
+def columns(machine: Machine) -> list[str]:
+    """Names of the metrics, the run's own first, then the training loss, then what validation says."""
+    seen: dict[str, None] = {}
+    for trial in machine.trials.values():
+        if trial.history:
+            seen.update(dict.fromkeys(trial.metrics))
+            break
+    if not seen:
+        seen = dict.fromkeys(machine.names)
+        if machine.spec.validation:
+            seen.update(dict.fromkeys(f"val_{name}" for name in machine.names))
+    first = [name for name in (machine.spec.metric, "loss", "val_loss") if name in seen]
+    rest = sorted(seen, key=lambda name: (not name.startswith("val_"), name))
+    return list(dict.fromkeys([*first, *rest]))

@@ -1,0 +1,149 @@
+"""One conformance suite over every Store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from hopyard.errors import ResourceError, SpecError
+from hopyard.ports import Store
+from hopyard.spec import Ref
+from hopyard.store.states import FsspecStore, LocalStore, open_store
+
+REF = Ref(3, 12, 1)
+
+
+def memory(_: Path) -> FsspecStore:
+    return FsspecStore(f"memory://{uuid.uuid4().hex}/states")
+
+
+KINDS: dict[str, Callable[[Path], LocalStore | FsspecStore]] = {
+    "local": lambda path: LocalStore(path / "a" / "b"),
+    "memory": memory,
+    "file": lambda path: FsspecStore(f"file://{path}/states"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStore | FsspecStore:
+    return KINDS[request.param](tmp_path)
+
+
+def test_gives_back_what_was_put(store: Store) -> None:
+    data = os.urandom(100_000)
+    store.put(REF, memoryview(data))
+    got = store.get(REF)
+    assert isinstance(got, bytearray) and got == data
+
+
+def test_a_missing_state_is_file_not_found(store: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.get(REF)
+
+
+def test_never_overwrites(store: Store) -> None:
+    store.put(REF, memoryview(b"first"))
+    store.put(REF, memoryview(b"second"))
+    assert store.get(REF) == b"first"
+
+
+def test_addresses_do_not_touch_each_other(store: Store) -> None:
+    refs = {Ref(1, 11, 1), Ref(11, 1, 1), Ref(1, 1, 11), Ref(0, 0, 0)}
+    for ref in refs:
+        store.put(ref, memoryview(str(ref).encode()))
+    assert store.refs() == refs
+    assert all(store.get(ref) == str(ref).encode() for ref in refs)
+
+
+def test_delete_is_idempotent(store: Store) -> None:
+    store.put(REF, memoryview(b"x"))
+    store.delete(REF)
+    store.delete(REF)
+    assert store.refs() == set()
+    store.put(REF, memoryview(b"y"))
+    assert store.get(REF) == b"y"
+
+
+def test_an_empty_store_has_no_refs(store: Store) -> None:
+    assert store.refs() == set()
+
+
+def test_takes_any_buffer(store: Store) -> None:
+    store.put(REF, memoryview(bytearray(range(64))).cast("d"))
+    assert store.get(REF) == bytes(range(64))
+
+
+def test_is_used_by_several_threads(store: Store) -> None:
+    refs = [Ref(trial, 0, 1) for trial in range(20)]
+    threads = [threading.Thread(target=store.put, args=(ref, memoryview(b"x" * 1000))) for ref in refs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.refs() == set(refs)
+
+
+def test_sweep_removes_only_what_is_half_written(store: LocalStore | FsspecStore, tmp_path: Path) -> None:
+    store.put(REF, memoryview(b"x"))
+    if isinstance(store, LocalStore):
+        (store.directory / ".part-1-2-3-abcd").write_bytes(b"half")
+    else:
+        store._files.pipe_file(store._path(".part-1-2-3-abcd"), b"half")
+    assert store.refs() == {REF}
+    assert store.sweep() == 1
+    assert store.sweep() == 0
+    assert store.get(REF) == b"x"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_resource_error_and_leaves_nothing(
+    store: LocalStore | FsspecStore, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        if isinstance(store, LocalStore):
+            patch.setattr(os, "fsync", full)
+        else:
+            patch.setattr(type(store._files), "pipe_file", full)
+        with pytest.raises(ResourceError, match=r"State 3-12-1 \(5 bytes\).*hopyard resume"):
+            store.put(REF, memoryview(b"12345"))
+    assert store.refs() == set()
+    assert store.sweep() == 0
+
+
+def test_other_errors_come_through(store: LocalStore | FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    if isinstance(store, LocalStore):
+        monkeypatch.setattr(os, "fsync", broken)
+    else:
+        monkeypatch.setattr(type(store._files), "pipe_file", broken)
+    with pytest.raises(OSError, match="broken") as caught:
+        store.put(REF, memoryview(b"12345"))
+    assert not isinstance(caught.value, ResourceError)
+    assert store.sweep() == 0
+
+
+def test_open_store_chooses_by_url(tmp_path: Path) -> None:
+    assert isinstance(open_store(tmp_path / "s"), LocalStore)
+    local = open_store(f"file://{tmp_path}/with%20space")
+    assert isinstance(local, LocalStore) and local.directory == tmp_path / "with space"
+    assert isinstance(open_store("memory://x/y"), FsspecStore)
+    with pytest.raises(SpecError, match="nosuch"):
+        open_store("nosuch://bucket/states")
+
+
+def test_fsspec_itself_sees_the_files() -> None:
+    store = open_store("memory://seen/states")
+    store.put(REF, memoryview(b"x"))
+    assert fsspec.filesystem("memory").cat("/seen/states/3-12-1.safetensors") == b"x"
