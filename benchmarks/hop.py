@@ -121,12 +121,12 @@ def main() -> None:
         assert pipe.recv() == "ready"
         hops: dict[str, list[float]] = {"hop": [], "torch": []}
         for n in range(told.rounds + 8):  # the first ones make files and mappings
-            for way in hops:
+            for way, times in hops.items():
                 start = time.perf_counter()
                 pipe.send(peer.give(way))
                 peer.get(*pipe.recv())
                 if n >= 8:
-                    hops[way].append((time.perf_counter() - start) / 2)  # to and fro are two hops
+                    times.append((time.perf_counter() - start) / 2)  # to and fro are two hops
         parts(peer, told.rounds)
         hop, torch_ = (statistics.median(hops[way]) * 1e3 for way in ("hop", "torch"))
         pipe.send(None)

@@ -165,9 +165,19 @@ class Crew(Protocol):
 class Engine(Protocol):
     """Where agents run."""
 
-    name: str
-    workers: int
-    threads: int
-    """Intra-op threads of each worker; recorded, because results may depend on it."""
+    @property
+    def name(self) -> str:
+        """One word: "local"."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """How many slots the run keeps up."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Intra-op threads of each worker; recorded, because results may depend on it."""
+        ...
 
     def open(self, home: Home) -> Crew: ...

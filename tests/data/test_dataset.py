@@ -249,7 +249,7 @@ def test_blocks_keep_ranges(cache: Path, files: Path, table: pa.Table, read: Any
     assign=st.sampled_from(["spread", "blocks"]),
     standardize=st.booleans(),
 )
-def test_content_does_not_depend_on_batches(  # noqa: PLR0917
+def test_content_does_not_depend_on_batches(
     tmp_path_factory: Any, rows: int, cuts: list[int], partitions: int, fraction: float, assign: Any, standardize: bool
 ) -> None:
     """The same rows in the same partition, and the same bits, whatever the batch sizes and files."""
@@ -264,7 +264,11 @@ def test_content_does_not_depend_on_batches(  # noqa: PLR0917
         pq.write_table(pa.Table.from_batches([batch]), folder / f"{number:03d}.parquet", row_group_size=41)
     options: Any = dict(features=["x", "c"], label="n", encode={"c": "one-hot"}, partitions=partitions, seed=4)
     options |= dict(validation=fraction, assign=assign, standardize=standardize)
-    sources = [Dataset.arrow(table, **options), Dataset.arrow(iter(batches), **options), Dataset.parquet(folder, **options)]
+    sources = [
+        Dataset.arrow(table, **options),
+        Dataset.arrow(iter(batches), **options),
+        Dataset.parquet(folder, **options),
+    ]
     whole = [data.prepare(folder / "cache") for data in sources]
     assert len({manifest.digest for manifest in whole}) == 1
     assert len({manifest.key for manifest in whole}) == 3
@@ -372,7 +376,9 @@ def test_more_rows_than_a_block(cache: Path, tmp_path: Path, read: Any, monkeypa
     monkeypatch.setattr("hopyard.data.files.BYTES", 4096)
     monkeypatch.setattr("hopyard.data.build._BLOCK_BYTES", 512)
     rng = np.random.default_rng(0)
-    table = pa.table({"x": rng.normal(size=20_000), "c": rng.integers(0, 50, 20_000).astype(str), "n": np.arange(20_000)})
+    table = pa.table(
+        {"x": rng.normal(size=20_000), "c": rng.integers(0, 50, 20_000).astype(str), "n": np.arange(20_000)}
+    )
     pq.write_table(table, tmp_path / "one.parquet")
     options: Any = dict(features=["x", "c"], label="n", encode={"c": "index"}, standardize=True, validation=0.1)
     manifest = Dataset.parquet(tmp_path / "one.parquet", **options).prepare(cache)

@@ -46,7 +46,12 @@ def act(spec, trials, slots=3, lose=None, fail=None, interrupt=None, seconds=1.0
             elif isinstance(command, Check):
                 lines.append(command)
                 names = ("loss", "accuracy")
-                queue.append((clock + 0.3, Checked(at=clock + 0.3, slot=command.slot, trial=command.trial, faults=(), names=names)))
+                queue.append(
+                    (
+                        clock + 0.3,
+                        Checked(at=clock + 0.3, slot=command.slot, trial=command.trial, faults=(), names=names),
+                    )
+                )
             elif isinstance(command, Finish) and machine.status == "running":
                 feed(Finished(at=clock, status=command.status))
 
@@ -62,20 +67,60 @@ def act(spec, trials, slots=3, lose=None, fail=None, interrupt=None, seconds=1.0
         if count == fail:
             at = clock + 0.5 * seconds
             trace = "Traceback (most recent call last):\n  loss.backward()\nValueError: loss is NaN"
-            queue.append((at, Failed(at=at, slot=command.slot, lease=unit.lease, fault="user", error="ValueError: loss is NaN", trace=trace)))
+            queue.append(
+                (
+                    at,
+                    Failed(
+                        at=at,
+                        slot=command.slot,
+                        lease=unit.lease,
+                        fault="user",
+                        error="ValueError: loss is NaN",
+                        trace=trace,
+                    ),
+                )
+            )
             return
         each = seconds * (1.0 if unit.kind == "train" else 0.3) * (1 + unit.trial / 8)
         quality = 0.9 / (1 + 0.2 * unit.step + abs(unit.trial - 2))
         parts = tuple(
-            Part(p, {"loss": (quality * 100, 100.0), "accuracy": ((1 - quality) * 100, 100.0)}, each * stream.uniform(0.9, 1.1))
+            Part(
+                p,
+                {"loss": (quality * 100, 100.0), "accuracy": ((1 - quality) * 100, 100.0)},
+                each * stream.uniform(0.9, 1.1),
+            )
             for p in unit.partitions
         )
         spent = sum(part.seconds for part in parts) + 0.05
         at = clock + spent
-        queue.append((at, Done(at=at, slot=command.slot, lease=unit.lease, parts=parts, seconds=spent, hop_seconds=0.02, hop_bytes=500_000)))
+        queue.append(
+            (
+                at,
+                Done(
+                    at=at,
+                    slot=command.slot,
+                    lease=unit.lease,
+                    parts=parts,
+                    seconds=spent,
+                    hop_seconds=0.02,
+                    hop_bytes=500_000,
+                ),
+            )
+        )
         if unit.kind == "train":
             ref = Ref(unit.trial, unit.step + len(parts), unit.lease)
-            queue.append((at + 0.1, Durable(at=at + 0.1, slot=command.slot, ref=ref, digest=f"{unit.trial:02x}{ref.step:02x}" * 16, bytes=500_000)))
+            queue.append(
+                (
+                    at + 0.1,
+                    Durable(
+                        at=at + 0.1,
+                        slot=command.slot,
+                        ref=ref,
+                        digest=f"{unit.trial:02x}{ref.step:02x}" * 16,
+                        bytes=500_000,
+                    ),
+                )
+            )
 
     feed(Began(at=clock, spec=spec))
     for number, config in enumerate(trials):
@@ -99,9 +144,7 @@ def act(spec, trials, slots=3, lose=None, fail=None, interrupt=None, seconds=1.0
     return lines
 
 
-CONFIGS = [
-    {"lr": lr, "width": width, "optimizer": "adam"} for lr in (0.1, 0.01, 0.001) for width in (64, 256)
-]
+CONFIGS = [{"lr": lr, "width": width, "optimizer": "adam"} for lr in (0.1, 0.01, 0.001) for width in (64, 256)]
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,14 @@ before it is called, so that the first weights of a trial are the same wherever 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from hopyard.core.order import build_seed
@@ -75,6 +77,25 @@ def wants_context(recipe: Callable[..., Any]) -> bool:
     return len(needed) == 2
 
 
+def imported() -> set[str]:
+    """The frameworks that this process has imported."""
+    return FRAMEWORKS.keys() & sys.modules.keys()
+
+
+def warm(recipe: Callable[..., Any]) -> None:
+    """Import the frameworks that the recipe names, so that a worker that is ready has them, not its first unit."""
+    codes = [getattr(recipe, "__code__", None)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        if isinstance(code, CodeType):
+            names.update(code.co_names)
+            codes.extend(code.co_consts)
+    for framework in sorted(FRAMEWORKS.keys() & names):
+        if importlib.util.find_spec(framework) is not None:
+            importlib.import_module(FRAMEWORKS[framework])
+
+
 def install(plan: Plan) -> None:
     """Threads and determinism of every framework that is imported by now; none is imported for it."""
     for framework, module in FRAMEWORKS.items():
@@ -91,7 +112,10 @@ def undisturbed() -> Iterator[None]:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         state, threads = torch.get_rng_state(), torch.get_num_threads()
-        exact, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        exact, warns = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
     try:
         yield
     finally:
@@ -111,14 +135,17 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
         Exception: whatever the recipe raises.
     """
     seed = build_seed(plan.spec.seed, trial)
-    install(plan)
-    seed_all(seed)
+    arguments: list[Any] = [dict(config)]
     if wants_context(plan.recipe):
         inputs = {name: (tuple(info.shape), info.dtype) for name, info in plan.manifest.inputs.items()}
-        made = plan.recipe(dict(config), Context(plan.device, inputs, plan.manifest.classes, seed, trial))
-    else:
-        made = plan.recipe(dict(config))
-    install(plan)  # the recipe may have imported the framework only now
+        arguments.append(Context(plan.device, inputs, plan.manifest.classes, seed, trial))
+    while True:
+        before = imported()
+        install(plan)
+        seed_all(seed)
+        made = plan.recipe(*arguments)
+        if imported() == before:
+            break  # else it imported its framework itself, too late to be seeded: build once more
     missing = [name for name in NEEDED if not callable(getattr(made, name, None))]
     if missing:
         raise SpecError(
@@ -136,4 +163,6 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
 
 
 def _short(value: Any) -> str:
-    return "None (is a `return` missing?)" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"
+    return (
+        "None (is a `return` missing?)" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"
+    )

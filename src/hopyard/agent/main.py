@@ -27,7 +27,7 @@ import cloudpickle
 import msgspec
 import zmq
 
-from hopyard.agent.build import Plan
+from hopyard.agent.build import Plan, warm
 from hopyard.agent.keep import Keeper
 from hopyard.agent.work import Worker
 from hopyard.core.events import Durable
@@ -140,6 +140,7 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None]) 
     """
     manifest = msgspec.json.decode(setup.manifest, type=Manifest)
     recipe = cloudpickle.loads(setup.recipe)
+    warm(recipe)
     plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
     store = open_store(setup.store)
     folder = Folder(Path(setup.memory), setup.run)
@@ -234,4 +235,3 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-

@@ -257,9 +257,7 @@ class Worker:
         elif isinstance(error, (ResourceError, StateError, Lost, MemoryError, OSError)):
             fault = "system"
         trace = "".join(traceback.format_exception(error))
-        return Failed(
-            at=0.0, slot=self.slot, lease=unit.lease, fault=fault, error=_story(error), trace=trace[-TRACE:]
-        )
+        return Failed(at=0.0, slot=self.slot, lease=unit.lease, fault=fault, error=_story(error), trace=trace[-TRACE:])
 
 
 def _copied(built: Built, held: Taken) -> bool:

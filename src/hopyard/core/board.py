@@ -11,7 +11,7 @@ fold of a journal never matches: the decisions are in the journal themselves, an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from hopyard.core import policy
@@ -84,13 +84,18 @@ class Board:
         spec: of the run.
         trials: the machine's, by number.
         slots: the machine's, by number.
+        give: carries out a choice.
 
     Attributes:
         folds: (trial, epoch) whose arrays wait to be turned into values.
     """
 
-    def __init__(self, spec: RunSpec, trials: dict[int, TrialBook], slots: dict[int, SlotBook]) -> None:
+    def __init__(
+        self, spec: RunSpec, trials: dict[int, TrialBook], slots: dict[int, SlotBook], give: Give
+    ) -> None:
         self.spec = spec
+        self._give = give
+        self._steps = spec.steps
         self.folds: dict[tuple[int, int], None] = {}
         self._trials = trials
         self._slots = slots
@@ -174,7 +179,7 @@ class Board:
         trial.seconds += (each - trial.seconds) * (SMOOTH if trial.seconds else 1.0)
         self._work += seconds
         self._parts += count
-        left = (self.spec.steps - trial.step) * trial.seconds
+        left = (self._steps - trial.step) * trial.seconds
         self._left += left - trial.remaining
         trial.remaining = left
 
@@ -189,62 +194,55 @@ class Board:
 
     # ---------------------------------------------------------------- matching
 
-    def match(self, give: Give) -> None:
+    def match(self) -> None:
         """Bring idle slots and waiting work together, as far as the last event made a new pair possible."""
         if self._wake:
             for number in self._wake:
-                self._go_on(self._slots[number], give)
-        if self._ready or self._opened or self._new:
+                self._go_on(self._slots[number])
+            self._wake = {number: None for number in self._wake if not self._slots[number].busy}
+        if self._ready:
+            self._ready = [trial for trial in self._ready if self._trains(trial)]
+        if self._new or self._ready or self._opened:
             self._queue()
         if self._wake:
             for number in self._wake:
-                slot = self._slots[number]
-                if not slot.busy:
-                    self._pick(slot, give)
+                self._pick(self._slots[number])
             self._wake.clear()
         if self._ready:
             for trial in self._ready:
-                self._place(trial, give)
+                self._place(trial)
             self._ready.clear()
         if self._opened:
             for trial, epoch in self._opened:
-                self._spread(trial, epoch, give)
+                self._spread(trial, epoch)
             self._opened.clear()
-        while self.folds and (number := self._idle()) is not None:
-            self._fold(self._slots[number], give)
+        while self.folds and (idle := self._idle()) is not None:
+            self._fold(self._slots[idle])
 
-    def _go_on(self, slot: SlotBook, give: Give) -> None:
-        """A fold first; then the slot goes on with what it has in memory."""
+    def _go_on(self, slot: SlotBook) -> None:
+        """A fold first; else the slot goes on with what it has in memory."""
         if slot.busy:
             return
         if self.folds:
-            self._fold(slot, give)
+            self._fold(slot)
             return
         trial = self._trials.get(slot.trial)
         if trial is None or trial.ended:
             return
-        spec = self.spec
         pool = self._pool[slot.id]
-        if slot.step % spec.partitions == 0 and slot.step > 0:
-            epoch = slot.step // spec.partitions - 1
+        partitions = self.spec.partitions
+        if slot.step > 0 and slot.step % partitions == 0:
+            epoch = slot.step // partitions - 1
             if left := pool.leftover(trial, epoch):
-                self._validate(slot, trial, epoch, left, give)
+                self._validate(slot, trial, epoch, left)
                 return
         if (
             not trial.lease
-            and trial.step < spec.steps
-            and (pool.holds is None or (trial.id + trial.step) % spec.partitions in pool.holds)
-            and not policy.critical(pool.longest(self._trials), trial, self._share())
+            and trial.step < self._steps
+            and (pool.holds is None or (trial.id + trial.step) % partitions in pool.holds)
+            and not (pool.heap and policy.critical(pool.longest(self._trials), trial, self._share()))
         ):
-            self._train(slot, trial, pool, give)
-
-    def _pick(self, slot: SlotBook, give: Give) -> None:
-        """The slot takes what waits in its pool."""
-        pool = self._pool[slot.id]
-        if pool.checks and (found := pool.check(self._trials)) is not None:
-            self._validate(slot, found[0], found[1], pool.leftover(*found), give)
-        elif (trial := pool.longest(self._trials)) is not None:
-            self._train(slot, trial, pool, give)
+            self._train(slot, trial, pool)
 
     def _queue(self) -> None:
         """What can be given out enters the queues of the pools that can take it."""
@@ -255,19 +253,24 @@ class Board:
                 pool.checks.extend([(trial.id, epoch) for epoch, book in trial.epochs.items() if book.left])
         self._new.clear()
         for trial in self._ready:
-            if self._trains(trial):
-                for pool in self._serving[self._next(trial)]:
-                    pool.offer(trial)
+            for pool in self._serving[self._next(trial)]:
+                pool.offer(trial)
         for trial, epoch in self._opened:
             for pool in self._pools.values():
                 pool.checks.append((trial.id, epoch))
 
-    def _place(self, trial: TrialBook, give: Give) -> None:
+    def _pick(self, slot: SlotBook) -> None:
+        """The slot takes what waits in its pool."""
+        pool = self._pool[slot.id]
+        if pool.checks and (found := pool.check(self._trials)) is not None:
+            self._validate(slot, found[0], found[1], pool.leftover(*found))
+        elif pool.heap and (trial := pool.longest(self._trials)) is not None:
+            self._train(slot, trial, pool)
+
+    def _place(self, trial: TrialBook) -> None:
         """Find an idle slot for a trial that can train: the one that has it in memory, else the first."""
-        if not self._trains(trial):
-            return
         pools = [pool for pool in self._serving[self._next(trial)] if pool.idle]
-        if not pools:
+        if trial.lease or not pools:
             return
         state = trial.states.get(trial.step)
         maker = self._slots.get(state.maker) if state is not None else None
@@ -275,33 +278,33 @@ class Board:
             slot = maker
         else:
             slot = self._slots[next(iter(pools[0].idle))]
-        self._train(slot, trial, self._pool[slot.id], give)
+        self._train(slot, trial, self._pool[slot.id])
 
-    def _spread(self, trial: TrialBook, epoch: int, give: Give) -> None:
+    def _spread(self, trial: TrialBook, epoch: int) -> None:
         """Find idle slots for a validation."""
         for pool in self._pools.values():
             while pool.idle and (left := pool.leftover(trial, epoch)):
-                self._validate(self._slots[next(iter(pool.idle))], trial, epoch, left, give)
+                self._validate(self._slots[next(iter(pool.idle))], trial, epoch, left)
 
     def _idle(self) -> int | None:
         return next((number for pool in self._pools.values() for number in pool.idle), None)
 
     def _trains(self, trial: TrialBook) -> bool:
-        return not trial.lease and not trial.ended and trial.step < self.spec.steps
+        return not trial.lease and trial.step < self._steps and not trial.ended
 
     def _next(self, trial: TrialBook) -> int:
         return (trial.id + trial.step) % self.spec.partitions
 
-    def _train(self, slot: SlotBook, trial: TrialBook, pool: Pool, give: Give) -> None:
+    def _train(self, slot: SlotBook, trial: TrialBook, pool: Pool) -> None:
         spec = self.spec
         taken = policy.span(trial, pool.holds, spec.partitions, spec.group, spec.group_seconds, self._share())
-        give(slot, trial, "train", trial.step // spec.partitions, taken)
+        self._give(slot, trial, "train", trial.step // spec.partitions, taken)
 
-    def _validate(self, slot: SlotBook, trial: TrialBook, epoch: int, left: list[int], give: Give) -> None:
+    def _validate(self, slot: SlotBook, trial: TrialBook, epoch: int, left: list[int]) -> None:
         spec = self.spec
         taken = policy.portion(left, trial.check_seconds or trial.seconds, spec.group, spec.group_seconds)
-        give(slot, trial, "validate", epoch, taken)
+        self._give(slot, trial, "validate", epoch, taken)
 
-    def _fold(self, slot: SlotBook, give: Give) -> None:
+    def _fold(self, slot: SlotBook) -> None:
         number, epoch = next(iter(self.folds))
-        give(slot, self._trials[number], "fold", epoch, ())
+        self._give(slot, self._trials[number], "fold", epoch, ())

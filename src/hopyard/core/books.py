@@ -87,6 +87,7 @@ class TrialBook:
         "check_seconds",
         "config",
         "digests",
+        "ended",
         "epochs",
         "error",
         "fault",
@@ -108,6 +109,8 @@ class TrialBook:
         self.id = number
         self.config = config
         self.status: Status = "waiting"
+        self.ended = False
+        """Completed or failed."""
         self.step = 0
         """Partitions finished, of the newest State; 0: a fresh build."""
         self.safe = 0
@@ -137,11 +140,6 @@ class TrialBook:
         self.error = ""
         self.fault = ""
         self.trace = ""
-
-    @property
-    def ended(self) -> bool:
-        """Completed or failed."""
-        return self.status in ("completed", "failed")
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -33,7 +33,7 @@ def collect(trial: TrialBook, partitions: int, out: list[Command]) -> None:
     spent = [
         step
         for step in trial.states
-        if step < safe and step != best and (step % partitions or step // partitions - 1 in trial.history)
+        if step < safe and step != best and (step % partitions or step // partitions - 1 not in trial.epochs)
     ]
     for step in spent:
         state = trial.states.pop(step)

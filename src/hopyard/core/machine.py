@@ -84,7 +84,8 @@ class Machine:
         self.faults: list[str] = []
         self.names: tuple[str, ...] = ()
         self.exhausted = False
-        self._board = Board(spec, self.trials, self.slots)
+        self._board = Board(spec, self.trials, self.slots, self._give)
+        self._steps = spec.steps
         self._checking: tuple[int, int] | None = None
         """(slot, trial) of the check that is under way."""
         self._unfit = 0
@@ -104,10 +105,10 @@ class Machine:
         self._at = event.at
         _APPLY[type(event)](self, event)
         if self.status == "running":
-            self._board.match(self._give)
+            self._board.match()
         elif self.status == "checking":
             self._preflight()
-        if not self._open and not self._told:
+        if not self._open or self.status == "failed":
             self._conclude()
         return out
 
@@ -170,7 +171,7 @@ class Machine:
     def _proposed(self, event: Proposed) -> None:
         trial = self.trials[event.trial] = TrialBook(event.trial, event.config)
         self._open += 1
-        self._board.expect(trial, self.spec.steps)
+        self._board.expect(trial, self._steps)
         self._board.offer(trial)
 
     def _exhausted(self, event: Exhausted) -> None:
@@ -232,9 +233,8 @@ class Machine:
             return
         trial.aside.add(unit.lease)
         if unit.kind == "validate":
-            left = trial.epochs[unit.epoch].left
-            assert left is not None
-            left.difference_update(unit.partitions)
+            book = trial.epochs[unit.epoch]
+            book.left = (book.left or set()).difference(unit.partitions)
         else:
             self._board.folds.pop((unit.trial, unit.epoch), None)
 
@@ -252,6 +252,8 @@ class Machine:
         trial = self.trials[unit.trial]
         slot.trial = unit.trial
         if tuple([part.partition for part in event.parts]) != unit.partitions:
+            if event.where:
+                self._out.append(Release(event.slot, event.where))
             self._again(trial, unit, f"it answered for partitions {[part.partition for part in event.parts]}", "")
         elif unit.kind == "train":
             self._trained(trial, slot, unit, event)
@@ -273,7 +275,7 @@ class Machine:
         slot.made.add(trial.id)
         self._board.learn(trial, sum([part.seconds for part in parts]), len(parts))
         chain.spend(trial, before, partitions, self.slots, self._out)
-        if step < self.spec.steps:
+        if step < self._steps:
             self._board.offer(trial)
         if epoch in trial.history:  # it was done again, for its States
             return
@@ -317,7 +319,7 @@ class Machine:
         spec = self.spec
         trial.enter(epoch, values, spec)
         step = (epoch + 1) * spec.partitions
-        if step < trial.step or step == spec.steps:
+        if step < trial.step or step == self._steps:
             chain.spend(trial, step, spec.partitions, self.slots, self._out)
         chain.collect(trial, spec.partitions, self._out)
         self._complete(trial)
@@ -431,8 +433,8 @@ class Machine:
     def _again(self, trial: TrialBook, unit: Unit, error: str, trace: str) -> None:
         """A unit, whose lease stands no longer, did not come back, through no fault of its own."""
         if self._strike(trial, (unit.kind, unit.epoch, unit.partitions[0] if unit.partitions else 0)):
-            where = f"epoch {unit.epoch}" + (f", partitions {list(unit.partitions)}" if unit.partitions else "")
-            poison = f"poison: its unit ({unit.kind}, {where}) failed {self.spec.strikes} times, the last one so: {error}"
+            where = f"{unit.kind}, epoch {unit.epoch}, partitions {list(unit.partitions)}"
+            poison = f"poison: its unit ({where}) failed {self.spec.strikes} times, the last one so: {error}"
             self._fail(trial, "system", poison, trace)
         else:
             self._undo(trial, unit)
@@ -473,11 +475,11 @@ class Machine:
         trial.step = trial.safe
         trial.stamp += 1
         trial.status = "waiting"
-        self._board.expect(trial, self.spec.steps - trial.step)
+        self._board.expect(trial, self._steps - trial.step)
         self._board.offer(trial)
 
     def _complete(self, trial: TrialBook) -> None:
-        if trial.safe == self.spec.steps and len(trial.history) == self.spec.epochs and not trial.ended:
+        if trial.safe == self._steps and len(trial.history) == self.spec.epochs and not trial.ended:
             trial.status = "completed"
             self._end(trial)
 
@@ -496,6 +498,7 @@ class Machine:
         self._end(trial)
 
     def _end(self, trial: TrialBook) -> None:
+        trial.ended = True
         trial.stamp += 1
         self._open -= 1
         self._board.expect(trial, 0)
@@ -534,14 +537,12 @@ class Machine:
         self._out.append(line)
 
     def _conclude(self) -> None:
-        """Every trial that there is has ended."""
-        if self.status == "running" and self.exhausted:
-            good = sum([trial.status == "completed" for trial in self.trials.values()])
-            self._told = True
-            self._out.append(Finish("completed" if good == len(self.trials) else "partial" if good else "failed"))
-        elif self.status == "failed":
-            self._told = True
-            self._out.append(Finish("failed"))
+        """Every trial that there is has ended, or none can start."""
+        if self._told or not (self.status == "failed" or (self.status == "running" and self.exhausted)):
+            return
+        good = sum([trial.status == "completed" for trial in self.trials.values()])
+        self._told = True
+        self._out.append(Finish("failed" if not good else "completed" if good == len(self.trials) else "partial"))
 
 
 def fold(lines: Iterable[Line]) -> Machine:

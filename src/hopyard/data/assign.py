@@ -23,16 +23,26 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _BLOCK = 8192
 """Rows hashed at once: 64 KiB, which stays in the cache of a core."""
+_COUNT = np.arange(_BLOCK, dtype=np.uint64)
+_STEPS = _COUNT * np.uint64(_GAMMA)
 
 
 def mix(z: Array) -> Array:
     """Scrambles a uint64 array in place, one to one, and gives it back."""
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    shifted = np.empty_like(z)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        np.right_shift(z, np.uint64(shift), out=shifted)
+        z ^= shifted
+        z *= np.uint64(factor)
+    np.right_shift(z, np.uint64(31), out=shifted)
+    z ^= shifted
     return z
+
+
+def _hash(key: np.uint64, start: int, out: Array) -> None:
+    """Keyed hashes of start, start + 1, … into `out`, which has at most _BLOCK places."""
+    np.add(_STEPS[: len(out)], np.uint64((int(key) + (start + 1) * _GAMMA) & _MASK), out=out)
+    mix(out)
 
 
 def _key(seed: int) -> np.uint64:
@@ -51,28 +61,27 @@ def _key(seed: int) -> np.uint64:
 
 def hashes(seed: int, start: int, stop: int) -> Array:
     """uint64 array of shape (stop − start,): a keyed hash of (seed, n) for n in [start, stop). All are distinct."""
-    n = np.arange(start, stop, dtype=np.uint64)
-    n += np.uint64(1)
-    n *= np.uint64(_GAMMA)
-    n += _key(seed)
-    return mix(n)
+    out = np.empty(stop - start, np.uint64)
+    for at in range(start, stop, _BLOCK):
+        _hash(_key(seed), at, out[at - start : min(at + _BLOCK, stop) - start])
+    return out
 
 
 def permutation(seed: int, rows: int) -> Array:
     """int64 array of shape (rows,): a visit order of `rows` rows, frozen for ever.
 
     It sorts words whose high bits are a keyed hash of the row number and whose low bits are that number. Measured on
-    an EPYC with AVX2, 100,000 rows: 17 ns a row, against 15–29 for `RandomState.permutation`, 12 for `Generator`'s
-    (whose stream NumPy may change) and 35 for an argsort of the hashes.
+    an EPYC with AVX2, 250,000 rows: 17 ns a row (13 of them the sort), against 15–29 for `RandomState.permutation`,
+    12 for `Generator`'s (whose stream NumPy may change) and 35–58 for an argsort of the hashes.
     """
     low = np.uint64((1 << max(1, (rows - 1).bit_length())) - 1)
     words = np.empty(rows, np.uint64)
+    key = _key(seed)
     for start in range(0, rows, _BLOCK):
-        stop = min(start + _BLOCK, rows)
-        block = hashes(seed, start, stop)
+        block = words[start : start + _BLOCK]
+        _hash(key, start, block)
         block &= ~low
-        block |= np.arange(start, stop, dtype=np.uint64)
-        words[start:stop] = block
+        block |= _COUNT[: len(block)] + np.uint64(start)
     words.sort()
     words &= low
     return words.view(np.int64)

@@ -8,8 +8,9 @@ are staged and rewritten after: the source is still read only once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +50,7 @@ class Job:
     """Whether validation rows were asked for."""
 
 
-def build(directory: Path, job: Job, blocks: Iterator[Block]) -> Manifest:
+def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Manifest:
     """Writes the partitions of `blocks` into the empty `directory`; key, path and sources are the caller's to fill.
 
     Raises:
@@ -59,7 +60,7 @@ def build(directory: Path, job: Job, blocks: Iterator[Block]) -> Manifest:
     encoder: Encoder | None = None
     writer: _Writer | None = None
     limits = _Limits()
-    with ThreadPoolExecutor(1, "hopyard-write") as pool:
+    with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
         pending: deque[Future[None]] = deque()
         try:
             for batch, place, chosen in blocks:

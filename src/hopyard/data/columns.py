@@ -30,7 +30,7 @@ def is_aligned(array: Array) -> bool:
 
 @dataclass(slots=True)
 class Columns:
-    """All rows of one partition (or of what `predict` was given).
+    """All rows of one partition (or of what `predict` was given). Arrays are shared: copy before you write.
 
     Attributes:
         inputs: array of shape (rows, …), or a dict of such by input name.

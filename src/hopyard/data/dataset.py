@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,7 +22,7 @@ from hopyard.data.cache import CACHE_BYTES, default_root, find_or_make, full_dis
 from hopyard.data.columns import Array
 from hopyard.data.encoder import Place
 from hopyard.data.files import Files, find
-from hopyard.data.given import Items, from_arrow, from_numpy, from_pandas, split_item
+from hopyard.data.given import Items, as_array, from_arrow, from_numpy, from_pandas, split_item
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.names import ColumnSpec, columns
 from hopyard.data.plan import plan
@@ -113,7 +113,7 @@ class Dataset:
         """
         arrays, inputs, targets = from_numpy(x, y)
         if weight is not None:
-            arrays["weight"] = np.asarray(weight)
+            arrays["weight"] = as_array(weight, "'weight'")
         source = Arrays(arrays, "arrays in memory")
         return cls._make(
             source, source.schema, features=inputs, label=targets, weight=None if weight is None else "weight",
@@ -353,7 +353,7 @@ class Dataset:
         if hasher is not None:
             self._memo["source"] = hasher.hexdigest()
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Generator[Block, None, None]:
         """Batches with the choice of validation rows."""
         row = 0
         column = self.spec.validation
@@ -416,6 +416,13 @@ class Dataset:
                     return None
                 parts += [identity, one._code()]
         return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:32]
+
+    def __copy__(self) -> Dataset:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Dataset:
+        """Nothing in it changes, and a copy by pickle would leave rows in memory behind."""
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {one.name: getattr(self, one.name) for one in fields(self)}

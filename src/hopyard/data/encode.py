@@ -13,7 +13,7 @@ from hopyard.data.columns import Array, Columns, aligned, pack
 from hopyard.data.dataset import Dataset, transformed
 from hopyard.data.encoder import Encoder, Place, Vocabulary
 from hopyard.data.finish import Finisher
-from hopyard.data.given import from_pandas
+from hopyard.data.given import as_array, from_pandas
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.names import require
 from hopyard.data.sources import Arrays, Reader, Source, Table
@@ -79,7 +79,9 @@ def _fields(manifest: Manifest, schema: pa.Schema, where: str, targets: bool) ->
 
 def _batches(manifest: Manifest, data: Any, transform: Callable[[Any], Any] | None) -> Iterator[tuple[Any, Place]]:
     if isinstance(data, Dataset):
-        yield from data.batches([column.name for field in manifest.fields for column in field.columns])
+        yield from data.batches(
+            list(dict.fromkeys(column.name for field in manifest.fields for column in field.columns))
+        )
         return
     row = 0
     for batch, name, first in _source(manifest, data).pieces(None, []):
@@ -100,10 +102,10 @@ def _source(manifest: Manifest, data: Any) -> Source:
     if isinstance(data, pa.RecordBatchReader):
         return Reader(data, "the record batch reader")
     if isinstance(data, Mapping):
-        return Arrays({str(name): np.asarray(array) for name, array in data.items()}, "the arrays")
+        return Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
     if hasattr(data, "iloc"):
         return Table(from_pandas(data), "the data frame")
-    return Arrays(_split(manifest, np.asarray(data)), "the array")
+    return Arrays(_split(manifest, as_array(data, "the data")), "the array")
 
 
 def _split(manifest: Manifest, array: Array) -> dict[str, Array]:

@@ -81,11 +81,9 @@ class Files:
         for path in self.paths:
             with _reading(path), _open(path) as stream, _parquet(stream, dictionaries) as file:
                 schema = file.schema_arrow
-                if names is not None:
-                    require(schema, names, path)
-                wanted = schema.names if names is None else names
                 first = first or schema
-                _same(first, schema, wanted if names is not None else first.names, path, self.paths[0])
+                wanted = [name for name in names or first.names if name in first.names]
+                _same(first, schema, wanted, path, self.paths[0])
                 row = 0
                 for group in range(file.num_row_groups):
                     for batch in _group(file, group, wanted):
@@ -131,7 +129,12 @@ def _same(first: pa.Schema, schema: pa.Schema, names: list[str], path: str, mode
 
 
 def _parquet(stream: Any, dictionaries: list[str]) -> Any:
-    return pq.ParquetFile(stream, read_dictionary=dictionaries or None, memory_map=isinstance(stream, str))
+    return pq.ParquetFile(
+        stream,
+        read_dictionary=dictionaries or None,
+        memory_map=isinstance(stream, str),
+        page_checksum_verification=True,
+    )
 
 
 @contextmanager

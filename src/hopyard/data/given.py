@@ -16,17 +16,16 @@ from hopyard.errors import DataError, SpecError
 
 def from_numpy(x: Any, y: Any) -> tuple[dict[str, Array], Any, Any]:
     """(arrays by column name, features, label). A target whose name is taken by an input becomes "targets.name"."""
-    arrays = (
-        {str(name): np.asarray(a) for name, a in x.items()} if isinstance(x, Mapping) else {"inputs": np.asarray(x)}
-    )
+    named = x if isinstance(x, Mapping) else {"inputs": x}
+    arrays = {str(name): as_array(array, repr(name)) for name, array in named.items()}
     inputs: Any = {name: name for name in arrays} if isinstance(x, Mapping) else "inputs"
     targets: Any = None
     if isinstance(y, Mapping):
         targets = {str(name): f"targets.{name}" if name in arrays else str(name) for name in y}
-        arrays.update({targets[str(name)]: np.asarray(a) for name, a in y.items()})
+        arrays.update({targets[str(name)]: as_array(array, repr(name)) for name, array in y.items()})
     elif y is not None:
         targets = "targets"
-        arrays[targets] = np.asarray(y)
+        arrays[targets] = as_array(y, "'targets'")
     return arrays, inputs, targets
 
 
@@ -108,7 +107,12 @@ def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, bool
     Inputs and targets name the columns as `Dataset` wants them: one name, a dict, or None.
     """
     if isinstance(item, Mapping):
-        return {str(name): _array(value, name, number) for name, value in item.items()}, None, None, False
+        return (
+            {str(name): as_array(value, f"item {number}: {name!r}", False) for name, value in item.items()},
+            None,
+            None,
+            False,
+        )
     parts = item if isinstance(item, (tuple, list)) else (item,)
     if not 1 <= len(parts) <= 3:
         raise DataError(f"item {number} has {len(parts)} parts; x, (x, y) or (x, y, weight) is needed")
@@ -117,19 +121,22 @@ def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, bool
     for part, single in zip(parts, ("inputs", "targets", "weight"), strict=False):
         if isinstance(part, Mapping):
             columns = {str(name): f"{single}.{name}" if str(name) in made else str(name) for name in part}
-            made.update({columns[str(name)]: _array(value, name, number) for name, value in part.items()})
+            made.update(
+                {columns[str(name)]: as_array(value, f"item {number}: {name!r}", False) for name, value in part.items()}
+            )
             names.append(columns)
         else:
-            made[single] = _array(part, single, number)
+            made[single] = as_array(part, f"item {number}: {single!r}", False)
             names.append(single)
     return made, names[0], names[1] if len(names) > 1 else None, len(names) > 2
 
 
-def _array(value: Any, name: Any, number: int) -> Array:
+def as_array(value: Any, what: str, objects: bool = True) -> Array:
+    """`value` as a NumPy array; DataError naming `what` when it is none (or one of objects, where these are no use)."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"item {number}: {name!r} is no array: {error}") from error
-    if array.dtype.hasobject:
-        raise DataError(f"item {number}: {name!r} is a {type(value).__name__}, which is no array of numbers")
+        raise DataError(f"{what} is no array: {error}") from error
+    if array.dtype.hasobject and not objects:
+        raise DataError(f"{what} is a {type(value).__name__}, which is no array of numbers")
     return array

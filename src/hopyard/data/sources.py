@@ -35,7 +35,9 @@ class Source(Protocol):
         ...
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
-        """All rows in order. `names`: the columns needed, None for all; `dictionaries`: best given as such."""
+        """All rows in order. `names`: the columns wanted, where they are there; None: all. `dictionaries`: best given
+        as such.
+        """
         ...
 
     def listed(self) -> list[SourceInfo]:

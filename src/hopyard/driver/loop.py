@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -153,11 +153,7 @@ class Loop:
         now = self._clock.now()
         deadline = self.machine.leases.earliest()
         wait = GLANCE if deadline is None else min(GLANCE, max(0.0, deadline - now))
-        events = [event for message in self._link.receive(wait) for event in self._events(message)]
-        now = self._clock.now()
-        if self.machine.due(now):
-            events.append(Tick(at=now))
-        self._commit(events)
+        self._commit(self._facts(self._link.receive(wait)))
         if self._stop:
             raise KeyboardInterrupt(self._stop)
 
@@ -173,6 +169,14 @@ class Loop:
             events.append(Proposed(at=self._clock.now(), trial=trial, config=config))
             trial += 1
         self._commit([*events, Exhausted(at=self._clock.now())])
+
+    def _facts(self, messages: Sequence[Up | Gone]) -> Iterator[Event]:
+        """One after the other: what a message means may depend on the one before it, so the machine has it by then."""
+        for message in messages:
+            yield from self._events(message)
+        now = self._clock.now()
+        if self.machine.due(now):
+            yield Tick(at=now)
 
     def _events(self, message: Up | Gone) -> list[Event]:
         """The facts that a message brings."""
@@ -196,7 +200,9 @@ class Loop:
             return events
         if isinstance(message, Durable):
             fact = msgspec.structs.replace(message, at=now)
-            if self.machine.leases.stands(message.ref.attempt):  # it overtook the answer: another socket, another thread
+            if self.machine.leases.stands(
+                message.ref.attempt
+            ):  # it overtook the answer: another socket, another thread
                 self._early.setdefault(message.ref.attempt, []).append(fact)
                 return []
             return [fact]
@@ -218,7 +224,7 @@ class Loop:
 
     # ---------------------------------------------------------------- out
 
-    def _commit(self, events: Sequence[Event]) -> None:
+    def _commit(self, events: Iterable[Event]) -> None:
         """Machine, journal, effects, views: in this order."""
         lines: list[Line] = []
         commands: list[Command] = []

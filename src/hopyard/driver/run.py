@@ -17,6 +17,7 @@ import msgspec
 
 from hopyard import __version__
 from hopyard.agent.build import Plan, wants_context
+from hopyard.core.books import TrialBook
 from hopyard.core.events import Began, Line, Resumed
 from hopyard.core.machine import Machine, fold
 from hopyard.core.messages import Setup
@@ -145,7 +146,7 @@ def select(
         exact,
         None if store is None else str(store),
     )
-    return _begin(order, directory, resume, wait)
+    return begin(order, directory, resume, wait)
 
 
 def fit(
@@ -173,7 +174,7 @@ def fit(
     cargo = Cargo(recipe, data, None, search, _engine(engine))
     chosen = Hopper() if parallel is None else parallel
     order = Order(cargo, epochs, metric, mode, chosen, seed, exact, None if store is None else str(store))
-    return _begin(order, directory, resume, wait)
+    return begin(order, directory, resume, wait)
 
 
 def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: bool = True) -> Run:
@@ -253,7 +254,7 @@ class Run:
     def trials(self) -> list[Trial]:
         """All trials, by number."""
         spec = self._machine.spec
-        return [Trial(book, spec.steps, spec.partitions, self._shelf) for book in list(self._machine.trials.values())]
+        return [Trial(book, spec.steps, spec.partitions, self._shelf) for book in self.books]
 
     @property
     def best(self) -> Trial:
@@ -272,6 +273,28 @@ class Run:
         if chosen is None:
             raise RunFailed(f"{self.directory}: no trial has completed{_reasons(self._machine)}")
         return Trial(chosen, spec.steps, spec.partitions, self._shelf, best=True)
+
+    @property
+    def books(self) -> list[TrialBook]:
+        """What the machine knows of each trial."""
+        return list(self._machine.trials.values())
+
+    @property
+    def cargo(self) -> Cargo:
+        """Recipe, data, space, search and engine; opens the pickle of the run at the first use."""
+        if self._cargo is None:
+            self._cargo = unpickle(self._layout.recipe, _about(self._layout).python)
+        return self._cargo
+
+    def checked_data(self) -> Dataset:
+        """The Dataset, once it is sure that it still gives the same partitions.
+
+        Raises:
+            RunDirectoryError: it does not.
+        """
+        _same_data(self._layout, self.cargo.data)
+        data: Dataset = self.cargo.data
+        return data
 
     def wait(self, seconds: float | None = None) -> Run:
         """Until the run has ended, or for so long. Raises what the run raised."""
@@ -315,7 +338,15 @@ class Run:
         except ImportError:
             raise HopyardError("to_pandas needs pandas: pip install pandas") from None
         rows = [
-            {"trial": t.id, "status": t.status, "epoch": t.epoch, **t.config, **t.metrics, "state": t.state, "error": t.error}
+            {
+                "trial": t.id,
+                "status": t.status,
+                "epoch": t.epoch,
+                **t.config,
+                **t.metrics,
+                "state": t.state,
+                "error": t.error,
+            }
             for t in self.trials
         ]
         return pandas.DataFrame(rows)
@@ -324,10 +355,9 @@ class Run:
         """Where its models come from; opens the pickled recipe at the first use."""
         if self._known is None:
             about = _about(self._layout)
-            cargo = self._cargo or unpickle(self._layout.recipe, about.python)
             manifest = Manifest.load(self._layout.manifest, check=False)
-            plan = Plan(cargo.recipe, manifest, self._machine.spec, threads=about.threads)
-            self._known = Shelf(plan, open_store(about.store), getattr(cargo.data, "transform", None))
+            plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
+            self._known = Shelf(plan, open_store(about.store), getattr(self.cargo.data, "transform", None))
         return self._known
 
 
@@ -356,7 +386,8 @@ def _engine(engine: Engine | None) -> Engine:
     return engine
 
 
-def _begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -> Run:
+def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -> Run:
+    """Check the order, prepare the data, make the directory, drive the run. Raises as `select`."""
     cargo = order.cargo
     wants_context(cargo.recipe)
     if not isinstance(cargo.data, Dataset):
@@ -377,19 +408,21 @@ def _begin(order: Order, directory: str | Path | None, again: bool, wait: bool) 
         )
     sampler = cargo.search.open(cargo.space, order.seed)
     group = order.parallel.group
-    shape = {"epochs": order.epochs, "seed": order.seed, "mode": order.mode, "exact": order.exact}
-    RunSpec(partitions=1, validation=0, **shape)  # before the data is read
-    freight = dump(cargo, "the run (recipe, data, space, search, engine)") if _pickles(cargo) else b""
-    manifest = cargo.data.prepare()
-    spec = RunSpec(
-        partitions=len(manifest.train),
-        validation=len(manifest.validate),
+    spec = RunSpec(  # checked before the data is read
+        epochs=order.epochs,
+        partitions=1,
+        validation=0,
         trials=sampler.total,
+        seed=order.seed,
         metric=order.metric,
+        mode=order.mode,
+        exact=order.exact,
         group=group if isinstance(group, int) else 0,
         group_seconds=0.0 if group == "off" else 1.0,
-        **shape,
     )
+    freight = dump(cargo, "the run (recipe, data, space, search, engine)") if _pickles(cargo) else b""
+    manifest = cargo.data.prepare()
+    spec = msgspec.structs.replace(spec, partitions=len(manifest.train), validation=len(manifest.validate))
     if order.metric is not None and order.metric.startswith("val_") and not manifest.validate:
         raise SpecError(
             f"metric = {order.metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or choose "
@@ -498,8 +531,17 @@ def _drive(drive: _Drive, run: Run, machine: Machine, journal: Journal) -> None:
         store = open_store(drive.store)
         store.sweep()
         clock = Clock()
-        known = {"hopyard": __version__, "python": PYTHON, "threads": drive.engine.threads, "data": drive.manifest.digest}
-        first = Resumed(at=clock.now(), fingerprint=known) if drive.again else Began(at=clock.now(), spec=spec, fingerprint=known)
+        known = {
+            "hopyard": __version__,
+            "python": PYTHON,
+            "threads": drive.engine.threads,
+            "data": drive.manifest.digest,
+        }
+        first = (
+            Resumed(at=clock.now(), fingerprint=known)
+            if drive.again
+            else Began(at=clock.now(), spec=spec, fingerprint=known)
+        )
         machine.handle(first)
         journal.append([first])
 
@@ -552,5 +594,3 @@ def _freed_on_error(lock: Lock) -> Iterator[None]:
         with contextlib.suppress(OSError):
             lock.free()
         raise
-
-

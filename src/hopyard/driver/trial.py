@@ -153,6 +153,6 @@ class Trial:
 
     def _feed(self, data: Any, built: Built, targets: bool) -> PartitionFeed:
         shelf: Shelf = self._shelf()
-        return PartitionFeed(apply(shelf.plan.manifest, data, shelf.transform, targets=targets), built.batch_size, None, None)
-
-
+        return PartitionFeed(
+            apply(shelf.plan.manifest, data, shelf.transform, targets=targets), built.batch_size, None, None
+        )

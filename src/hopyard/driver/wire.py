@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import socket
@@ -23,7 +24,22 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from hopyard.agent.build import undisturbed
 from hopyard.agent.main import Hands, assemble, fingerprint
-from hopyard.core.messages import LIMIT, Beat, Card, Down, End, Examine, Hello, Ready, Setup, Unfit, Up, Work, pack, unpack_up
+from hopyard.core.messages import (
+    LIMIT,
+    Beat,
+    Card,
+    Down,
+    End,
+    Examine,
+    Hello,
+    Ready,
+    Setup,
+    Unfit,
+    Up,
+    Work,
+    pack,
+    unpack_up,
+)
 from hopyard.errors import HopyardError
 from hopyard.ports import Crew, Engine, Home
 
@@ -130,7 +146,7 @@ class Router:
         for file in self._crew.watch():
             poller.register(file, zmq.POLLIN)
         began = time.monotonic()
-        poller.poll(max(0, min(seconds, self._silence / 4)) * 1000)
+        poller.poll(math.ceil(max(0.0, min(seconds, self._silence / 4)) * 1000))
         heard: list[Up | Gone] = []
         while (message := self._hear()) is not None:
             heard.append(message)
@@ -186,7 +202,7 @@ class _Allowed:
         self._public = public
 
     def callback(self, domain: str, key: bytes) -> bool:
-        import zmq.utils.z85 as z85
+        from zmq.utils import z85
 
         return key == self._public or key == z85.decode(self._public)
 

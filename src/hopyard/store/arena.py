@@ -94,10 +94,11 @@ class Arena:
         directory: for all agents of the run on this host, for example `Folder.path`; made when missing, mode 0700.
         slot: of this agent. Files of an earlier agent of the same slot are removed.
         limit_bytes: of all files together.
-        keep: how many settled States stay readable before the file of the oldest is used again, room permitting.
+        keep: how many settled States stay readable before the file of the oldest is used again, room permitting; for
+            callers that settle what is durable though another agent may still be about to take it.
     """
 
-    def __init__(self, directory: Path, slot: int, limit_bytes: int, keep: int = 4) -> None:
+    def __init__(self, directory: Path, slot: int, limit_bytes: int, keep: int = 0) -> None:
         self.directory = directory
         self._prefix = f"{slot}-{secrets.token_hex(4)}"
         self._limit = limit_bytes

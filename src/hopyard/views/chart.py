@@ -101,6 +101,7 @@ class Chart:
     open: dict[int, Span] = field(default_factory=dict)
     """Slot → what it works on."""
     began: float = 0.0
+    """When the first line was written."""
     at: float = 0.0
     """Of the newest line."""
     first: float | None = None
@@ -126,10 +127,13 @@ class Chart:
         self._given: dict[tuple[int, str, int], int] = {}
         self._digests: dict[tuple[int, int], str] = {}
         self._over = False
+        self._told = False
 
     def see(self, line: Line) -> int:
         """One more line. Gives the trial that it may have changed in a way people want to read about, or -1. O(1)."""
         before, self.at = self.at, line.at
+        if not self._told:
+            self._told, self.began, before = True, line.at, line.at
         if isinstance(line, Dispatch):
             self._dispatch(line)
         elif isinstance(line, Done):
@@ -164,12 +168,10 @@ class Chart:
             self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
         elif isinstance(line, Interrupted):
             self._over = True
-            self.marks.append(Mark(line.at, -1, "interrupted", f"interrupted: {line.reason}"))
+            self.marks.append(Mark(line.at, -1, "interrupted", line.reason))
         elif isinstance(line, Finished):
             self._over = True
             self.marks.append(Mark(line.at, -1, "finished", line.status))
-        elif isinstance(line, Began):
-            self.began = line.at
         return -1
 
     def gone(self, slot: int, at: float, reason: str, mark: bool = True) -> int:

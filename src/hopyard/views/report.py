@@ -54,7 +54,7 @@ def report(lines: Sequence[Line], machine: Machine, about: dict[str, Any]) -> st
     Args:
         lines: the journal.
         machine: its fold.
-        about: what run.json says; read are `directory`, `store`, `engine` and `script`, each may be missing.
+        about: what run.json says; read are `directory` (of the run) and `store`; each may be missing.
     """
     found = chart(lines)
     directory = str(about.get("directory", "") or "")
@@ -99,7 +99,7 @@ def _head(found: Chart, machine: Machine, directory: str) -> str:
     facts = _facts(found, machine)
     state: str = machine.status
     if state in ("checking", "running") and any(mark.what == "interrupted" for mark in found.marks[-1:]):
-        state = f"interrupted while {state}"
+        state = f"interrupted ({found.marks[-1].text})"
     data = words.count(spec.partitions, "partition")
     if spec.validation:
         data += f" + {spec.validation} for validation"
@@ -215,10 +215,10 @@ def _defects(found: Chart) -> str:
 
 
 def _next(machine: Machine, about: dict[str, Any], directory: str) -> str:
+    store = about.get("store") or (f"{directory.rstrip('/')}/states" if directory else "")
+    lines = [f"States: {store}"] if store else []
     if not directory:
-        return ""
-    store = about.get("store") or f"{directory.rstrip('/')}/states"
-    lines = [f"States: {store}"]
+        return "\n".join(lines)
     if machine.status in ("checking", "running"):
         lines.append(f"To go on: hopyard resume {directory}")
     best = words.best(machine)

@@ -20,7 +20,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from hopyard.core.books import TrialBook
-from hopyard.core.events import Checked, Line, Resumed, Tick
+from hopyard.core.events import Began, Checked, Line, Resumed, Tick
 from hopyard.core.machine import Machine
 from hopyard.spec import RunSpec, Unit
 from hopyard.views import words
@@ -67,6 +67,7 @@ class Table:
         self._marks = 0
         self._drawn = 0.0
         self._pause = 0.0
+        self._begun = False
         self._closed = False
         self._live: Live | None = None
         self._handle: Any = None
@@ -78,10 +79,15 @@ class Table:
             self._face = "terminal"
 
     def see(self, lines: list[Line], machine: Machine) -> None:
-        """What happened since the last call (after a resume: the whole journal first).
+        """What happened since the last call. What the machine knows beyond these lines (of a run that goes on) is
+        drawn, but not told again in plain lines.
 
         Microseconds when it does not draw.
         """
+        if not self._begun:
+            self._begun = True
+            if not lines or not isinstance(lines[0], Began):
+                self._skip(machine)
         touched: dict[int, None] = {}
         for line in lines:
             trial = self._chart.see(line)
@@ -135,7 +141,9 @@ class Table:
                 self._print(f"training: {self._scale(machine)}, on {slots}")
         marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
         for mark in marks:
-            if mark.what in ("lost", "interrupted", "resumed"):
+            if mark.what == "interrupted":
+                self._print(f"interrupted: {mark.text}")
+            elif mark.what in ("lost", "resumed"):
                 self._print(mark.text)
         for number in touched:
             trial = machine.trials.get(number)

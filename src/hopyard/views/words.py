@@ -23,12 +23,14 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`0.42 s`, `12 s`, `3 min 20 s`, `2 h 05 min`; `–` for None."""
+    """`3.1 ms`, `0.42 s`, `12 s`, `3 min 20 s`, `2 h 05 min`; `–` for None."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     seconds = max(0.0, seconds)
     if seconds < 9.95:
-        return f"{seconds:.2g} s" if seconds < 0.995 else f"{seconds:.1f} s"
+        if 0 < seconds < 0.0995:
+            return f"{seconds * 1e3:.2g} ms"
+        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

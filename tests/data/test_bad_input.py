@@ -1,0 +1,377 @@
+"""Every kind of data that cannot be used is refused, in words that name the column, the place, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hopyard.data.dataset import Dataset
+from hopyard.errors import DataError, ResourceError, SpecError
+
+ROWS = pa.table({"a": [1.0, 2.0, 3.0, 4.0], "b": ["x", "y", "x", "y"], "y": [0, 1, 0, 1], "t": [True] * 4})
+
+
+def arrow(table: pa.Table = ROWS, **options: Any) -> Dataset:
+    return Dataset.arrow(table, **({"features": ["a"], "label": "y", "partitions": 1} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"features": []}, "features"),
+        ({"features": {}}, "no column"),
+        ({"features": 3}, "features = 3"),
+        ({"features": ["a", "a"]}, "'a' twice"),
+        ({"features": {"x": [1]}}, r"features\['x'\]"),
+        ({"features": {1: "a"}}, "key 1"),
+        ({"label": 5}, "label = 5"),
+        ({"weight": ["a"]}, "weight"),
+        ({"validation": 1.0}, "validation = 1.0"),
+        ({"validation": -0.1}, "validation"),
+        ({"validation": True}, "validation"),
+        ({"validation": float("nan")}, "validation"),
+        ({"partitions": 0}, "partitions = 0"),
+        ({"partitions": 2.0}, "partitions"),
+        ({"partitions": True}, "partitions"),
+        ({"seed": "a"}, "seed"),
+        ({"assign": "random"}, "assign"),
+        ({"transform": 3}, "transform"),
+        ({"cache_bytes": -1}, "cache_bytes"),
+        ({"encode": "one-hot"}, "encode"),
+        ({"encode": {"c": "one-hot"}}, "'c', which is neither"),
+        ({"encode": {"a": "onehot"}}, "onehot"),
+        ({"encode": {"a": []}}, "encode"),
+        ({"encode": {"a": ["x", "x"]}}, "twice"),
+        ({"encode": {"a": [None]}}, "encode"),
+        ({"standardize": "a"}, "standardize"),
+        ({"standardize": ["q"]}, "no feature"),
+        ({"standardize": ["a"], "encode": {"a": "index"}}, "leave out one"),
+    ],
+)
+def test_values_that_are_not_allowed(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words) as caught:
+        arrow(**options)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"features": ["departure"]}, "no column 'departure'; there are: 'a', 'b', 'y', 't'"),
+        ({"weight": "A"}, "no column 'A'"),
+        ({"label": "yy"}, "did you mean 'y'"),
+        ({"validation": "tt"}, "no column 'tt'"),
+        ({"validation": "a"}, "true and false"),
+        ({"features": ["a", "b"]}, r"""'b' .* string, no number; for categories give encode=\{'b': "one-hot"\}"""),
+        ({"features": "b"}, "one-hot"),
+        ({"label": "b"}, r"""for classes give encode=\{'b': "index"\}"""),
+        ({"weight": "b"}, "'b'"),
+        ({"features": "y", "standardize": True}, "standardize"),
+    ],
+)
+def test_columns_that_do_not_fit_are_found_when_the_dataset_is_made(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        arrow(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        (pa.timestamp("s"), "timestamp"),
+        (pa.date32(), "date32"),
+        (pa.duration("s"), "duration"),
+        (pa.null(), "null"),
+        (pa.struct([("x", pa.int64())]), "struct"),
+        (pa.list_(pa.string()), "list"),
+        (pa.map_(pa.string(), pa.int64()), "map"),
+    ],
+)
+def test_types_that_are_no_numbers(kind: Any, word: str) -> None:
+    table = pa.table({"a": pa.array([None, None], kind), "y": [0, 1]})
+    with pytest.raises(DataError, match=f"'a' .*{word}"):
+        arrow(table)
+    with pytest.raises(DataError, match=r"transform=|leave it out"):
+        arrow(table)
+    with pytest.raises(DataError, match=word):
+        arrow(table, encode={"a": "index"})
+
+
+BAD = [None, float("nan"), float("inf"), -float("inf"), 1e39]
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("role", ["features", "single", "label", "weight", "index", "standardize", "list"])
+def test_bad_numbers_are_counted_and_placed(cache: Path, tmp_path: Path, value: Any, role: str) -> None:
+    a = [float(i) for i in range(500)]
+    a[333] = a[17] = a[499] = value
+    nested = [[v, 1.0] for v in a]
+    table = pa.table({"a": a, "good": np.arange(500.0), "nested": nested})
+    pq.write_table(table, tmp_path / "f.parquet", row_group_size=100)
+    options: dict[str, Any] = {
+        "features": {"features": ["good", "a"]},
+        "single": {"features": "a"},
+        "label": {"features": "good", "label": "a"},
+        "weight": {"features": "good", "weight": "a"},
+        "index": {"features": "a", "encode": {"a": "index"}},
+        "standardize": {"features": ["good", "a"], "standardize": True},
+        "list": {"features": ["good", "nested"]},
+    }[role]
+    name = "nested" if role == "list" else "a"
+    with pytest.raises(DataError, match=rf"column '{name}': 3 of its rows .*\n?.*row 17 of .*f\.parquet") as caught:
+        Dataset.parquet(tmp_path / "f.parquet", partitions=2, **options).prepare(cache)
+    assert "transform=" in str(caught.value)
+    assert "'good'" not in str(caught.value)
+    assert list(cache.glob(".tmp-*")) == []
+    assert list(cache.glob("*/manifest.json")) == []
+
+
+def test_all_bad_columns_at_once(cache: Path) -> None:
+    nan, table = float("nan"), pa.table({"a": [1.0, None, 3], "b": [1, None, None], "c": [0.0, 1, 2], "y": [0.0] * 3})
+    table = table.append_column("d", pa.array([nan, 1.0, nan]))
+    with pytest.raises(DataError) as caught:
+        arrow(table, features=["a", "b", "c", "d"], label={"y": "y", "b": "b"}).prepare(cache)
+    text = str(caught.value)
+    assert "'a': 1 of" in text
+    assert "'b': 2 of" in text
+    assert "'d': 2 of" in text
+    assert "'c'" not in text
+    assert "'y'" not in text
+
+
+def test_null_before_nan(cache: Path) -> None:
+    table = pa.table({"a": pa.array([1.0, float("nan"), None, 2.0], from_pandas=False)})
+    with pytest.raises(DataError, match=r"2 of its rows .*\n?.*row 1 of"):
+        arrow(table, label=None).prepare(cache)
+
+
+def test_pandas_nan_and_mixed_types(cache: Path) -> None:
+    with pytest.raises(DataError, match="'a': 1 of its rows"):
+        Dataset.pandas(pd.DataFrame({"a": [1.0, np.nan]}), features="a", partitions=1).prepare(cache)
+    with pytest.raises(DataError, match="data frame"):
+        Dataset.pandas(pd.DataFrame({"a": [1, "x"]}), features="a")
+    with pytest.raises(SpecError, match="DataFrame"):
+        Dataset.pandas({"a": [1]}, features="a")
+
+
+def test_the_message_after_a_transform_counts_its_rows(cache: Path) -> None:
+    def tail(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.slice(2)
+
+    table = pa.table({"a": [0.0, 1.0, 2.0, None]})
+    with pytest.raises(DataError, match=r"row 1 .counted after the transform"):
+        arrow(table, label=None, transform=tail).prepare(cache)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_too_few_rows(cache: Path, rows: int) -> None:
+    with pytest.raises(DataError, match="no rows" if rows == 0 else "3 training rows|1 training rows"):
+        arrow(ROWS.slice(0, rows), partitions=4).prepare(cache)
+
+
+def test_too_few_validation_rows(cache: Path) -> None:
+    with pytest.raises(DataError, match="validation rows cannot fill partitions=2"):
+        arrow(validation=1e-9, partitions=2).prepare(cache)
+    with pytest.raises(DataError, match="0 training rows"):
+        arrow(validation="t").prepare(cache)
+    with pytest.raises(DataError, match="validation column 't' is null in row 0"):
+        table = ROWS.set_column(3, "t", pa.array([None] * 4, pa.bool_()))
+        arrow(table, validation="t").prepare(cache)
+
+
+def test_second_datasets() -> None:
+    with pytest.raises(SpecError, match="other columns: inputs"):
+        arrow(validation=arrow(features="a"))
+    with pytest.raises(SpecError, match="has a validation"):
+        arrow(validation=arrow(validation=0.5))
+
+
+@pytest.mark.parametrize("name", ["nothing.parquet", "*.parquet", "empty", "memory://nothing/*.parquet"])
+def test_paths_that_match_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    source = name if "://" in name else tmp_path / name
+    with pytest.raises(DataError, match="no Parquet file matches"):
+        Dataset.parquet(source, features="a")
+
+
+@pytest.mark.parametrize("source", [3, [], None, {}])
+def test_sources_that_are_none(source: Any) -> None:
+    with pytest.raises(SpecError, match="source"):
+        Dataset.parquet(source, features="a")
+    with pytest.raises(SpecError):
+        Dataset.arrow(source if source != [] else "x", features="a")
+
+
+def test_corrupt_files(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "f.parquet"
+    table = pa.table({"a": np.random.default_rng(0).normal(size=5000)})
+    pq.write_table(table, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"f\.parquet"):
+        Dataset.parquet(path, features="a")
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"f\.parquet"):
+        Dataset.parquet(path, features="a")
+    pq.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[20_000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"f\.parquet cannot be read as Parquet.*CRC"):
+        Dataset.parquet(path, features="a").prepare(cache)
+    path.write_bytes(b"PAR1" + bytes(2000) + whole[2004:])
+    with pytest.raises(DataError, match=r"f\.parquet cannot be read as Parquet"):
+        Dataset.parquet(path, features="a").prepare(cache)
+    path.write_bytes(whole)
+    there = Dataset.parquet(path, features="a")
+    path.unlink()
+    with pytest.raises(DataError, match=r"f\.parquet"):
+        there.prepare(cache)
+
+
+def test_a_second_file_with_another_schema(tmp_path: Path, cache: Path) -> None:
+    pq.write_table(pa.table({"a": [1.0], "y": [1]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"y": [1], "a": [1]}), tmp_path / "2.parquet")
+    with pytest.raises(DataError, match=r"'a' has type int64 in .*2\.parquet but double in .*1\.parquet"):
+        Dataset.parquet(tmp_path, features="a", label="y", partitions=1).prepare(cache)
+    pq.write_table(pa.table({"y": [1]}), tmp_path / "2.parquet")
+    with pytest.raises(DataError, match=r"2\.parquet has no column 'a'"):
+        Dataset.parquet(tmp_path, features="a", label="y", partitions=1).prepare(cache)
+    pq.write_table(pa.table({"y": [1], "a": [2.0]}), tmp_path / "2.parquet")
+    assert Dataset.parquet(tmp_path, features="a", label="y", partitions=1).prepare(cache).rows == 2
+
+
+def test_batches_that_change_their_type(cache: Path) -> None:
+    batches = [pa.record_batch({"a": [1.0]}), pa.record_batch({"a": [1]})]
+    with pytest.raises(DataError, match=r"'a' .* has type int64, before it had double"):
+        Dataset.arrow(iter(batches), features="a", partitions=1).prepare(cache)
+    with pytest.raises(DataError, match="differ in their schema"):
+        Dataset.arrow(batches, features="a")
+    with pytest.raises(DataError, match="gave a dict"):
+        Dataset.arrow(iter([{}]), features="a").prepare(cache)
+
+
+def test_lists_of_several_lengths(cache: Path) -> None:
+    with pytest.raises(DataError, match="differ in length, 2 values and then 1"):
+        arrow(pa.table({"a": [[1, 2], [1]]}), label=None).prepare(cache)
+    with pytest.raises(DataError, match=r"rows of shape \(3,\), before they had \(2,\)"):
+        batches = [pa.record_batch({"a": [[1, 2]]}), pa.record_batch({"a": [[1, 2, 3]]})]
+        arrow(pa.Table.from_batches(batches), label=None).prepare(cache)
+
+
+def raising(batch: Any) -> Any:
+    raise KeyError("nope")
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (raising, "transform raised KeyError on a batch of .*nope"),
+        (lambda batch: None, "transform gave NoneType"),
+        (lambda batch: pa.Table.from_batches([batch]), "transform gave Table"),
+        (lambda batch: batch.slice(0, 0), "no rows"),
+        (lambda batch: batch.select(["y"]), "the transform's result .* has no column 'a'"),
+    ],
+)
+def test_transforms_that_fail(cache: Path, transform: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        arrow(transform=transform).prepare(cache)
+
+
+def test_a_transform_that_cannot_be_pickled(cache: Path) -> None:
+    lock = __import__("threading").Lock()
+    with pytest.raises(SpecError, match="cannot be pickled"):
+        arrow(transform=lambda batch: lock and batch).prepare(cache)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (np.zeros((3, 2)), np.zeros(4), "'inputs' has 3, 'targets' has 4"),
+        ({"a": np.zeros(3), "b": np.zeros(2)}, None, "'a' has 3, 'b' has 2"),
+        (np.float64(1), None, "single value"),
+        (np.zeros((3, 0)), None, "without values"),
+        (np.zeros(3, complex), None, "complex128"),
+        (np.array(["a", "b"]), None, "string"),
+        (np.zeros(2), np.array(["a", "b"]), "string"),
+        (np.zeros(3), [1, [2], 3], "no array|inhomogeneous|shape"),
+        (np.array([object()]), None, "object"),
+    ],
+)
+def test_arrays_that_do_not_fit(x: Any, y: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        Dataset.numpy(x, y)
+
+
+class Broken(list[Any]):
+    """Items that a test makes up."""
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ([], "no rows"),
+        ([(1, 2, 3, 4)], "4 parts"),
+        ([(np.zeros(2), 1), (np.zeros(3), 1)], "item 1: 'inputs' has shape"),
+        ([{"a": 1}], "features="),
+        ([("text",)], "str"),
+        ([object()], "object"),
+        ([(1, 2), (1,)], "item 1 has"),
+    ],
+)
+def test_items_that_do_not_fit(cache: Path, items: list[Any], words: str) -> None:
+    with pytest.raises((DataError, SpecError), match=words):
+        Dataset.torch(Broken(items), partitions=1).prepare(cache)
+
+
+def test_no_map_style_dataset() -> None:
+    with pytest.raises(SpecError, match="map-style"):
+        Dataset.torch(iter([]))
+    with pytest.raises(SpecError, match="no dicts"):
+        Dataset.torch(Broken([(1, 2)]), features="a")
+
+
+def test_too_many_values_for_one_hot(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.data.finish.ONE_HOT_LIMIT", 3)
+    with pytest.raises(DataError, match='"index"'):
+        arrow(features="a", encode={"a": "one-hot"}).prepare(cache)
+
+
+def test_a_value_that_the_listed_ones_lack(cache: Path) -> None:
+    with pytest.raises(DataError, match=r"'b', row 1 of .*: 'y' is not among the 1 values .*'x'"):
+        arrow(features="b", encode={"b": ["x"]}).prepare(cache)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch, code: int, standardize: bool) -> None:
+    written, real = [0], os.write
+
+    def write(file: int, data: Any) -> int:
+        written[0] += len(data)
+        if written[0] > 20_000:
+            raise OSError(code, os.strerror(code))
+        return real(file, data)
+
+    monkeypatch.setattr("hopyard.data.npy.os.write", write)
+    data = Dataset.numpy(np.zeros((2000, 9)), np.zeros(2000), standardize=standardize)
+    with pytest.raises(ResourceError, match=r"no room .*prepare.cache=") as caught:
+        data.prepare(cache)
+    assert caught.value.exit_code == 4
+    monkeypatch.undo()
+    assert list(cache.glob(".tmp-*")) == []
+    assert data.prepare(cache).rows == 2000  # room was made
+
+
+def test_errors_travel(cache: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        arrow(ROWS.slice(0, 0)).prepare(cache)
+    assert str(cloudpickle.loads(cloudpickle.dumps(caught.value))) == str(caught.value)

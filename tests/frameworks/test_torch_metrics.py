@@ -1,0 +1,165 @@
+"""Metrics against scikit-learn, and sums against arithmetic."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from hopyard.errors import SpecError
+from hopyard.frameworks import torch_metrics
+from hopyard.frameworks.torch import AUC, F1, accuracy
+from hopyard.frameworks.torch_metrics import Tally
+
+RNG = np.random.default_rng(0)
+
+
+def two_classes(count: int = 2000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logits, targets, weights) of shape (count,)."""
+    targets = RNG.integers(0, 2, count)
+    logits = RNG.normal(size=count) + targets
+    return torch.tensor(logits), torch.tensor(targets), torch.tensor(RNG.uniform(0, 3, count), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("bins", [64, 512])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_auc_is_that_of_scikit_learn_up_to_the_bins(bins: int, weighted: bool) -> None:
+    logits, targets, weights = two_classes()
+    auc = AUC(bins)
+    got = auc.result(auc.update(logits, targets, weights if weighted else None))
+    binned = np.minimum(np.floor(torch.sigmoid(logits).numpy() * bins), bins - 1)
+    weight = weights.double().numpy() if weighted else None
+    assert got == pytest.approx(sk.roc_auc_score(targets, binned, sample_weight=weight), abs=1e-12)
+    assert got == pytest.approx(sk.roc_auc_score(targets, logits, sample_weight=weight), abs=1 / bins)
+
+
+def test_auc_takes_three_shapes_and_adds_up() -> None:
+    logits, targets, _ = two_classes()
+    auc = AUC()
+    whole = auc.update(logits, targets)
+    assert np.array_equal(whole, auc.update(logits[:, None], targets[:, None].float()))
+    assert np.array_equal(whole, auc.update(torch.stack([logits * 0, logits], 1), targets))
+    parts = auc.update(logits[:700], targets[:700]) + auc.update(logits[700:], targets[700:])
+    assert np.array_equal(whole, parts) and whole.shape == (1024,)
+    with pytest.raises(SpecError, match=r"\(2000, 3\)"):
+        auc.update(torch.zeros(2000, 3), targets)
+
+
+def test_auc_at_its_ends() -> None:
+    auc = AUC()
+    ends = torch.tensor([-math.inf, math.inf, 800.0, -800.0, math.nan])
+    assert auc.result(auc.update(ends, torch.tensor([0, 1, 1, 0, 0]))) == 1.0
+    assert math.isnan(auc.result(auc.update(torch.zeros(3), torch.ones(3))))
+    assert auc.result(auc.update(torch.zeros(4), torch.tensor([0, 1, 0, 1]))) == 0.5
+    with pytest.raises(SpecError, match="bins=1"):
+        AUC(1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_f1_is_that_of_scikit_learn(weighted: bool) -> None:
+    logits, targets, weights = two_classes()
+    weight = weights if weighted else None
+    sample = weights.double().numpy() if weighted else None
+    f1 = F1()
+    wanted = sk.f1_score(targets, logits > 0, sample_weight=sample)
+    assert f1.result(f1.update(logits, targets, weight)) == pytest.approx(wanted, abs=1e-12)
+    outputs, labels = torch.randn(500, 4), torch.tensor(RNG.integers(0, 4, 500))
+    outputs[:, 3] = -100  # never predicted
+    many = F1(classes=4)
+    wanted = sk.f1_score(labels, outputs.argmax(1), average="macro")
+    assert many.result(many.update(outputs, labels)) == pytest.approx(wanted, abs=1e-12)
+    with pytest.raises(SpecError):
+        F1(classes=1)
+
+
+def test_accuracy() -> None:
+    outputs = torch.tensor([[1.0, 2.0, 0.0], [3.0, 2.0, 0.0], [0.0, 1.0, 5.0]])
+    assert accuracy(outputs, torch.tensor([1, 1, 2])).tolist() == [True, False, True]
+    assert accuracy(outputs, torch.tensor([[1], [1], [2]])).tolist() == [True, False, True]
+    assert accuracy(outputs, torch.eye(3)[[1, 1, 2]]).tolist() == [True, False, True]
+    assert accuracy(torch.tensor([0.5, -0.5, 2.0]), torch.tensor([1, 1, 0])).tolist() == [True, False, False]
+    assert accuracy(torch.tensor([[0.5], [-0.5]]), torch.tensor([[1.0], [0.0]])).tolist() == [True, True]
+    image = torch.zeros(2, 3, 4, 4)
+    image[:, 1] = 1
+    labels = torch.ones(2, 4, 4, dtype=torch.long)
+    labels[1, :2] = 0
+    assert accuracy(image, labels).tolist() == [1.0, 0.5]
+
+
+def tally(metrics: dict[str, Any], sizes: list[int], weighted: bool = False) -> tuple[Any, Any, Any, Any]:
+    made = Tally(metrics)
+    outputs, targets = torch.randn(sum(sizes), 3), torch.randint(0, 3, (sum(sizes),))
+    weights = torch.rand(sum(sizes)) if weighted else None
+    at = 0
+    for size in sizes:
+        cut = slice(at, at + size)
+        at += size
+        weight = None if weights is None else weights[cut]
+        rows = float(size) if weight is None else float(weight.double().sum())
+        target = targets[cut].clone()
+        made.add(torch.tensor(float(size)), rows, outputs[cut], target, weight)
+        target.fill_(99)  # the feed uses its buffer again
+    return made.sums(), outputs, targets, weights
+
+
+def test_sums_weigh_by_rows() -> None:
+    sums, outputs, targets, _ = tally({"accuracy": accuracy}, [10, 10, 3])
+    assert sums["loss"] == (10 * 10 + 10 * 10 + 3 * 3, 23.0)
+    assert sums["accuracy"] == (float((outputs.argmax(1) == targets).sum()), 23.0)
+    sums, outputs, targets, weights = tally({"accuracy": accuracy, "f1": F1(classes=3)}, [10, 4], weighted=True)
+    right = (outputs.argmax(1) == targets).double()
+    assert sums["accuracy"] == (pytest.approx(float((right * weights).sum())), pytest.approx(float(weights.sum())))
+    assert isinstance(sums["f1"][0], list) and len(sums["f1"][0]) == 9
+
+
+def test_no_batches_give_zero() -> None:
+    assert Tally({"accuracy": accuracy}).sums() == {"loss": (0.0, 0.0)}
+
+
+def test_chunks_are_bounded_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def counted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(len(outputs))
+        return outputs.sum(1)
+
+    torch.manual_seed(0)
+    whole = tally({"m": counted}, [8] * 10)[0]
+    assert seen == [80]
+    seen.clear()
+    monkeypatch.setattr(torch_metrics, "CHUNK_BYTES", 3 * 8 * (3 * 4 + 8))
+    torch.manual_seed(0)
+    parts = tally({"m": counted}, [8] * 10)[0]
+    assert seen == [24, 24, 24, 8]
+    assert parts["m"][0] == pytest.approx(whole["m"][0])
+
+
+def test_outputs_that_cannot_be_joined_are_counted_apart() -> None:
+    made = Tally({"m": lambda outputs, targets: outputs["x"].flatten(1).sum(1)})
+    for width in (3, 3, 5, 5, 4):
+        made.add(torch.tensor(0.0), 2.0, {"x": torch.ones(2, width), "aside": torch.tensor(1.0)}, (None,), None)
+    assert made.sums()["m"] == (2 * (3 + 3 + 5 + 5 + 4), 10.0)
+    made = Tally({"m": lambda outputs, targets: outputs[0].sum(1) + targets["t"]})
+    for width in (3, 3, 5):
+        made.add(torch.tensor(0.0), 2.0, (torch.ones(2, width), [torch.ones(2)]), {"t": torch.ones(2)}, None)
+    assert made.sums()["m"] == (2 * (3 + 3 + 5) + 6, 6.0)
+
+
+def test_wrong_metrics_are_named() -> None:
+    with pytest.raises(SpecError, match=r"'mean' gave 1 values for 8 rows \(2 batches joined\)"):
+        tally({"mean": lambda outputs, targets: outputs.mean()}, [5, 3])
+
+    class Unweighted:
+        def update(self, outputs: Any, targets: Any) -> Any:
+            return [len(outputs), 1]
+
+        def result(self, total: Any) -> float:
+            return float(total[0])
+
+    assert tally({"u": Unweighted()}, [5, 3])[0]["u"] == ([8.0, 1.0], 8.0)
+    with pytest.raises(SpecError, match="'u': the rows have weights"):
+        tally({"u": Unweighted()}, [5, 3], weighted=True)

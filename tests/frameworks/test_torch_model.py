@@ -1,0 +1,386 @@
+"""`Model`: what it computes, what it refuses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rows import Rows, aligned, rows
+from torch import nn
+from torch.nn import functional as F
+
+from hopyard.errors import SpecError
+from hopyard.frameworks import capture, restore
+from hopyard.frameworks.torch import AUC, Model, accuracy, seed_all
+from hopyard.frameworks.torch_tools import tensors
+from hopyard.ports import EpochEnd, Folding, Predicting, WholePartition
+from hopyard.spec import Batch
+from hopyard.store.tree import decode, encode
+
+
+def linear(**more: Any) -> Model:
+    torch.manual_seed(0)
+    net = nn.Linear(20, 5)
+    more.setdefault("loss", F.cross_entropy)
+    return Model(net, more.pop("optimizer", torch.optim.SGD(net.parameters(), lr=0.1)), more.pop("loss"), **more)
+
+
+def bits(model: Model) -> bytes:
+    return bytes(encode(capture(model)))
+
+
+def test_offers_what_the_ports_ask() -> None:
+    model = linear()
+    assert isinstance(model, WholePartition) and isinstance(model, EpochEnd)
+    assert isinstance(model, Folding) and isinstance(model, Predicting)
+    assert model.batch_size is None and linear(batch_size=8).batch_size == 8
+
+
+def test_trains_as_a_plain_loop_does() -> None:
+    model, feed = linear(metrics={"accuracy": accuracy}), rows(3)
+    torch.manual_seed(0)
+    net = nn.Linear(20, 5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loss_sum, right = 0.0, 0
+    for start in range(0, 50, 16):
+        x, y = torch.tensor(feed.inputs[start : start + 16]), torch.tensor(feed.targets[start : start + 16])
+        optimizer.zero_grad()
+        outputs = net(x)
+        loss = F.cross_entropy(outputs, y)
+        loss.backward()
+        optimizer.step()
+        loss_sum += float(loss.detach()) * len(x)
+        right += int((outputs.argmax(1) == y).sum())
+    sums = model.train_partition(feed)
+    assert sums["loss"] == (pytest.approx(loss_sum, rel=1e-12), 50.0) and sums["accuracy"] == (right, 50.0)
+    assert torch.equal(model.module.weight, net.weight) and torch.equal(model.module.bias, net.bias)
+
+
+def test_batch_by_batch_is_the_same_as_the_partition() -> None:
+    def noisy(inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return inputs + torch.randn(inputs.shape, generator=generator)
+
+    whole, single = linear(augment=noisy), linear(augment=noisy)
+    sums = whole.train_partition(rows(3))
+    parts = [single.train(batch) for batch in rows(3)]
+    assert bits(whole) == bits(single)
+    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))
+
+
+def test_a_partition_done_again_draws_the_same() -> None:
+    def noisy(inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return inputs + torch.randn(inputs.shape, generator=generator)
+
+    model = linear(augment=noisy)
+    first = bits(model)
+    model.train_partition(rows(3))
+    once = bits(model)
+    restore(model, decode(first))
+    for batch in rows(3):  # as an attempt that failed half-way would
+        model.train(batch)
+    restore(model, decode(first))
+    for batch in rows(3):
+        model.train(batch)
+    assert bits(model) == once
+
+
+def test_evaluation_changes_nothing_and_uses_eval_mode() -> None:
+    net = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 5))
+    model = Model(net, torch.optim.Adam(net.parameters()), F.cross_entropy, {"accuracy": accuracy})
+    model.train_partition(rows(1))
+    before = bits(model)
+    seed_all(1)
+    first = model.evaluate_partition(rows(2))
+    seed_all(2)
+    assert model.evaluate_partition(rows(2)) == first
+    assert bits(model) == before
+    assert model.evaluate(next(iter(rows(2, size=50))))["loss"][0] == pytest.approx(first["loss"][0])
+    # what evaluation left behind must not be in the way of training
+    model.train_partition(rows(1))
+
+
+def test_weights_weigh_loss_metrics_and_rows() -> None:
+    feed = rows(4)
+    feed.weights = np.random.default_rng(0).uniform(0, 2, 50).astype(np.float32)
+    feed.weights[16:32] = 0  # a whole batch that counts for nothing
+    model = linear(loss=nn.CrossEntropyLoss(reduction="none"), metrics={"accuracy": accuracy})
+    got = model.evaluate_partition(feed)
+    outputs = model.module(torch.tensor(feed.inputs)).detach()
+    each = F.cross_entropy(outputs, torch.tensor(feed.targets), reduction="none").double()
+    weights = torch.tensor(feed.weights).double()
+    assert got["loss"] == (pytest.approx(float((each * weights).sum()), rel=1e-6), pytest.approx(float(weights.sum())))
+    assert got["accuracy"][1] == got["loss"][1]
+    before = model.module.weight.clone()
+    model.train_partition(feed)
+    assert torch.isfinite(model.module.weight).all() and not torch.equal(before, model.module.weight)
+
+
+def test_equal_weights_are_as_none() -> None:
+    feed, plain = rows(4), rows(4)
+    feed.weights = np.ones(50, np.float32)
+    weighted, model = linear(loss=nn.CrossEntropyLoss(reduction="none")), linear()
+    assert weighted.train_partition(feed)["loss"] == pytest.approx(model.train_partition(plain)["loss"])
+    assert torch.allclose(weighted.module.weight, model.module.weight)
+
+
+def test_losses_of_the_wrong_shape() -> None:
+    feed = rows(4)
+    feed.weights = np.ones(50, np.float32)
+    with pytest.raises(SpecError, match=r'shape \(\) for 16 rows with weights.*reduction="none"'):
+        linear().train_partition(feed)
+    with pytest.raises(SpecError, match=r"shape \(16, 5\) for 16 rows: its mean, or one value per row"):
+        linear(loss=lambda outputs, targets: outputs).train_partition(rows(4))
+    sums = linear(loss=nn.CrossEntropyLoss(reduction="none")).train_partition(rows(4))
+    assert sums["loss"] == pytest.approx(linear().train_partition(rows(4))["loss"])
+
+
+def test_dicts_of_inputs_and_targets() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Embedding(7, 4)
+
+        def forward(self, x: torch.Tensor, kind: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"out": self.a(x) + self.b(kind), "half": self.a(x).bfloat16()}
+
+    def loss(outputs: Any, targets: Any) -> torch.Tensor:
+        return F.cross_entropy(outputs["out"], targets["y"]) + F.mse_loss(outputs["out"][:, 0], targets["z"])
+
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.standard_normal((10, 3), dtype=np.float32), "kind": rng.integers(0, 7, 10)}
+    targets = {"y": rng.integers(0, 4, 10), "z": np.zeros(10, np.float32)}
+    net = Two()
+    model = Model(
+        net,
+        torch.optim.Adam(net.parameters()),
+        loss,
+        {"right": lambda outputs, targets: outputs["out"].argmax(1) == targets["y"]},
+    )
+    feed = Rows(inputs, targets, 4)
+    feed.rows, feed.sizes = 10, [4, 4, 2]
+    sums = model.train_partition(feed)
+    assert sums["right"][1] == 10.0
+    predicted = model.predict(Batch(inputs, None, None, 10))
+    assert set(predicted) == {"out", "half"} and predicted["out"].shape == (10, 4)
+    assert predicted["half"].dtype == np.float32
+
+
+def test_result_folds_numbers_and_arrays() -> None:
+    model = linear(metrics={"accuracy": accuracy, "auc": AUC(4)})
+    assert model.result("accuracy", 3.0, 4.0) == 0.75 and model.result("loss", 1.0, 2.0) == 0.5
+    assert np.isnan(model.result("loss", 0.0, 0.0))
+    assert model.result("auc", [1.0, 0, 0, 0, 0, 0, 0, 1.0], 2.0) == 1.0
+    with pytest.raises(SpecError, match="no result"):
+        model.result("accuracy", [1.0, 2.0], 2.0)
+
+
+def test_clip_norm_bounds_the_step() -> None:
+    model = linear(clip_norm=1e-3)
+    before = model.module.weight.detach().clone(), model.module.bias.detach().clone()
+    model.train(next(iter(rows(1, size=50))))
+    moved = torch.cat([(before[0] - model.module.weight).flatten(), before[1] - model.module.bias])
+    assert float(moved.detach().norm()) == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_autocast_runs_in_half_precision() -> None:
+    seen: list[torch.dtype] = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(outputs.dtype)
+        return F.cross_entropy(outputs, targets)
+
+    for autocast in ("bfloat16", torch.bfloat16):
+        model = linear(loss=loss, autocast=autocast)
+        model.train_partition(rows(1))
+        model.evaluate_partition(rows(1))
+        assert model.predict(next(iter(rows(1)))).dtype == np.float32
+    assert set(seen) == {torch.bfloat16} and model.module.weight.dtype is torch.float32
+
+
+def test_the_scaler_is_part_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    # on the host in the place of CUDA: the same class, and the same road through step, state and load
+    def scale(model: Model) -> None:
+        model._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
+
+    monkeypatch.setattr(Model, "_set_scaler", scale)
+    one, two = linear(autocast="float16", clip_norm=1.0), linear(autocast="float16", clip_norm=1.0)
+    two.train_partition(rows(9))
+    for number in range(3):
+        model, other = (one, two) if number % 2 == 0 else (two, one)
+        model.train_partition(rows(number))
+        assert model.state()["scaler"]["scale"] > 2.0**14
+        restore(other, decode(encode(capture(model))))
+        assert bits(model) == bits(other)
+    alone = linear(autocast="float16", clip_norm=1.0)
+    for number in range(3):
+        alone.train_partition(rows(number))
+    assert bits(alone) == bits(one)
+
+
+def test_a_scheduler_keeps_its_types_and_functions() -> None:
+    def build() -> Model:
+        net = nn.Linear(20, 5)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler
+        both = [schedule.MultiStepLR(optimizer, [2, 2, 3]), schedule.LambdaLR(optimizer, Decay(0.5))]
+        return Model(net, optimizer, F.cross_entropy, scheduler=schedule.ChainedScheduler(both))
+
+    one, two = build(), build()
+    for number in range(2):
+        one.train_partition(rows(number))
+        one.end_epoch()
+    restore(two, decode(encode(capture(one))))
+    steps, decay = two.scheduler._schedulers
+    assert steps.milestones == Counter([2, 2, 3]) and isinstance(steps.milestones, Counter)
+    assert isinstance(decay.lr_lambdas[0], Decay) and decay.lr_lambdas[0].calls == 3
+    assert two.optimizer.param_groups[0]["lr"] == one.optimizer.param_groups[0]["lr"]
+
+
+class Decay:
+    """A schedule that is an object: torch keeps its attributes in the scheduler's state."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.calls = rate, 0
+
+    def __call__(self, epoch: int) -> float:
+        self.calls += 1
+        return float(self.rate**epoch)
+
+
+def test_schedulers_step_by_epoch_or_by_batch() -> None:
+    for every, wanted in (("epoch", 0.05), ("batch", 0.1 * 0.5**4)):
+        net = nn.Linear(20, 5)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        model = Model(net, optimizer, F.cross_entropy, scheduler=scheduler, scheduler_every=every)  # type: ignore[arg-type]
+        model.train_partition(rows(1))
+        model.end_epoch()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted)
+    linear().end_epoch()
+
+
+def test_state_of_a_loss_and_extra_state_are_kept() -> None:
+    class Margin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.notes = {"seen": 0}
+
+        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            self.notes["seen"] += 1
+            return F.cross_entropy(outputs * self.scale, targets)
+
+        def get_extra_state(self) -> Any:
+            return {**self.notes, "tensor": torch.ones(2)}
+
+        def set_extra_state(self, state: Any) -> None:
+            assert isinstance(state.pop("tensor"), torch.Tensor)
+            self.notes = state
+
+    def build() -> Model:
+        torch.manual_seed(0)
+        net, loss = nn.Linear(20, 5), Margin()
+        return Model(net, torch.optim.Adam([*net.parameters(), *loss.parameters()]), loss)
+
+    one, two = build(), build()
+    one.train_partition(rows(1))
+    restore(two, decode(encode(capture(one))))
+    assert bits(one) == bits(two) and two.loss.notes == {"seen": 4}
+    one.train_partition(rows(2))
+    two.train_partition(rows(2))
+    assert bits(one) == bits(two)
+
+
+def test_a_state_of_another_build_is_refused() -> None:
+    data = decode(encode(capture(linear())))
+    wide = nn.Linear(20, 6)
+    with pytest.raises(SpecError, match=r"parameter 'bias' .* shape \(5,\).*\(6,\).*recipe must build the same"):
+        restore(Model(wide, torch.optim.SGD(wide.parameters()), F.cross_entropy), data)
+    half = nn.Linear(20, 5).double()
+    with pytest.raises(SpecError, match=r"dtype torch\.float32"):
+        restore(Model(half, torch.optim.SGD(half.parameters()), F.cross_entropy), data)
+    deep = nn.Sequential(nn.Linear(20, 5))
+    with pytest.raises(SpecError, match=r"missing there: \['bias', 'weight'\]"):
+        restore(Model(deep, torch.optim.SGD(deep.parameters()), F.cross_entropy), data)
+    net = nn.Linear(20, 5)
+    groups = [{"params": [net.weight]}, {"params": [net.bias]}]
+    with pytest.raises(SpecError, match="1 param groups, the built one 2"):
+        restore(Model(net, torch.optim.SGD(groups), F.cross_entropy), data)
+
+
+def test_load_takes_torch_tensors_too() -> None:
+    one, two = linear(), linear()
+    one.train_partition(rows(1))
+    two.load(one.state())
+    assert bits(one) == bits(two)
+    one.train_partition(rows(1))
+    assert bits(one) != bits(two)  # nothing is shared
+
+
+def test_place_keeps_parameters_and_moves_state() -> None:
+    model = linear(loss=nn.CrossEntropyLoss(torch.ones(5)))
+    weight = model.module.weight
+    model.train_partition(rows(1))
+    model.place("cpu")
+    assert model.module.weight is weight and model.device == torch.device("cpu")
+
+
+def faulty() -> dict[str, tuple[dict[str, Any], str]]:
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = torch.optim.lr_scheduler
+    return {
+        "loss": ({"loss": 3}, "loss = 3"),
+        "reserved": ({"metrics": {"loss": accuracy}}, "always there"),
+        "metric": ({"metrics": {"m": 3}}, r"metrics\['m'\] = 3"),
+        "every": ({"scheduler_every": "step"}, "scheduler_every = 'step'"),
+        "size": ({"batch_size": 0}, "batch_size = 0"),
+        "size bool": ({"batch_size": True}, "batch_size = True"),
+        "clip": ({"clip_norm": 0}, "clip_norm = 0"),
+        "clip text": ({"clip_norm": "1"}, "clip_norm = '1'"),
+        "autocast": ({"autocast": "float8"}, "autocast = 'float8'"),
+        "autocast dtype": ({"autocast": torch.float64}, "autocast = torch.float64"),
+        "augment": ({"augment": lambda inputs: inputs}, "augment"),
+        "scheduler": ({"scheduler": schedule.StepLR(other, 1)}, "another optimizer"),
+        "plateau": ({"scheduler": schedule.ReduceLROnPlateau(other)}, "ReduceLROnPlateau"),
+        "lbfgs": ({"optimizer": torch.optim.LBFGS([nn.Parameter(torch.ones(1))])}, "LBFGS"),
+    }
+
+
+@pytest.mark.parametrize("name", faulty())
+def test_arguments_that_cannot_be(name: str) -> None:
+    more, message = faulty()[name]
+    with pytest.raises(SpecError, match=message):
+        linear(**more)
+
+
+def test_lazy_modules_are_refused() -> None:
+    net = nn.LazyLinear(5)
+    with pytest.raises(SpecError, match="'weight' has no shape yet"):
+        Model(net, torch.optim.SGD(net.parameters()), F.cross_entropy)
+
+
+@pytest.mark.parametrize("offset", [4, 8, 32])
+def test_misaligned_and_read_only_inputs_are_copied(offset: int) -> None:
+    cpu = torch.device("cpu")
+    good = aligned((4, 4), np.float32)
+    good[...] = 1
+    assert tensors(good, cpu).data_ptr() == good.ctypes.data
+    bad = aligned((4, 4), np.float32, offset)
+    bad[...] = 2
+    assert tensors(bad, cpu).data_ptr() % 64 == 0 and torch.equal(tensors(bad, cpu), torch.full((4, 4), 2.0))
+    good.flags.writeable = False
+    made = tensors(good, cpu)
+    made += 1
+    assert good.sum() == 16 and made.data_ptr() % 64 == 0
+    assert tensors({"a": bad.T, "b": None}, cpu)["a"].is_contiguous()
+
+
+def test_labels_out_of_range_are_found_before_training() -> None:
+    batch = next(iter(rows(1)))
+    model = linear()
+    assert model.fault(batch, 0, 4) == ""
+    assert "label 12 has none; give the model 13 outputs" in model.fault(batch, 0, 12)
+    assert "label -1 has none" in model.fault(batch, -1, 4)

@@ -1,0 +1,132 @@
+"""The arrows between rooms run one way, and heavy packages are imported only where they are listed. No import is made."""
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "hopyard"
+
+LEVELS = [
+    {"errors"},
+    {"spec"},
+    {"space"},
+    {"core"},
+    {"ports"},
+    {"frameworks", "data", "store", "search", "engines", "views"},
+    {"agent"},
+    {"driver", "sim"},
+    {"demo", "doctor"},
+    {"cli"},
+]
+PURE = {
+    "__future__",
+    "collections",
+    "dataclasses",
+    "functools",
+    "hashlib",
+    "heapq",
+    "math",
+    "typing",
+    "msgspec",
+    "itertools",
+    "bisect",
+}
+HEAVY = {
+    "torch": {
+        "frameworks/torch.py",
+        "frameworks/torch_leaf.py",
+        "frameworks/torch_metrics.py",
+        "frameworks/torch_state.py",
+        "frameworks/torch_tools.py",
+        "demo.py",
+    },
+    "matplotlib": {"views/gantt.py", "views/chart.py"},
+    "pandas": {"driver/run.py"},
+    "IPython": {"views/table.py"},
+    "keras": set(),
+    "tensorflow": set(),
+    "pyspark": set(),
+    "kubernetes": set(),
+    "optuna": set(),
+    "mlflow": set(),
+}
+
+
+def imports(path: Path) -> list[str]:
+    """Full names of all that a file imports, at the top or inside a function; those for type checkers only are left out."""
+    found = []
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def files() -> list[Path]:
+    return [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0].removesuffix(".py")
+
+
+def level(name: str) -> int:
+    return next(number for number, rooms in enumerate(LEVELS) if name in rooms)
+
+
+def test_arrows_run_one_way() -> None:
+    wrong = []
+    for path in files():
+        if path.name == "__main__.py":
+            continue
+        here = room(path)
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] != "hopyard" or len(parts) < 2 or parts[1] == "__version__":
+                continue
+            there = parts[1]
+            public = there in ("Dataset", "Space", "select", "torch") or there[0].isupper()
+            if public:
+                continue
+            if there != here and level(there) >= level(here):
+                wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
+    assert not wrong
+
+
+def test_every_room_is_on_the_map() -> None:
+    known = set().union(*LEVELS) | {"__main__"}
+    assert {room(path) for path in files()} <= known
+
+
+def test_the_core_is_pure() -> None:
+    wrong = []
+    for path in sorted((SOURCE / "core").rglob("*.py")):
+        for name in imports(path):
+            top = name.split(".")[0]
+            if top == "hopyard":
+                continue
+            if top not in PURE:
+                wrong.append(f"{path.name} imports {name}")
+    assert not wrong
+
+
+def test_heavy_packages_only_where_listed() -> None:
+    wrong = []
+    for path in files():
+        where = path.relative_to(SOURCE).as_posix()
+        for name in imports(path):
+            allowed = HEAVY.get(name.split(".")[0])
+            if allowed is not None and where not in allowed:
+                wrong.append(f"{where} imports {name}")
+    assert not wrong

@@ -1,0 +1,179 @@
+import io
+import re
+import sys
+import time
+import types
+from itertools import count
+
+import pytest
+from rich.console import Console
+
+from hopyard.core.machine import Machine, fold
+from hopyard.sim.world import World, lengths
+from hopyard.spec import RunSpec
+from hopyard.views.table import Table
+
+
+def paper(width=120, height=30, terminal=True):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, height=height, color_system=None)
+
+
+def told(console):
+    return console.file.getvalue().splitlines()
+
+
+def epochs(lines):
+    return sum(len(trial.history) for trial in fold(lines).trials.values())
+
+
+def drive(table, lines, machine=None):
+    machine = machine or Machine(lines[0].spec)
+    for line in lines:
+        machine.apply(line)
+        machine.settle()
+        table.see([line], machine)
+    return machine
+
+
+def picture(lines, width=120, height=30, after=0.5):
+    """What stands on a terminal after these lines."""
+    machine = fold(lines)
+    console = paper(width, height)
+    table = Table(machine.spec, console)
+    table._face = "plain"  # fold without drawing
+    table._print = lambda text: None
+    table.see(lines, machine)
+    console.print(table.render(machine, lines[-1].at + after, height, width))
+    return console.file.getvalue().splitlines()
+
+
+def test_plain_lines_one_an_epoch(rough):
+    console = paper(terminal=False)
+    table = Table(rough[0].spec, console)
+    table.close(drive(table, rough))
+    lines = told(console)
+    assert lines[0] == "training: 6 trials × 3 epochs, on 3 workers"
+    first = next(line for line in lines if line.startswith("trial 0  epoch 1/3  "))
+    assert re.fullmatch(
+        r"trial 0  epoch 1/3  val_loss \S+  loss \S+  val_accuracy \S+  accuracy \S+  lr=0.1 width=64", first
+    )
+    assert sum("  epoch " in line for line in lines) == epochs(rough)
+    failed = re.compile(r"trial \d  failed \(user\): ValueError: loss is NaN  lr=\S+ width=\S+ optimizer=adam")
+    assert sum(failed.fullmatch(line) is not None for line in lines) == 1
+    assert sum(line.endswith(" lost: killed by signal 9") for line in lines) == 1
+    assert re.fullmatch(
+        r"partial: 5 of 6 trials in \d+ s, \d+\.\d% idle; best: trial \d, epoch 3, val_loss \S+  lr=\S+ width=\d+",
+        lines[-1],
+    )
+
+
+def test_a_run_that_goes_on_tells_only_what_is_new(rough):
+    at = next(n for n, line in enumerate(rough) if type(line).__name__ == "Resumed")
+    console = paper(terminal=False)
+    table = Table(rough[0].spec, console)
+    drive(table, rough[at + 1 :], fold(rough[: at + 1]))
+    before = epochs(rough[:at])
+    assert sum("  epoch " in line for line in told(console)) == epochs(rough) - before
+    assert before > 0
+
+
+def test_on_a_terminal(rough):
+    lines = picture(rough[:70])
+    assert re.match(r"running █+\S*░* \d+%  6 trials × 3 epochs  3 slots  idle \d", lines[0])
+    assert re.search(r"about \d+ s left  1 worker lost$", lines[0])
+    head = ["trial", "config", "status", "epoch", "val_loss", "loss", "val_accuracy", "accuracy", "left", "worker"]
+    assert lines[1].split() == head
+    assert len(lines) == 9
+    assert sum(line.startswith("★") for line in lines) == 1
+    assert sum(re.search(r" running  [123]/3 [█▏▎▍▌▋▊▉░]{5} .* \d+ node[01]\s*$", line) is not None for line in lines) >= 2
+    assert re.fullmatch(r"trial \d failed \(user\): ValueError: loss is NaN", lines[-1])
+
+
+@pytest.mark.parametrize("width", [40, 79, 200])
+def test_it_fits(rough, width):
+    for end in range(1, len(rough), 7):
+        lines = picture(rough[:end], width, 12)
+        assert len(lines) <= 12
+        assert max(map(len, lines)) <= width
+
+
+def test_hundreds_of_trials_show_the_running_the_best_and_a_summary():
+    world = World(
+        RunSpec(epochs=2, partitions=4, validation=1, trials=300, metric="val_loss"),
+        6,
+        lengths(300, 0.5, 0.1, 0),
+        keep=True,
+    )
+    world.run()
+    lines = picture(world.journal[: len(world.journal) // 2], height=24)
+    assert len(lines) <= 24
+    assert sum(" running " in line or " validating " in line for line in lines[2:]) >= 5
+    assert any(line.startswith("★") for line in lines)
+    assert "more:" in lines[-1] and "completed" in lines[-1] and "waiting" in lines[-1]
+
+
+def test_a_fit_shows_its_epochs(play):
+    lines = play(
+        RunSpec(epochs=4, partitions=4, validation=2, trials=1, metric="val_loss", group=2), [{"lr": 0.1}], slots=2
+    )
+    shown = picture(lines[: len(lines) * 2 // 3])
+    assert shown[1] == "lr=0.1"
+    assert shown[2].split() == ["epoch", "val_loss", "loss", "val_accuracy", "accuracy", "worker"]
+    assert shown[3].split()[0] == "1/4"
+    assert any(line.startswith("★") for line in shown)
+
+
+def test_it_draws_at_most_four_times_a_second(good):
+    now = [1000.0]
+    table = Table(good[0].spec, paper(), clock=lambda: now[0])
+    drawn = []
+    table._draw = lambda machine, at: drawn.append(at)
+    machine = fold(good[:1])
+    for _ in range(100):
+        table.see([], machine)
+        now[0] += 0.05
+    assert 15 <= len(drawn) <= 20
+
+
+def test_see_costs_microseconds_when_it_does_not_draw(good):
+    now = 1000.0
+    table = Table(good[0].spec, paper(), clock=lambda: now)
+    machine = fold(good)
+    table.see(good, machine)
+    began = time.perf_counter()
+    for _ in range(1000):
+        table.see([], machine)
+    assert time.perf_counter() - began < 0.1
+
+
+def test_live_draws_and_leaves_the_table(good):
+    console = paper()
+    clock = count()
+    table = Table(good[0].spec, console, clock=lambda: good[0].at + next(clock) / 40)
+    table.close(drive(table, good))
+    table.close(fold(good))
+    text = console.file.getvalue()
+    assert "completed: 6 of 6 trials" in text.splitlines()[-1]
+    assert text.endswith("\n")
+
+
+def test_in_a_notebook_one_display_is_updated(good, monkeypatch):
+    pages = []
+    handle = types.SimpleNamespace(update=lambda page: pages.append(("update", page)))
+
+    def display(page, display_id):
+        pages.append(("display", page))
+        return handle
+
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    shown = types.ModuleType("IPython.display")
+    shown.HTML = lambda text: text
+    shown.display = display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    clock = count()
+    table = Table(good[0].spec, clock=lambda: good[0].at + next(clock) / 40)
+    table.close(drive(table, good))
+    assert [how for how, _ in pages[:2]] == ["display", "update"]
+    assert pages[-1][1].startswith("<pre") and "completed" in pages[-1][1] and "val_loss" in pages[-1][1]
