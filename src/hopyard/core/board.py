@@ -90,9 +90,7 @@ class Board:
         folds: (trial, epoch) whose arrays wait to be turned into values.
     """
 
-    def __init__(
-        self, spec: RunSpec, trials: dict[int, TrialBook], slots: dict[int, SlotBook], give: Give
-    ) -> None:
+    def __init__(self, spec: RunSpec, trials: dict[int, TrialBook], slots: dict[int, SlotBook], give: Give) -> None:
         self.spec = spec
         self._give = give
         self._steps = spec.steps
@@ -296,13 +294,11 @@ class Board:
         return (trial.id + trial.step) % self.spec.partitions
 
     def _train(self, slot: SlotBook, trial: TrialBook, pool: Pool) -> None:
-        spec = self.spec
-        taken = policy.span(trial, pool.holds, spec.partitions, spec.group, spec.group_seconds, self._share())
-        self._give(slot, trial, "train", trial.step // spec.partitions, taken)
+        taken = policy.span(trial, pool.holds, self.spec, self._share())
+        self._give(slot, trial, "train", trial.step // self.spec.partitions, taken)
 
     def _validate(self, slot: SlotBook, trial: TrialBook, epoch: int, left: list[int]) -> None:
-        spec = self.spec
-        taken = policy.portion(left, trial.check_seconds or trial.seconds, spec.group, spec.group_seconds)
+        taken = policy.portion(left, trial.check_seconds or trial.seconds, self.spec)
         self._give(slot, trial, "validate", epoch, taken)
 
     def _fold(self, slot: SlotBook) -> None:

@@ -19,6 +19,7 @@ three equal trials after 2 lengths instead of 1.5.
 from __future__ import annotations
 
 from hopyard.core.books import TrialBook
+from hopyard.spec import RunSpec
 
 SHARES = 4
 """A group of units is at most this part of a slot's even share of what is left, so that slots end together."""
@@ -29,24 +30,21 @@ def critical(waiting: TrialBook | None, mine: TrialBook, share: float) -> bool:
     return waiting is not None and waiting.remaining > mine.remaining and waiting.remaining > share
 
 
-def span(
-    trial: TrialBook, holds: frozenset[int] | None, partitions: int, group: int, seconds: float, share: float
-) -> tuple[int, ...]:
+def span(trial: TrialBook, holds: frozenset[int] | None, spec: RunSpec, share: float) -> tuple[int, ...]:
     """The consecutive partitions that a training unit covers: at least one, of one epoch, all held.
 
     Args:
         trial: whose unit it is.
         holds: partitions that the slot can serve, the first one among them; None: all.
-        partitions: P.
-        group: a fixed number; 0: by `seconds`.
-        seconds: of work that a unit may be long; 0: one partition.
+        spec: of the run; its `group` is a fixed number, else `group_seconds` says how long a unit may be.
         share: seconds of all work left that fall to one slot.
     """
+    partitions = spec.partitions
     first = trial.id + trial.step
-    if group:
-        most = group
+    if spec.group:
+        most = spec.group
     elif trial.seconds > 0:
-        most = int(min(seconds, share / SHARES) / trial.seconds)
+        most = int(min(spec.group_seconds, share / SHARES) / trial.seconds)
     else:
         most = 1
     if most <= 1:
@@ -58,10 +56,10 @@ def span(
     return tuple(taken)
 
 
-def portion(left: list[int], each: float, group: int, seconds: float) -> tuple[int, ...]:
+def portion(left: list[int], each: float, spec: RunSpec) -> tuple[int, ...]:
     """How much of a validation one unit takes: `left` partitions of about `each` seconds; 0 when that is not known."""
-    if group:
-        return tuple(left[:group])
-    if each <= 0 or seconds <= 0:
+    if spec.group:
+        return tuple(left[: spec.group])
+    if each <= 0:
         return tuple(left[:1])
-    return tuple(left[: max(1, int(seconds / each))])
+    return tuple(left[: max(1, int(spec.group_seconds / each))])

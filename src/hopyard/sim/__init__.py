@@ -1,1 +1,5 @@
 """The same core behind a virtual clock: what a run would do on slots that are not there."""
+
+from hopyard.sim.forecast import Forecast, predict
+
+__all__ = ["Forecast", "predict"]

@@ -113,11 +113,7 @@ class Chaos:
         self.released: set[tuple[int, str]] = set()
         self.ended = False
         self.steps = 0
-        self._kinds = [
-            kind
-            for kind, weight in (_WEIGHTS | self.weights).items()
-            for _ in range(weight)
-        ]
+        self._kinds = [kind for kind, weight in (_WEIGHTS | self.weights).items() for _ in range(weight)]
 
     # ---------------------------------------------------------------- what may happen
 
@@ -486,8 +482,8 @@ class Chaos:
         """The best epoch, by a plain search."""
         best = None
         for epoch in sorted(history):
-            value = history[epoch].get(self.spec.metric or "")
-            if self.spec.metric is None or best is None or better(self.spec.mode, value, history[best][self.spec.metric]):
+            metric = self.spec.metric
+            if metric is None or best is None or better(self.spec.mode, history[epoch][metric], history[best][metric]):
                 best = epoch
         _hold(best is not None, "no epoch")
         return best or 0

@@ -27,12 +27,12 @@ from hopyard.core.events import (
     Proposed,
 )
 from hopyard.core.machine import Machine
-from hopyard.spec import Part, Ref, RunSpec, Unit
+from hopyard.spec import Part, Ref, RunSpec, Sums, Unit
 
 Seconds = Callable[[Unit, int], float]
 """(unit, partition) → how long that takes."""
 
-_SUMS = {"loss": (1.0, 1.0)}
+_SUMS: Sums = {"loss": (1.0, 1.0)}
 
 
 def lengths(trials: int, sigma: float, noise: float, seed: int, check: float = 0.3) -> Seconds:
@@ -106,7 +106,8 @@ class World:
             elif isinstance(command, Check):
                 if self.keep:
                     self.journal.append(command)
-                self.later(0.0, Checked(at=self.clock, slot=command.slot, trial=command.trial, faults=(), names=("loss",)))
+                checked = Checked(at=self.clock, slot=command.slot, trial=command.trial, faults=(), names=("loss",))
+                self.later(0.0, checked)
             elif isinstance(command, Finish) and self.machine.status == "running":
                 self.feed(Finished(at=self.clock, status=command.status))
 

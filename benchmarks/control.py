@@ -1,0 +1,103 @@
+"""What it costs to be told what to do next: from the `Done` of a no-op unit to its agent's next unit.
+
+    python benchmarks/control.py [--units 2000]
+
+One slot, one partition a unit, the durable journal and the encrypted wire included: the agent notes when it said `Done`
+and when it has the next unit in hand. Beside it, in the same folder right after, the median `fdatasync` of a line of
+the same length. The goal is at most 1 ms plus one median fdatasync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hopyard as hy
+
+PARTITIONS = 100
+
+
+class Nothing:
+    """A Trainable that does nothing."""
+
+    batch_size = 64
+
+    def state(self) -> Any:
+        return {"weights": np.zeros(4)}
+
+    def load(self, tree: Any) -> None:
+        pass
+
+    def train(self, batch: Any) -> Any:
+        return {"loss": (0.0, batch.rows)}
+
+    evaluate = train
+
+
+def recipe(config: dict[str, Any]) -> Any:
+    from hopyard.agent import main
+    from hopyard.core.events import Done
+
+    if not hasattr(main.Line, "noted"):  # once an agent: note the times at its own end of the wire
+        main.Line.noted = Path(config["notes"]).open("ab", buffering=0)
+        answer, hear, said = main.Line.answer, main.Line.hear, []
+
+        def note_answer(self: Any, message: Any) -> None:
+            answer(self, message)
+            if isinstance(message, Done):
+                said.append(time.perf_counter())
+
+        def note_hear(self: Any) -> Any:
+            message = hear(self)
+            if said:
+                main.Line.noted.write(np.float64(time.perf_counter() - said.pop()).tobytes())
+            return message
+
+        main.Line.answer, main.Line.hear = note_answer, note_hear
+    return Nothing()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--units", type=int, default=2000)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        folder = Path(name)
+        notes = folder / "notes"
+        with contextlib.redirect_stdout(io.StringIO()):
+            run = hy.fit(
+                recipe,
+                {"notes": str(notes.absolute())},
+                hy.Dataset.numpy(np.zeros((PARTITIONS, 1), np.float32), np.zeros(PARTITIONS), partitions=PARTITIONS),
+                epochs=max(1, asked.units // PARTITIONS),
+                engine=hy.Local(workers=1),
+                parallel=hy.Hopper(group="off"),
+                directory=folder / "run",
+            )
+        waits = np.fromfile(notes)
+        journal = run.directory / "journal.jsonl"
+        line = bytes(2 * journal.stat().st_size // len(run.lines()))
+        file = os.open(folder / "sync", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        syncs = []
+        for _ in range(500):
+            os.write(file, line)
+            began = time.perf_counter()
+            os.fdatasync(file)
+            syncs.append(time.perf_counter() - began)
+        wait, sync = statistics.median(waits) * 1e3, statistics.median(syncs) * 1e3
+        print(f"{len(waits)} units; fdatasync of {len(line)} bytes: {sync:.3f} ms")
+        print(f"Done to next unit in hand: median {wait:.3f} ms, 90 % within {np.quantile(waits, 0.9) * 1e3:.3f} ms")
+        print(f"control cost beyond one fdatasync: {wait - sync:.3f} ms (at most 1)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What a run would take: the makespan that the machine reaches on so many slots, beside what nobody can beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hopyard.errors import SpecError
+from hopyard.sim.world import Seconds, World, lengths
+from hopyard.spec import RunSpec, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The outcome of a simulated run.
+
+    Attributes:
+        makespan: seconds from the first slot to the last result.
+        bound: seconds that no schedule can beat: the longest trial, or the busiest slot when the data is pinned, or
+            an even share of all work.
+        ratio: makespan / bound.
+        idle_share: part of the slots' time in which they did nothing, 0 to 1.
+        units: partitions done, training and validation.
+    """
+
+    makespan: float
+    bound: float
+    ratio: float
+    idle_share: float
+    units: int
+
+
+def predict(
+    slots: int,
+    trials: int,
+    partitions: int,
+    epochs: int,
+    seconds: float,
+    *,
+    sigma: float = 0.0,
+    noise: float = 0.1,
+    check: float = 0.3,
+    pinned: bool = False,
+    validation: int = 0,
+    group_seconds: float = 1.0,
+    seed: int = 0,
+) -> Forecast:
+    """Run the machine itself against a virtual clock.
+
+    Args:
+        slots: how many.
+        trials: how many, all known at the start.
+        partitions: of the training data.
+        epochs: of each trial.
+        seconds: that a trial takes for one training partition, on average (a median when `sigma` is not 0).
+        sigma: trials differ by a lognormal factor of this width; 0: they are equal.
+        noise: relative width of the normal noise on each unit.
+        check: what a validation partition takes, relative to a training one.
+        pinned: partition p can be served by slots s with s mod partitions = p mod slots only; else by all.
+        validation: validation partitions.
+        group_seconds: units are grouped up to about this much work.
+        seed: of lengths and noise.
+
+    Raises:
+        SpecError: a number is out of its range.
+    """
+    for name, value in (("slots", slots), ("trials", trials)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise SpecError(f"{name} = {value!r}: a whole number of at least 1 is needed")
+    if not seconds > 0:
+        raise SpecError(f"seconds = {seconds!r}: a number above 0 is needed")
+    spec = RunSpec(
+        epochs=epochs, partitions=partitions, validation=validation, trials=trials, group_seconds=group_seconds
+    )
+    unit_seconds = lengths(trials, sigma, noise, seed, check)
+    held = max(partitions, validation)
+    pins = min(slots, held)
+
+    def holds(slot: int) -> tuple[int, ...]:
+        return tuple(range(slot % pins, held, pins))
+
+    def scaled(unit: Unit, partition: int) -> float:
+        return seconds * unit_seconds(unit, partition)
+
+    world = World(spec, slots, scaled, holds=holds if pinned else (lambda slot: None))
+    makespan = world.run()
+    bound = lower_bound(spec, slots, scaled, pins if pinned else 1)
+    busy = sum(world.busy.values())
+    return Forecast(makespan, bound, makespan / bound, 1 - busy / (slots * makespan), world.units)
+
+
+def lower_bound(spec: RunSpec, slots: int, seconds: Seconds, pins: int) -> float:
+    """Seconds that no schedule can beat: max(longest trial, busiest group of slots).
+
+    Args:
+        spec: of the run.
+        slots: how many; slot s belongs to group s mod `pins`.
+        seconds: how long a partition of a unit takes.
+        pins: partition p is held by group p mod `pins`; 1: every slot holds all.
+    """
+    longest = 0.0
+    groups = [0.0] * pins
+    for trial in range(spec.trials or 0):
+        alone = 0.0
+        for epoch in range(spec.epochs):
+            for kind, count in (("train", spec.partitions), ("validate", spec.validation)):
+                for partition in range(count):
+                    unit = Unit(0, trial, kind, epoch, (partition,), None)
+                    spent = seconds(unit, partition)
+                    groups[partition % pins] += spent
+                    alone += spent if kind == "train" else 0.0
+        longest = max(longest, alone)
+    shares = [work / len(range(group, slots, pins)) for group, work in enumerate(groups)]
+    return max(longest, *shares)
