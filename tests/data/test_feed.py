@@ -111,3 +111,13 @@ def test_a_mapping_becomes_a_torch_tensor_without_a_warning(cache: Path) -> None
     tensor = torch.from_numpy(data.inputs)
     tensor += 1  # private: the file stays
     assert np.load(Path(manifest.path) / "train-00000" / "inputs-0.npy").max() == 1
+
+
+def test_taking_an_input_out_of_a_batch_changes_no_other(cache: Path) -> None:
+    manifest = Dataset.numpy({"x": np.ones((8, 2)), "z": np.ones(8)}, np.ones(8), partitions=1).prepare(cache)
+    for _ in range(2):
+        data = open_partition(manifest, "train", 0)
+        for batch in PartitionFeed(data, 2, 1):
+            assert sorted(batch.inputs) == ["x", "z"]
+            del batch.inputs["z"]
+        del data.inputs["z"]

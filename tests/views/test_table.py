@@ -85,7 +85,8 @@ def test_on_a_terminal(rough):
     assert lines[1].split() == head
     assert len(lines) == 9
     assert sum(line.startswith("★") for line in lines) == 1
-    assert sum(re.search(r" running  [123]/3 [█▏▎▍▌▋▊▉░]{5} .* \d+ node[01]\s*$", line) is not None for line in lines) >= 2
+    running = re.compile(r" running  [123]/3 [█▏▎▍▌▋▊▉░]{5} .* \d+ node[01]\s*$")
+    assert sum(running.search(line) is not None for line in lines) >= 2
     assert re.fullmatch(r"trial \d failed \(user\): ValueError: loss is NaN", lines[-1])
 
 

@@ -9,10 +9,10 @@ answers count.
 
 A trial is a chain: State k, a unit over partition (i + k) mod P, State k+1, … At most one unit of a trial trains at a
 time; the validations of its epochs' ends are units of their own and may run beside it. A State is used as soon as its
-`Done` is in, long before its `Durable` (which never overtakes its `Done`: both come from one agent, in order). When a
-slot is lost, a trial goes back to its *safe* step (durable, and so is every epoch's end before it) if a State that it
-needs went with the slot, and else stays. What is done again must give the same digest; sums are kept by (epoch,
-partition), so nothing is counted twice.
+`Done` is in, long before its `Durable` (the driver holds back a `Durable` that overtook its `Done`). When a slot is
+lost, a trial goes back to its *safe* step (durable, and so is every epoch's end before it) if a State that it needs
+went with the slot, and else stays. What is done again must give the same digest; sums are kept by (epoch, partition),
+so nothing is counted twice.
 
 No clock, no I/O, no randomness: time is in the events.
 """

@@ -73,7 +73,7 @@ def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Ma
                 if encoder.faults:
                     continue  # only to count them all
                 limits.take(raw)
-                assert writer is not None  # noqa: S101 - made with the encoder
+                assert writer is not None
                 pending.append(pool.submit(writer.take, raw, chosen, batch.num_rows))
                 while len(pending) > 1:
                     pending.popleft().result()
@@ -166,7 +166,7 @@ class _Writer:
             finisher = Finisher(self._fields, self._encoder.vocabularies, given)
             infos = {kind: self._rewrite(kind, counts[kind], finisher) for kind in KINDS}
         else:
-            assert self._finisher is not None  # noqa: S101 - not staged
+            assert self._finisher is not None
             finisher = self._finisher
             infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
         classes, label_range = limits.result(finisher.vocabularies)

@@ -60,7 +60,7 @@ def hold(root: Path, key: str) -> Hold | None:
     if not (root / key / FILE).is_file():
         return None
     file = _lock(root, f"{key}.use", fcntl.LOCK_SH)
-    assert file is not None  # noqa: S101 - waits
+    assert file is not None
     try:
         os.utime(root / key / FILE)
     except FileNotFoundError:  # evicted between the two lines above
@@ -106,7 +106,7 @@ def adopt(root: Path, key: str, directory: Path, manifest: Manifest) -> None:
 def making(root: Path, key: str) -> Iterator[None]:
     """Only one process at a time makes or evicts `key`."""
     file = _lock(root, f"{key}.make", fcntl.LOCK_EX)
-    assert file is not None  # noqa: S101 - waits
+    assert file is not None
     try:
         yield
     finally:
@@ -184,7 +184,7 @@ def _own(part: Any) -> Any:
 
 
 def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partition: int) -> Columns:
-    assert manifest is not None  # noqa: S101 - the caller has it
+    assert manifest is not None
     parts = manifest.train if kind == "train" else manifest.validate
     if kind not in ("train", "validate") or not 0 <= partition < len(parts):
         raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")

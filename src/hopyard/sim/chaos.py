@@ -265,7 +265,7 @@ class Chaos:
         if isinstance(command, (Dispatch, Check)):
             agent = self.agents.get(command.slot)
             _hold(agent is not None, f"{command} goes to a slot that is not there")
-            assert agent is not None  # noqa: S101
+            assert agent is not None
             _hold(agent.task is None, f"{command} goes to a busy slot")
             if isinstance(command, Dispatch):
                 self._may_start(command.unit)
@@ -292,7 +292,7 @@ class Chaos:
             return
         state = self.machine.trials[unit.trial].states.get(unit.start.step)
         _hold(state is not None and state.ref == unit.start, f"{unit} starts from a State that its trial does not have")
-        assert state is not None  # noqa: S101
+        assert state is not None
         if unit.digest:
             _hold(unit.start in self.store, f"{unit} starts from a stored State that is not stored")
         else:

@@ -102,12 +102,12 @@ def lower_bound(spec: RunSpec, slots: int, seconds: Seconds, pins: int) -> float
     for trial in range(spec.trials or 0):
         alone = 0.0
         for epoch in range(spec.epochs):
-            for kind, count in (("train", spec.partitions), ("validate", spec.validation)):
-                for partition in range(count):
-                    unit = Unit(0, trial, kind, epoch, (partition,), None)
-                    spent = seconds(unit, partition)
-                    groups[partition % pins] += spent
-                    alone += spent if kind == "train" else 0.0
+            for partition in range(spec.partitions):
+                spent = seconds(Unit(0, trial, "train", epoch, (partition,), None), partition)
+                groups[partition % pins] += spent
+                alone += spent
+            for partition in range(spec.validation):
+                groups[partition % pins] += seconds(Unit(0, trial, "validate", epoch, (partition,), None), partition)
         longest = max(longest, alone)
     shares = [work / len(range(group, slots, pins)) for group, work in enumerate(groups)]
     return max(longest, *shares)

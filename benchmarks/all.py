@@ -1,0 +1,30 @@
+"""Every benchmark in turn, each with its figures; about 15 minutes on 2 quiet cores. A machine that does other work at
+the same time spoils them.
+
+    python benchmarks/all.py [NAME …]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ALL = ("scheduler", "control", "hop", "data_vs_limit", "efficiency", "exact")
+
+
+def main() -> int:
+    names = sys.argv[1:] or ALL
+    worst = 0
+    for name in names:
+        print(f"== {name}", flush=True)
+        began = time.perf_counter()
+        code = subprocess.run([sys.executable, "-W", "ignore", Path(__file__).with_name(f"{name}.py")], check=False).returncode
+        print(f"-- {name}: {time.perf_counter() - began:.0f} s, exit code {code}", flush=True)
+        worst = max(worst, code)
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

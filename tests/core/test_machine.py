@@ -1,0 +1,436 @@
+"""Given these events, expect these commands."""
+
+import pytest
+
+from hopyard.core.events import (
+    Began,
+    Check,
+    Checked,
+    Delete,
+    Dispatch,
+    Done,
+    Durable,
+    Exhausted,
+    Failed,
+    Finish,
+    Finished,
+    Joined,
+    Lost,
+    Proposed,
+    Release,
+    Replace,
+    Resumed,
+    Tick,
+    Warn,
+)
+from hopyard.core.machine import Machine, fold
+from hopyard.spec import Part, Ref, RunSpec, Unit
+
+
+class Run:
+    """A machine, the lines that it saw, and words for what happens to it."""
+
+    def __init__(self, trials=1, slots=1, holds=None, checked=True, **spec):
+        spec = {"epochs": 1, "partitions": 2, "validation": 0, "trials": trials, "group": 1} | spec
+        self.machine = Machine(RunSpec(**spec))
+        self.lines = []
+        self.at = 0.0
+        self.give(Began(at=0.0, spec=self.machine.spec))
+        for trial in range(trials):
+            self.give(Proposed(at=0.0, trial=trial, config={}))
+        self.give(Exhausted(at=0.0))
+        self.first = []
+        for slot in range(slots):
+            self.first += self.join(slot, holds(slot) if holds else None)
+        if checked:
+            self.first += self.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",)))
+
+    def give(self, event):
+        commands = self.machine.handle(event)
+        self.lines += [event, *(c for c in commands if isinstance(c, (Dispatch, Check)))]
+        assert fold(self.lines).snapshot() == self.machine.snapshot()
+        return commands
+
+    def join(self, slot, holds=None):
+        return self.give(Joined(at=self.at, slot=slot, host="h", pid=slot, holds=holds))
+
+    def unit(self, slot):
+        lease = self.machine.slots[slot].busy
+        return self.machine.leases.standing()[lease][1]
+
+    def done(self, slot, lease=None, sums=None, where=None, **more):
+        unit = self.unit(slot) if lease is None else None
+        lease = unit.lease if unit else lease
+        partitions = unit.partitions if unit else more.pop("partitions")
+        parts = tuple(Part(p, sums or {"loss": (1.0, 1.0)}, 1.0) for p in partitions)
+        where = f"m{lease}" if where is None else where
+        return self.give(Done(at=self.at, slot=slot, lease=lease, parts=parts, seconds=1.0, where=where, **more))
+
+    def durable(self, slot, trial, step, attempt, digest="d"):
+        return self.give(
+            Durable(at=self.at, slot=slot, ref=Ref(trial, step, attempt), digest=f"{digest}{trial}/{step}", bytes=1)
+        )
+
+    def failed(self, slot, fault="system"):
+        lease = self.unit(slot).lease
+        return self.give(Failed(at=self.at, slot=slot, lease=lease, fault=fault, error="broke"))
+
+    def lost(self, slot):
+        return self.give(Lost(at=self.at, slot=slot, reason="gone"))
+
+
+def dispatched(commands):
+    return [(c.slot, c.unit.trial, c.unit.kind, c.unit.epoch, c.unit.partitions) for c in commands if type(c) is Dispatch]
+
+
+# -------------------------------------------------------------------------------- the straight road
+
+
+def test_a_run_of_one_trial():
+    run = Run()
+    assert run.first == [
+        Check(at=0.0, slot=0, trial=0),
+        Dispatch(at=0.0, slot=0, unit=Unit(1, 0, "train", 0, (0,), None)),
+    ]
+    assert run.done(0) == [Dispatch(at=0.0, slot=0, unit=Unit(2, 0, "train", 0, (1,), Ref(0, 1, 1), "m1"))]
+    assert run.durable(0, 0, 1, 1) == []
+    assert run.done(0) == [Release(0, "m1"), Release(0, "m2")]
+    assert run.durable(0, 0, 2, 2) == [Delete(Ref(0, 1, 1)), Finish("completed")]
+    assert run.machine.kept() == {Ref(0, 2, 2)}
+    assert run.give(Finished(at=0.0, status="completed")) == []
+    assert run.machine.status == "completed"
+
+
+def test_trials_rotate_over_partitions_from_their_own():
+    run = Run(trials=3, slots=3, partitions=3)
+    assert dispatched(run.first) == [(n, n, "train", 0, (n,)) for n in range(3)]
+
+
+def test_a_trial_stays_where_it_is_in_memory_and_hops_where_its_partition_is():
+    assert dispatched(Run(slots=2).done(0)) == [(0, 0, "train", 0, (1,))]
+    assert dispatched(Run(slots=2, holds=lambda slot: (slot,)).done(0)) == [(1, 0, "train", 0, (1,))]
+
+
+def test_a_validation_runs_beside_the_next_epoch():
+    run = Run(slots=2, epochs=2, partitions=1, validation=1)
+    assert dispatched(run.done(0)) == [(0, 0, "validate", 0, (0,)), (1, 0, "train", 1, (0,))]
+
+
+def test_groups_end_with_the_epoch_and_with_what_the_slot_holds():
+    run = Run(partitions=5, group=3, epochs=2)
+    assert [run.unit(0).partitions] + [dispatched(run.done(0))[0][4] for _ in range(3)] == [
+        (0, 1, 2),
+        (3, 4),
+        (0, 1, 2),
+        (3, 4),
+    ]
+    assert Run(partitions=5, group=5, holds=lambda slot: (0, 1, 3, 4)).unit(0).partitions == (0, 1)
+
+
+def test_arrays_are_folded_by_a_slot():
+    run = Run(partitions=1)
+    out = run.done(0, sums={"loss": (2.0, 4.0), "bins": ([1.0, 3.0], 4.0)})
+    assert [c.unit.totals for c in out if type(c) is Dispatch] == [{"bins": ([1.0, 3.0], 4.0)}]
+    run.done(0, values={"bins": 0.75}, where="")
+    assert run.machine.trials[0].history == {0: {"loss": 0.5, "bins": 0.75}}
+
+
+def test_the_best_epoch_is_kept_beside_the_last():
+    run = Run(partitions=1, epochs=3, metric="loss")
+    for epoch, loss in enumerate((2.0, 1.0, 3.0)):
+        run.done(0, sums={"loss": (loss, 1.0)})
+        run.durable(0, 0, epoch + 1, epoch + 1)
+    assert (run.machine.trials[0].best, run.machine.trials[0].value("loss")) == (1, 1.0)
+    assert run.machine.kept() == {Ref(0, 2, 2), Ref(0, 3, 3)}
+
+
+# -------------------------------------------------------------------------------- slots that go
+
+
+def test_a_late_answer_of_a_lost_slot_counts_for_nothing():
+    run = Run(slots=2)
+    assert dispatched(run.lost(0)) == [(1, 0, "train", 0, (0,))]
+    assert run.done(0, lease=1, partitions=(0,)) == []
+    assert run.durable(0, 0, 1, 1) == [Delete(Ref(0, 1, 1))]
+    assert run.machine.trials[0].step == 0
+
+
+def test_a_trial_goes_back_when_its_newest_state_is_lost_before_it_is_durable():
+    run = Run(slots=2, partitions=4, holds=lambda slot: (0, 1, 2, 3))
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    run.done(0)
+    (again,) = [c for c in run.lost(0) if type(c) is Dispatch]
+    assert (again.slot, again.unit.start, again.unit.digest, again.unit.where) == (1, Ref(0, 1, 1), "d0/1", "")
+
+
+def test_a_durable_state_of_a_lost_slot_is_taken_from_the_store():
+    run = Run(slots=2, partitions=4)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    (again,) = [c for c in run.lost(0) if type(c) is Dispatch]
+    assert (again.unit.start, again.unit.where, again.unit.digest) == (Ref(0, 1, 1), "", "d0/1")
+
+
+def test_a_state_that_became_durable_after_its_maker_was_lost_is_used():
+    run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2))
+    run.done(0)  # slot 1 trains from State 1, which only slot 0 has
+    run.lost(0)
+    run.durable(0, 0, 1, 1)  # it wrote it all the same
+    run.failed(1)
+    assert run.machine.trials[0].safe == run.machine.trials[0].step == 1
+    assert run.unit(1).start == Ref(0, 1, 1)
+
+
+def test_a_unit_under_way_from_a_lost_state_may_end():
+    run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2))
+    run.done(0)
+    assert run.lost(0) == []
+    assert dispatched(run.done(1)) == [(1, 0, "train", 0, (2,))]
+
+
+def test_a_unit_from_a_lost_state_that_fails_goes_back():
+    run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2))
+    run.done(0)
+    run.lost(0)
+    run.failed(1)
+    assert run.machine.trials[0].step == 0
+    assert dispatched(run.join(2, (0,))) == [(2, 0, "train", 0, (0,))]
+
+
+def test_the_third_lost_slot_makes_a_unit_poison():
+    run = Run(trials=2, slots=4, partitions=1)
+    for _ in range(3):
+        holder = next(n for n in run.machine.slots if run.machine.slots[n].busy and run.unit(n).trial == 0)
+        run.lost(holder)
+    trial = run.machine.trials[0]
+    assert (trial.status, trial.fault) == ("failed", "system") and "poison" in trial.error
+    assert not run.machine.trials[1].ended
+
+
+def test_a_hung_slot_is_replaced_and_its_unit_goes_on_elsewhere():
+    run = Run(slots=2)
+    due = run.machine.leases.earliest()
+    assert due == 600.0 and run.machine.due(600.0) and not run.machine.due(599.9)
+    out = run.give(Tick(at=600.0))
+    assert out[0] == Replace(0, "its unit took longer than its deadline")
+    assert dispatched(out) == [(1, 0, "train", 0, (0,))]
+
+
+def test_a_slot_that_hangs_in_a_revoked_unit_is_replaced_too():
+    """Bug: the deadline went with the lease, so such a slot was kept for ever."""
+    run = Run(slots=2, partitions=3, holds=lambda slot: (0, 2) if slot == 0 else (1,), epochs=2)
+    run.done(0)
+    run.done(1)
+    run.done(0)  # the epoch's end, owed by slot 0; its own next unit
+    run.done(0)  # epoch 1, partition 1 at slot 1
+    assert run.unit(1).epoch == 1
+    run.lost(0)  # back to the start; slot 1 works for nothing
+    assert not run.machine.leases and run.machine.slots[1].busy
+    due = run.machine.leases.earliest()
+    assert due is not None
+    assert run.give(Tick(at=due))[0] == Replace(1, "its unit took longer than its deadline")
+
+
+def test_a_fold_under_way_survives_its_trial_going_back():
+    """Bug: going back dropped the validation's sums, and the fold's answer made an epoch without them."""
+    run = Run(slots=2, partitions=1, validation=1, epochs=2)
+    sums = {"loss": (2.0, 1.0), "bins": ([1.0], 1.0)}
+    run.done(0, sums=sums)  # slot 0 validates, slot 1 trains epoch 1
+    run.done(1, sums=sums)  # slot 1 validates epoch 1
+    run.done(0, sums=sums, where="")  # slot 0 folds epoch 0
+    assert run.unit(0).kind == "fold"
+    run.durable(0, 0, 1, 1)
+    run.lost(1)
+    run.done(0, values={"bins": 1.0, "val_bins": 1.0}, where="")
+    assert set(run.machine.trials[0].history[0]) == {"loss", "val_loss", "bins", "val_bins"}
+
+    run = Run(slots=2, partitions=1, validation=2, holds=lambda slot: (slot,))
+    run.done(0, sums=sums)
+    run.done(0, sums=sums, where="")
+    run.done(1, sums=sums, where="")
+    folding = 0 if run.machine.slots[0].busy else 1
+    assert run.unit(folding).kind == "fold"
+    if folding == 0:  # the fold is done by the maker: let it fail, and the other one take it
+        run.failed(0)
+    run.lost(0)
+    folder = 1
+    if not run.machine.slots[1].busy:
+        raise AssertionError("nobody folds")
+    run.done(folder, values={"bins": 1.0, "val_bins": 1.0}, where="")
+    assert set(run.machine.trials[0].history[0]) == {"loss", "val_loss", "bins", "val_bins"}
+
+
+def test_an_epoch_done_again_for_its_states_is_not_counted_again():
+    run = Run(slots=2, partitions=1, epochs=2)
+    run.done(0)
+    assert 0 in run.machine.trials[0].history
+    run.lost(0)
+    run.done(1, sums={"loss": (99.0, 1.0)})
+    assert run.machine.trials[0].history[0] == {"loss": 1.0}
+
+
+def test_the_last_slot_of_a_pool_may_go_and_another_come():
+    run = Run()
+    run.lost(0)
+    assert dispatched(run.join(5)) == [(5, 0, "train", 0, (0,))]
+
+
+def test_a_late_slot_takes_a_waiting_validation():
+    run = Run(slots=1, partitions=1, validation=1, holds=lambda slot: (0,))
+    run.done(0)
+    run.lost(0)
+    assert dispatched(run.join(1, (0,))) == [(1, 0, "train", 0, (0,))]
+
+
+# -------------------------------------------------------------------------------- trials that fail
+
+
+def test_a_user_fault_ends_its_trial_and_not_the_run():
+    run = Run(trials=2)
+    assert dispatched(run.failed(0, "user")) == [(0, 1, "train", 0, (1,))]
+    run.done(0)
+    run.done(0)
+    assert run.durable(0, 1, 2, 3)[-1] == Finish("partial")
+
+
+def test_a_trial_that_fails_while_its_validation_runs():
+    run = Run(slots=2, epochs=2, partitions=1, validation=1, metric="val_loss")
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    checking = 0 if run.unit(0).kind == "validate" else 1
+    out = run.failed(1 - checking, "data")
+    assert Finish("failed") in out
+    assert run.done(checking, lease=run.machine.slots[checking].busy, partitions=(0,), where="") == []
+    assert run.machine.trials[0].history == {} and run.machine.kept() == {Ref(0, 1, 1)}
+
+
+def test_a_failed_trial_keeps_no_more_than_the_last_and_the_best():
+    """Bug: what awaited validation was kept for ever."""
+    run = Run(slots=1, epochs=3, partitions=1, validation=1, metric="val_loss", holds=lambda slot: (0,))
+    for step in (1, 2):
+        while run.unit(0).kind != "train":
+            run.done(0, where="")
+        lease = run.unit(0).lease
+        run.done(0)
+        run.durable(0, 0, step, lease)
+    run.failed(0, "user")
+    assert len(run.machine.kept()) <= 2
+
+
+def test_a_metric_that_changes_its_shape_is_its_trials_fault():
+    """Bug: it ended the driver."""
+    run = Run(trials=2)
+    run.done(0, sums={"m": ([1.0], 1.0)})
+    out = run.done(0, sums={"m": ([1.0, 2.0], 1.0)})
+    trial = run.machine.trials[0]
+    assert trial.fault == "user" and "metric m, partition 1: an array of 2, but an array of 1" in trial.error
+    assert dispatched(out) == [(0, 1, "train", 0, (1,))]
+
+
+def test_an_answer_for_other_partitions_does_not_count():
+    run = Run()
+    lease = run.unit(0).lease
+    out = run.done(0, lease=lease, partitions=(1,))
+    assert out[0] == Release(0, f"m{lease}") and dispatched(out) == [(0, 0, "train", 0, (0,))]
+    assert run.machine.trials[0].step == 0
+
+
+def test_another_digest_for_the_same_step_is_a_defect():
+    run = Run(slots=2, partitions=3)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    run.done(0)
+    run.durable(9, 0, 2, 77, digest="x")  # a stray made step 2 as well
+    (warning,) = [c for c in run.durable(0, 0, 2, 2) if type(c) is Warn]
+    assert warning.defect and "trial 0, step 2" in warning.text
+
+
+# -------------------------------------------------------------------------------- preflight
+
+
+def faulty(slot, trial):
+    return Checked(at=0.0, slot=slot, trial=trial, faults=(f"bad {trial}",), names=())
+
+
+def test_preflight_tries_three_trials_and_tells_all_faults_once():
+    run = Run(trials=5, checked=False)
+    assert run.give(faulty(0, 0)) == [Check(at=0.0, slot=0, trial=1)]
+    run.give(faulty(0, 1))
+    assert run.give(faulty(0, 2)) == [Finish("failed")]
+    assert run.machine.faults == ["bad 0", "bad 1", "bad 2"]
+    assert run.give(Finished(at=0.0, status="failed")) == []
+
+
+def test_finish_is_told_once():
+    """Bug: each event between Finish and Finished told it again."""
+    run = Run(partitions=1)
+    run.done(0)
+    assert Finish("completed") in run.durable(0, 0, 1, 1)
+    assert run.join(7) == []
+
+
+def test_a_killed_driver_is_told_to_finish_again():
+    run = Run(partitions=1)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    assert fold(run.lines).handle(Resumed(at=1.0)) == [Finish("completed")]
+
+
+def test_one_trial_that_is_fit_is_enough():
+    run = Run(trials=2, checked=False)
+    run.give(faulty(0, 0))
+    out = run.give(Checked(at=0.0, slot=0, trial=1, faults=(), names=("loss",)))
+    assert dispatched(out) == [(0, 1, "train", 0, (1,))]
+
+
+def test_the_search_may_end_after_its_last_trial_was_refused():
+    """Bug: nothing ever happened then."""
+    machine = Machine(RunSpec(epochs=1, partitions=1, validation=0))
+    machine.handle(Began(at=0.0, spec=machine.spec))
+    machine.handle(Proposed(at=0.0, trial=0, config={}))
+    machine.handle(Joined(at=0.0, slot=0, host="h", pid=1))
+    assert machine.handle(faulty(0, 0)) == []
+    assert machine.handle(Exhausted(at=0.0)) == [Finish("failed")]
+
+
+def test_a_trial_whose_check_ends_three_slots_is_poison():
+    run = Run(trials=1, checked=False)
+    for slot in (1, 2):
+        run.lost(slot - 1)
+        assert run.join(slot) == [Check(at=0.0, slot=slot, trial=0)]
+    assert run.lost(2) == [Finish("failed")]
+    assert "poison: building trial 0 ended 3 workers" in run.machine.faults[0]
+
+
+def test_a_check_that_hangs_is_given_up():
+    """Bug: a check had no deadline."""
+    run = Run(slots=2, checked=False)
+    assert run.give(Tick(at=600.0)) == [
+        Replace(0, "its unit took longer than its deadline"),
+        Check(at=600.0, slot=1, trial=0),
+    ]
+
+
+# -------------------------------------------------------------------------------- another driver
+
+
+def test_resume_goes_on_from_what_is_durable():
+    run = Run(slots=2, trials=2, partitions=3)
+    run.done(0)
+    run.done(1)
+    run.durable(0, 0, 1, 1)
+    machine = fold(run.lines)
+    machine.handle(Resumed(at=9.0))
+    assert (machine.slots, len(machine.leases)) == ({}, 0)
+    out = machine.handle(Joined(at=9.0, slot=0, host="h", pid=1))
+    out += machine.handle(Joined(at=9.0, slot=1, host="h", pid=1))
+    assert [(c.unit.trial, c.unit.start, c.unit.where) for c in out] == [(1, None, ""), (0, Ref(0, 1, 1), "")]
+    assert machine.handle(Done(at=9.0, slot=0, lease=3, parts=(), seconds=1.0)) == []
+
+
+def test_a_journal_begins_with_began():
+    with pytest.raises(ValueError, match="begins with Began, not Tick"):
+        fold([Tick(at=0.0)])
+    with pytest.raises(ValueError, match="empty journal"):
+        fold([])
