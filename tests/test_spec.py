@@ -1,0 +1,66 @@
+"""Frozen values are validated when they are made; a message names field, value, what is allowed."""
+
+import math
+
+import pytest
+
+from hopyard.errors import SpecError
+from hopyard.spec import Hopper, Ref, RunSpec, Unit, better
+
+GOOD = {"epochs": 1, "partitions": 1, "validation": 0}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("epochs", 0, "at least 1"),
+        ("epochs", 1.5, "whole number"),
+        ("epochs", True, "whole number"),
+        ("partitions", -1, "at least 1"),
+        ("validation", -1, "at least 0"),
+        ("group", "auto", "whole number"),
+        ("strikes", 0, "at least 1"),
+        ("deadline_first", 0, "above 0"),
+        ("deadline_factor", -1.0, "above 0"),
+        ("silence", "long", "above 0"),
+        ("seed", 1.0, "whole number"),
+        ("mode", "best", '"min" or "max"'),
+        ("exact", "no", 'True, False or "warn"'),
+    ],
+)
+def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(field, value, allowed):
+    with pytest.raises(SpecError) as caught:
+        RunSpec(**{**GOOD, field: value})
+    message = str(caught.value)
+    assert message.startswith(f"{field} = {value!r}:") and allowed in message
+    assert caught.value.exit_code == 2 and isinstance(caught.value, ValueError)
+
+
+def test_steps_and_names():
+    assert RunSpec(epochs=3, partitions=4, validation=0).steps == 12
+    assert str(Ref(1, 2, 3)) == "1-2-3"
+    assert Unit(1, 0, "train", 0, (0,), None).step == 0
+    assert Unit(1, 0, "train", 0, (0,), Ref(0, 5, 1)).step == 5
+
+
+def test_values_are_frozen():
+    with pytest.raises(AttributeError):
+        RunSpec(**GOOD).epochs = 2
+    with pytest.raises(AttributeError):
+        Ref(0, 0, 0).step = 1
+
+
+@pytest.mark.parametrize("group", [0, -1, True, 1.0, "on", None])
+def test_hopper_refuses(group):
+    with pytest.raises(SpecError, match="Hopper"):
+        Hopper(group=group)
+    assert Hopper(group="off").group == "off" and Hopper(3).group == 3 and Hopper().group == "auto"
+
+
+def test_better_is_strict_and_nan_is_worst():
+    assert better("min", 1.0, 2.0) and not better("min", 2.0, 1.0) and not better("min", 1.0, 1.0)
+    assert better("max", 2.0, 1.0) and not better("max", 1.0, 2.0)
+    for mode in ("min", "max"):
+        for worst in (math.nan, None):
+            assert better(mode, 0.0, worst) and not better(mode, worst, 0.0) and not better(mode, worst, worst)
+    assert better("max", 0.0, -math.inf) and better("min", -math.inf, 0.0)
