@@ -9,13 +9,14 @@ import math
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hopyard.agent.build import Built, Plan, build, install
 from hopyard.agent.keep import Keeper
 from hopyard.core.events import Checked, Done, Durable, Failed
+from hopyard.core.messages import NoRoom
 from hopyard.core.order import partition_seed, shuffle_seed
 from hopyard.data.cache import open_partition
 from hopyard.data.feed import PartitionFeed
@@ -67,12 +68,14 @@ class Worker:
 
     # ---------------------------------------------------------------- units
 
-    def run(self, unit: Unit, config: Config) -> list[Done | Failed | Durable]:
+    def run(self, unit: Unit, config: Config) -> Sequence[Done | Failed | Durable | NoRoom]:
         """The answer to a unit, and what must be said beside it."""
         begin = time.perf_counter()
         install(self._plan)  # inline, the user's own code runs in between
         try:
             return _RUN[unit.kind](self, unit, config, begin)
+        except ResourceError as error:  # no fault of the trial, and no other slot has more room
+            return [NoRoom(self.slot, str(error))]
         except Exception as error:  # noqa: BLE001 - whatever a recipe raises ends its trial, never the worker
             self._holds.pop(unit.trial, None)
             return [self._failure(unit, error)]
@@ -254,7 +257,7 @@ class Worker:
         fault: Fault = "user"
         if isinstance(error, DataError):
             fault = "data"
-        elif isinstance(error, (ResourceError, StateError, Lost, MemoryError, OSError)):
+        elif isinstance(error, (StateError, Lost, MemoryError, OSError)):
             fault = "system"
         trace = "".join(traceback.format_exception(error))
         return Failed(at=0.0, slot=self.slot, lease=unit.lease, fault=fault, error=_story(error), trace=trace[-TRACE:])
@@ -291,7 +294,8 @@ def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
     rows: dict[str, float] = {}
     for report in reports:
         for name, (total, count) in report.items():
-            numbers.setdefault(name, []).append(total)
+            detach = getattr(total, "detach", None)  # else it holds on to the graph of its batch
+            numbers.setdefault(name, []).append(total if detach is None else detach())
             rows[name] = rows.get(name, 0.0) + float(count)
     return {name: (_added(totals), rows[name]) for name, totals in numbers.items()}
 

@@ -137,13 +137,18 @@ class Loop:
                 self.turn()
             self._commit([Finished(at=self._clock.now(), status=self._finish.status)])
         except (KeyboardInterrupt, SystemExit):
-            self._commit([Interrupted(at=self._clock.now(), reason="interrupted by the user")])
+            # past the machine: interrupted in the middle of a commit it is ahead of the journal, and would decide on
+            # what no journal has
+            line = Interrupted(at=self._clock.now(), reason=self._stop or "interrupted by the user")
+            self._journal.append([line])
+            for view in self._views:
+                view.see([line], self.machine)
             raise
         finally:
             self._link.close()
             for view in self._views:
                 view.close(self.machine)
-        if self.machine.faults and not any(trial.history for trial in self.machine.trials.values()):
+        if self.machine.status == "failed" and self.machine.faults and not self.machine.names:
             raise PreflightError(self.machine.faults)
         for ref in self._store.refs() - self.machine.kept():
             self._store.delete(ref)

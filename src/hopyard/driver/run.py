@@ -318,7 +318,8 @@ class Run:
         """The report, plain text."""
         from hopyard.views.report import report
 
-        return report(self.lines(), self._machine, msgspec.to_builtins(_about(self._layout)))
+        about = {**msgspec.to_builtins(_about(self._layout)), "directory": str(self.directory)}
+        return report(self.lines(), self._machine, about)
 
     def gantt(self, path: str | Path | None = None) -> Path:
         """A chart of who did what when: HTML that opens without network, or PNG by the name's ending."""

@@ -112,8 +112,8 @@ class Processes:
             environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         environment.update(engine.env)
         path = self._home.log(slot)
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "hopyard.agent"],

@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from hopyard.core.events import Began, Line, decode, encode
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT
@@ -32,22 +34,40 @@ def read(path: Path) -> tuple[list[Line], int]:
         end = whole + len(text) + 1
         if end > len(data):  # behind the last newline: nothing, or a torn line
             break
+        if number == 1:
+            _refuse_newer(path, text)
         try:
             line = decode(text)
-        except JournalError as error:
+        except (JournalError, UnicodeDecodeError, RecursionError) as error:
             raise JournalError(
                 f"{path}, line {number}: {error}. The journal is damaged here; what follows cannot be trusted. Restore "
                 "the file from a copy, or cut it off before this line to go on from there"
             ) from error
-        if isinstance(line, Began) and line.format > FORMAT:
-            raise JournalError(
-                f"{path} has format {line.format}, this Hopyard reads up to {FORMAT}: use the Hopyard that wrote it, or newer"
-            )
         lines.append(line)
         whole = end
     if lines and not isinstance(lines[0], Began):
         raise JournalError(f"{path}, line 1: a journal begins with Began, not {type(lines[0]).__name__}")
     return lines, whole
+
+
+class _Head(msgspec.Struct):
+    """What the first line has in every format."""
+
+    type: str
+    format: int
+
+
+def _refuse_newer(path: Path, text: bytes) -> None:
+    """A newer format may have changed all but these two fields, so they are looked at alone."""
+    try:
+        head = msgspec.json.decode(text, type=_Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return  # damaged, as whoever decodes the line will say
+    if head.type == "Began" and head.format > FORMAT:
+        raise JournalError(
+            f"{path} has format {head.format}, this Hopyard reads up to {FORMAT}: it was written by a newer Hopyard; use "
+            "that one, or a newer one still"
+        )
 
 
 class Journal:
@@ -76,7 +96,7 @@ class Journal:
         """All of them, on disk when this returns.
 
         Raises:
-            ResourceError: there is no room; nothing of them is there then.
+            ResourceError: there is no room. Nothing of them is there then, whatever is raised.
         """
         data = b"".join([encode(line) + b"\n" for line in lines])
         if not data:
@@ -86,10 +106,10 @@ class Journal:
             while written < len(data):
                 written += os.write(self._file, data[written:])
             os.fdatasync(self._file)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
+        except BaseException as error:  # Ctrl-C too: what is not appended whole has no effect, so it must not be there
             os.ftruncate(self._file, self._size)
+            if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+                raise
             raise ResourceError(
                 f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then "
                 f"`hopyard resume {self.path.parent}`"
@@ -123,8 +143,10 @@ class Lock:
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
 
     def free(self) -> None:
-        """Give it back."""
-        os.close(self._file)
+        """Give it back. May be called twice: by then its descriptor may be another file's."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 def sync_directory(path: Path) -> None:

@@ -1,0 +1,157 @@
+"""Spaces: what is drawn, what a grid is, what is refused and how."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopyard.errors import SpecError
+from hopyard.space import Space, choice, loguniform, plain, quniform, randint, uniform
+
+unit = st.floats(0.0, 1.0, exclude_max=True)
+EDGES = [0.0, 5e-324, 0.5, math.nextafter(1.0, 0.0)]
+
+
+@settings(derandomize=True)
+@given(u=unit, low=st.floats(-1e6, 1e6), width=st.floats(1e-6, 1e6))
+def test_uniform_stays_in_its_range(u, low, width):
+    high = low + width
+    assert low <= uniform(low, high).at(u) < high
+
+
+@settings(derandomize=True)
+@given(u=unit, low=st.floats(1e-12, 1e3), factor=st.floats(1.001, 1e9))
+def test_loguniform_stays_in_its_range(u, low, factor):
+    assert low <= loguniform(low, low * factor).at(u) < low * factor
+
+
+@settings(derandomize=True)
+@given(u=unit, low=st.integers(-(10**9), 10**9), width=st.integers(1, 10**9))
+def test_randint_stays_in_its_range(u, low, width):
+    value = randint(low, low + width).at(u)
+    assert isinstance(value, int) and low <= value < low + width
+
+
+def test_edges():
+    assert [uniform(1, 2).at(u) for u in EDGES][0] == 1.0
+    assert [randint(3, 5).at(u) for u in EDGES] == [3, 3, 4, 4]
+    assert [choice(["a", "b", "c"]).at(u) for u in EDGES] == ["a", "a", "b", "c"]
+    assert loguniform(1e-4, 1e-1).at(0.0) == 1e-4
+    assert {quniform(0, 1, 0.25).at(u / 100) for u in range(100)} == {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert randint(3, 4).at(0.999) == 3
+
+
+def test_loguniform_means_values_and_is_uniform_in_the_logarithm():
+    """Cerebro took base 10 here and base e there."""
+    natural = loguniform(1e-4, 1e-1)
+    assert natural.at(1 / 3) == pytest.approx(1e-3)
+    assert natural.at(2 / 3) == pytest.approx(1e-2)
+    assert loguniform(math.e, math.e**3).at(0.5) == pytest.approx(math.e**2)
+    assert loguniform(1e-4, 1e-1, grid=4).points() == pytest.approx((1e-4, 1e-3, 1e-2, 1e-1))
+
+
+def test_grids_of_ranges():
+    assert uniform(0, 1, grid=5).points() == (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert uniform(0, 1, grid=1).points() == (0.5,)
+    assert loguniform(1, 100, grid=1).points() == pytest.approx((10.0,))
+    assert uniform(0, 1, grid=2).points() == (0.0, 1.0)
+    assert quniform(0, 1, 0.5, grid=9).points() == (0.0, 0.5, 1.0)
+    assert randint(0, 3).points() == (0, 1, 2)
+    assert randint(0, 100, grid=3).points() == (0, 50, 99)
+    assert randint(0, 3, grid=50).points() == (0, 1, 2)
+    assert randint(0, 5, grid=1).points() == (2,)
+
+
+def test_a_grid_over_a_range_without_points_says_what_to_write():
+    with pytest.raises(SpecError, match=r"loguniform\(0.0001, 0.1, grid=5\), or use hy.Random"):
+        list(Space(lr=loguniform(1e-4, 1e-1)).grid())
+
+
+def test_the_last_parameter_of_a_grid_is_the_fastest():
+    space = Space(a=choice([1, 2]), b=choice(["x", "y"]), c=7)
+    assert [(p["a"], p["b"], p["c"]) for p in space.grid()] == [(1, "x", 7), (1, "y", 7), (2, "x", 7), (2, "y", 7)]
+
+
+CONDITIONAL = Space(
+    optimizer=choice(["sgd", "adam"]),
+    momentum=lambda config: uniform(0, 1, grid=2) if config["optimizer"] == "sgd" else None,
+    twice=lambda config: 2 * config.get("momentum", 1.0),
+)
+
+
+def test_a_conditional_space():
+    assert list(CONDITIONAL.grid()) == [
+        {"optimizer": "sgd", "momentum": 0.0, "twice": 0.0},
+        {"optimizer": "sgd", "momentum": 1.0, "twice": 2.0},
+        {"optimizer": "adam", "twice": 2.0},
+    ]
+    asked = []
+
+    def u(name):
+        asked.append(name)
+        return 0.75
+
+    assert CONDITIONAL.draw(u) == {"optimizer": "adam", "twice": 2.0}
+    assert asked == ["optimizer"]
+
+
+def test_a_condition_cannot_change_the_configuration():
+    space = Space(a=choice([1]), b=lambda config: config.clear() or 5)
+    assert space.draw(lambda name: 0.0) == {"a": 1, "b": 5}
+
+
+def test_a_condition_that_fails_names_itself_and_the_configuration():
+    space = Space(a=choice([1]), b=lambda config: config["missing"])
+    with pytest.raises(SpecError, match=r"Space\(b=…\).*\{'a': 1\}.*KeyError: 'missing'"):
+        space.draw(lambda name: 0.0)
+
+
+def test_none_is_a_value_of_a_choice_and_of_a_constant():
+    assert Space(a=choice([None, 1]), b=None).draw(lambda name: 0.0) == {"a": None, "b": None}
+
+
+def test_duplicates_are_kept_as_weights():
+    assert choice([1, 1, 2]).points() == (1, 1, 2)
+
+
+def test_values_become_plain():
+    values = choice([np.float32(0.5), np.int64(3), np.bool_(True), (1, (2, "x"))]).values
+    assert values == (0.5, 3, True, [1, [2, "x"]])
+    assert [type(value) for value in values] == [float, int, bool, list]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: uniform(2, 1), r"uniform\(2, 1\): low must be below high"),
+        (lambda: uniform(1, 1), "low must be below high"),
+        (lambda: uniform("a", 1), r"uniform\(low='a'\): a finite number"),
+        (lambda: uniform(0, math.inf), r"uniform\(high=inf\): a finite number"),
+        (lambda: uniform(True, 2), r"uniform\(low=True\)"),
+        (lambda: uniform(0, 1, grid=0), r"uniform\(grid=0\).*at least 1"),
+        (lambda: uniform(0, 1, grid=2.0), r"uniform\(grid=2.0\)"),
+        (lambda: loguniform(0, 1), "both bounds must be above 0; they are values, not exponents"),
+        (lambda: loguniform(-4, -1), "values, not exponents"),
+        (lambda: quniform(0, 1, 0), r"quniform\(q=0\): a step above 0"),
+        (lambda: quniform(0, 1, 2), "the step is wider than the range"),
+        (lambda: randint(0.5, 3), "whole numbers are needed"),
+        (lambda: randint(3, 3), "low must be below high"),
+        (lambda: choice([]), "a list of at least one value"),
+        (lambda: choice("abc"), "a list of at least one value"),
+        (lambda: choice([{"a": 1}]), "is a dict; a configuration holds numbers, strings"),
+        (lambda: choice([math.nan]), "is not finite"),
+        (lambda: Space(), "at least one parameter is needed"),
+        (lambda: Space(a=object()), r"Space\(a=…\).*is a object"),
+        (lambda: Space(a=b"x"), r"Space\(a=…\).*is a bytes"),
+    ],
+)
+def test_what_is_refused_and_how(make, words):
+    with pytest.raises(SpecError, match=words):
+        make()
+
+
+def test_plain_names_the_place():
+    with pytest.raises(SpecError, match=r"here: nan is not finite"):
+        plain([1, [math.nan]], "here")
