@@ -8,7 +8,7 @@ parameter has a stream of its own and two uniform parameters can never walk toge
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,10 +116,10 @@ class RandInt:
         """The value for `u` in [0, 1)."""
         return min(self.low + int(u * (self.high - self.low)), self.high - 1)
 
-    def points(self) -> tuple[int, ...]:
+    def points(self) -> Sequence[int]:
         """Every value, or `grid` of them evenly spread."""
         if self.grid is None or self.grid >= self.high - self.low:
-            return tuple(range(self.low, self.high))
+            return range(self.low, self.high)
         if self.grid == 1:
             return ((self.low + self.high - 1) // 2,)
         last = self.high - 1

@@ -80,7 +80,9 @@ class Run:
 
 
 def dispatched(commands):
-    return [(c.slot, c.unit.trial, c.unit.kind, c.unit.epoch, c.unit.partitions) for c in commands if type(c) is Dispatch]
+    return [
+        (c.slot, c.unit.trial, c.unit.kind, c.unit.epoch, c.unit.partitions) for c in commands if type(c) is Dispatch
+    ]
 
 
 # -------------------------------------------------------------------------------- the straight road

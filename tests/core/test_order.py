@@ -40,7 +40,7 @@ def test_arguments_do_not_run_together():
 
 def test_fractions_are_uniform():
     values = sorted(order.fraction(0, "space", n, "lr") for n in range(4000))
-    assert 0 <= values[0] and values[-1] < 1
+    assert values[0] >= 0 and values[-1] < 1
     assert max(abs(value - n / 4000) for n, value in enumerate(values)) < 0.03  # Kolmogorov, p < 0.001
 
 

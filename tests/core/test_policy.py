@@ -1,8 +1,7 @@
 """Which unit goes where: the pure choices, and the queues behind them."""
 
 from hopyard.core import policy
-from hopyard.core.board import Pool
-from hopyard.core.books import EpochBook, TrialBook
+from hopyard.core.books import EpochBook, Pool, TrialBook
 from hopyard.spec import RunSpec
 
 

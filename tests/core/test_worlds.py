@@ -84,12 +84,15 @@ class Worlds(RuleBasedStateMachine):
         self.world.join()
 
     def do(self, name: str) -> None:
-        getattr(self.world, name)()
+        if not self.world.ended:
+            getattr(self.world, name)()
         if not self.world.killed:
             self.world.look()
 
-    @precondition(lambda self: not self.world.killed and not self.world.ended)
-    @rule(name=st.sampled_from(["join", "work", "work", "hear", "hear", "write", "lose", "fail", "tick", "kill", "full"]))
+    @precondition(lambda self: not self.world.killed)
+    @rule(
+        name=st.sampled_from(["join", "work", "work", "hear", "hear", "write", "lose", "fail", "tick", "kill", "full"])
+    )
     def happens(self, name: str) -> None:
         self.do(name)
 
@@ -105,7 +108,7 @@ class Worlds(RuleBasedStateMachine):
 
 TestWorlds = Worlds.TestCase
 TestWorlds.settings = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

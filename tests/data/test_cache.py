@@ -350,6 +350,7 @@ def test_a_pickle_of_a_reader(cache: Path) -> None:
 def test_the_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("hopyard.data.dataset.default_root", caches.default_root)
     assert tmp_path in Path(arrays().prepare().path).parents
     assert caches.default_root().name == "data"
 

@@ -28,7 +28,7 @@ BATCH_SIZE = 32
 """When neither the recipe nor its configuration says, as in Keras."""
 
 FRAMEWORKS = {"torch": "hopyard.frameworks.torch_tools"}
-"""Framework → the module whose `install(exact, threads)` sets the process up for it."""
+"""Framework → the module with its `install(exact, threads)`, which sets the process up, and `warm()`."""
 
 NEEDED = ("state", "load", "train", "evaluate")
 
@@ -82,7 +82,13 @@ def imported() -> set[str]:
     return FRAMEWORKS.keys() & sys.modules.keys()
 
 
-def warm(recipe: Callable[..., Any]) -> None:
+def warm() -> None:
+    """What the imported frameworks put off until a first step, done while there is nothing else to do."""
+    for framework in imported():
+        importlib.import_module(FRAMEWORKS[framework]).warm()
+
+
+def foresee(recipe: Callable[..., Any]) -> None:
     """Import the frameworks that the recipe names, so that a worker that is ready has them, not its first unit."""
     codes = [getattr(recipe, "__code__", None)]
     names: set[str] = set()
@@ -93,7 +99,7 @@ def warm(recipe: Callable[..., Any]) -> None:
             codes.extend(code.co_consts)
     for framework in sorted(FRAMEWORKS.keys() & names):
         if importlib.util.find_spec(framework) is not None:
-            importlib.import_module(FRAMEWORKS[framework])
+            importlib.import_module(f"hopyard.frameworks.{framework}")
 
 
 def install(plan: Plan) -> None:
@@ -112,10 +118,7 @@ def undisturbed() -> Iterator[None]:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         state, threads = torch.get_rng_state(), torch.get_num_threads()
-        exact, warns = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
+        exact = torch.get_deterministic_debug_mode()
     try:
         yield
     finally:
@@ -124,7 +127,7 @@ def undisturbed() -> Iterator[None]:
         if torch is not None:
             torch.set_rng_state(state)
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(exact, warn_only=warns)
+            torch.set_deterministic_debug_mode(exact)
 
 
 def build(plan: Plan, trial: int, config: Config) -> Built:

@@ -145,9 +145,7 @@ class Keeper:
                 self._tell(NoRoom(self._slot, str(error)))
                 return
             except Exception as error:  # noqa: BLE001 - any kind of store; unsaid, the run would wait for ever
-                self._tell(
-                    NoRoom(self._slot, f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}")
-                )
+                self._tell(NoRoom(self._slot, f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}"))
                 return
             sealed = Durable(at=0.0, slot=self._slot, ref=pending.ref, digest=digest(data), bytes=len(data))
             self._tell(sealed)

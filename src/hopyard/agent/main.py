@@ -27,7 +27,7 @@ import cloudpickle
 import msgspec
 import zmq
 
-from hopyard.agent.build import Plan, warm
+from hopyard.agent.build import Plan, foresee, warm
 from hopyard.agent.keep import Keeper
 from hopyard.agent.work import Worker
 from hopyard.core.events import Durable
@@ -140,7 +140,7 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None]) 
     """
     manifest = msgspec.json.decode(setup.manifest, type=Manifest)
     recipe = cloudpickle.loads(setup.recipe)
-    warm(recipe)
+    foresee(recipe)
     plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
     store = open_store(setup.store)
     folder = Folder(Path(setup.memory), setup.run)
@@ -172,6 +172,7 @@ def _serve(slot: int, line: Line) -> None:
         traceback.print_exc()
         return
     line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint()))
+    warm()
     while True:
         message = line.hear()
         if isinstance(message, End):

@@ -10,12 +10,10 @@ fold of a journal never matches: the decisions are in the journal themselves, an
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
 
 from hopyard.core import policy
-from hopyard.core.books import SlotBook, TrialBook
+from hopyard.core.books import Pool, SlotBook, TrialBook
 from hopyard.spec import Kind, RunSpec
 
 SMOOTH = 0.5
@@ -23,58 +21,6 @@ SMOOTH = 0.5
 
 Give = Callable[[SlotBook, TrialBook, Kind, int, tuple[int, ...]], None]
 """(slot, trial, kind, epoch, partitions): this slot gets this unit."""
-
-
-class Pool:
-    """What waits for the slots that hold the same partitions. Owner: `Board`."""
-
-    __slots__ = ("checks", "heap", "holds", "idle", "slots")
-
-    def __init__(self, holds: tuple[int, ...] | None) -> None:
-        self.holds = None if holds is None else frozenset(holds)
-        self.idle: dict[int, None] = {}
-        self.slots = 0
-        self.heap: list[tuple[float, int, int]] = []
-        """(−remaining seconds, trial, stamp)."""
-        self.checks: deque[tuple[int, int]] = deque()
-        """(trial, epoch) with validation partitions to be given out."""
-
-    def offer(self, trial: TrialBook) -> None:
-        """The trial can train on a partition that this pool holds."""
-        heappush(self.heap, (-trial.remaining, trial.id, trial.stamp))
-
-    def longest(self, trials: dict[int, TrialBook]) -> TrialBook | None:
-        """The waiting trial with the longest remaining time. It stays in the heap until it is dispatched."""
-        heap = self.heap
-        while heap:
-            _, number, stamp = heap[0]
-            trial = trials[number]
-            if trial.stamp == stamp:
-                return trial
-            heappop(heap)
-        return None
-
-    def check(self, trials: dict[int, TrialBook]) -> tuple[TrialBook, int] | None:
-        """The oldest validation with a partition that this pool holds."""
-        checks = self.checks
-        while checks:
-            number, epoch = checks[0]
-            trial = trials[number]
-            if self.leftover(trial, epoch):
-                return trial, epoch
-            checks.popleft()
-        return None
-
-    def leftover(self, trial: TrialBook, epoch: int) -> list[int]:
-        """The validation partitions of this epoch that are to be given out and that this pool holds, sorted."""
-        book = trial.epochs.get(epoch)
-        if trial.ended or book is None or not book.left:
-            return []
-        return sorted(book.left if self.holds is None else book.left & self.holds)
-
-    def serves(self, partition: int) -> bool:
-        """Whether the pool's slots hold this partition."""
-        return self.holds is None or partition in self.holds
 
 
 class Board:
@@ -107,8 +53,6 @@ class Board:
     def clear(self) -> None:
         """All slots are gone, and nothing waits for them."""
         self._pools: dict[tuple[int, ...] | None, Pool] = {}
-        self._pool: dict[int, Pool] = {}
-        """Slot → its pool."""
         self._serving: list[list[Pool]] = [[] for _ in range(self.spec.partitions)]
         """Partition → the pools that hold it."""
         self._new: list[Pool] = []
@@ -128,12 +72,12 @@ class Board:
                 if partition < self.spec.partitions:
                     self._serving[partition].append(pool)
         pool.slots += 1
-        self._pool[slot.id] = pool
+        slot.pool = pool
         self.rest(slot)
 
     def leave(self, slot: SlotBook) -> None:
         """A slot is gone; with the last of its pool goes the pool."""
-        pool = self._pool.pop(slot.id)
+        pool = slot.pool
         pool.idle.pop(slot.id, None)
         self._wake.pop(slot.id, None)
         pool.slots -= 1
@@ -147,12 +91,12 @@ class Board:
 
     def rest(self, slot: SlotBook) -> None:
         """The slot is idle."""
-        self._pool[slot.id].idle[slot.id] = None
+        slot.pool.idle[slot.id] = None
         self._wake[slot.id] = None
 
     def take(self, slot: SlotBook) -> None:
         """The slot is not idle any longer."""
-        self._pool[slot.id].idle.pop(slot.id, None)
+        slot.pool.idle.pop(slot.id, None)
 
     def offer(self, trial: TrialBook) -> None:
         """The trial may be able to train."""
@@ -194,22 +138,19 @@ class Board:
 
     def match(self) -> None:
         """Bring idle slots and waiting work together, as far as the last event made a new pair possible."""
-        if self._wake:
-            for number in self._wake:
-                self._go_on(self._slots[number])
-            self._wake = {number: None for number in self._wake if not self._slots[number].busy}
-        if self._ready:
-            self._ready = [trial for trial in self._ready if self._trains(trial)]
-        if self._new or self._ready or self._opened:
+        wake, ready = self._wake, self._ready
+        for number in wake:
+            self._go_on(self._slots[number])
+        if self._new or ready or self._opened:
             self._queue()
-        if self._wake:
-            for number in self._wake:
+        if wake:
+            for number in wake:
                 self._pick(self._slots[number])
-            self._wake.clear()
-        if self._ready:
-            for trial in self._ready:
+            wake.clear()
+        if ready:
+            for trial in ready:
                 self._place(trial)
-            self._ready.clear()
+            ready.clear()
         if self._opened:
             for trial, epoch in self._opened:
                 self._spread(trial, epoch)
@@ -227,7 +168,7 @@ class Board:
         trial = self._trials.get(slot.trial)
         if trial is None or trial.ended:
             return
-        pool = self._pool[slot.id]
+        pool = slot.pool
         partitions = self.spec.partitions
         if slot.step > 0 and slot.step % partitions == 0:
             epoch = slot.step // partitions - 1
@@ -251,15 +192,18 @@ class Board:
                 pool.checks.extend([(trial.id, epoch) for epoch, book in trial.epochs.items() if book.left])
         self._new.clear()
         for trial in self._ready:
-            for pool in self._serving[self._next(trial)]:
-                pool.offer(trial)
+            if self._trains(trial):
+                for pool in self._serving[self._next(trial)]:
+                    pool.offer(trial)
         for trial, epoch in self._opened:
             for pool in self._pools.values():
                 pool.checks.append((trial.id, epoch))
 
     def _pick(self, slot: SlotBook) -> None:
-        """The slot takes what waits in its pool."""
-        pool = self._pool[slot.id]
+        """The slot, if it is still idle, takes what waits in its pool."""
+        if slot.busy:
+            return
+        pool = slot.pool
         if pool.checks and (found := pool.check(self._trials)) is not None:
             self._validate(slot, found[0], found[1], pool.leftover(*found))
         elif pool.heap and (trial := pool.longest(self._trials)) is not None:
@@ -267,16 +211,18 @@ class Board:
 
     def _place(self, trial: TrialBook) -> None:
         """Find an idle slot for a trial that can train: the one that has it in memory, else the first."""
+        if not self._trains(trial):
+            return
         pools = [pool for pool in self._serving[self._next(trial)] if pool.idle]
-        if trial.lease or not pools:
+        if not pools:
             return
         state = trial.states.get(trial.step)
         maker = self._slots.get(state.maker) if state is not None else None
-        if maker is not None and not maker.busy and maker.trial == trial.id and self._pool[maker.id] in pools:
+        if maker is not None and not maker.busy and maker.trial == trial.id and maker.pool in pools:
             slot = maker
         else:
             slot = self._slots[next(iter(pools[0].idle))]
-        self._train(slot, trial, self._pool[slot.id])
+        self._train(slot, trial, slot.pool)
 
     def _spread(self, trial: TrialBook, epoch: int) -> None:
         """Find idle slots for a validation."""

@@ -1,8 +1,10 @@
-"""What the machine knows of each trial, epoch, State and slot. Plain records; `Machine` alone writes in them."""
+"""What the machine knows of each trial, epoch, State, slot and pool of slots. `Machine` and its board write it."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -165,16 +167,70 @@ class TrialBook:
                 self.best = epoch
 
 
+class Pool:
+    """What waits for the slots that hold the same partitions. Owner: `Board`."""
+
+    __slots__ = ("checks", "heap", "holds", "idle", "slots")
+
+    def __init__(self, holds: tuple[int, ...] | None) -> None:
+        self.holds = None if holds is None else frozenset(holds)
+        self.idle: dict[int, None] = {}
+        self.slots = 0
+        self.heap: list[tuple[float, int, int]] = []
+        """(−remaining seconds, trial, stamp)."""
+        self.checks: deque[tuple[int, int]] = deque()
+        """(trial, epoch) with validation partitions to be given out."""
+
+    def offer(self, trial: TrialBook) -> None:
+        """The trial can train on a partition that this pool holds."""
+        heappush(self.heap, (-trial.remaining, trial.id, trial.stamp))
+
+    def longest(self, trials: dict[int, TrialBook]) -> TrialBook | None:
+        """The waiting trial with the longest remaining time. It stays in the heap until it is dispatched."""
+        heap = self.heap
+        while heap:
+            _, number, stamp = heap[0]
+            trial = trials[number]
+            if trial.stamp == stamp:
+                return trial
+            heappop(heap)
+        return None
+
+    def check(self, trials: dict[int, TrialBook]) -> tuple[TrialBook, int] | None:
+        """The oldest validation with a partition that this pool holds."""
+        checks = self.checks
+        while checks:
+            number, epoch = checks[0]
+            trial = trials[number]
+            if self.leftover(trial, epoch):
+                return trial, epoch
+            checks.popleft()
+        return None
+
+    def leftover(self, trial: TrialBook, epoch: int) -> list[int]:
+        """The validation partitions of this epoch that are to be given out and that this pool holds, sorted."""
+        book = trial.epochs.get(epoch)
+        if trial.ended or book is None or not book.left:
+            return []
+        return sorted(book.left if self.holds is None else book.left & self.holds)
+
+    def serves(self, partition: int) -> bool:
+        """Whether the pool's slots hold this partition."""
+        return self.holds is None or partition in self.holds
+
+
 class SlotBook:
     """One slot: where it is, what it does, which trial it has in memory."""
 
-    __slots__ = ("busy", "holds", "host", "id", "made", "pid", "step", "trial")
+    __slots__ = ("busy", "holds", "host", "id", "made", "pid", "pool", "step", "trial")
 
     def __init__(self, number: int, host: str, pid: int, holds: tuple[int, ...] | None) -> None:
         self.id = number
         self.host = host
         self.pid = pid
         self.holds = None if holds is None else tuple(sorted(holds))
+        self.pool: Pool
+        """Of the slots that hold the same; set when it comes to the board."""
         self.busy = 0
         """The lease it works on, also when that no longer stands; -1: it checks a trial; 0: idle."""
         self.trial = -1

@@ -201,9 +201,10 @@ def decode(text: bytes) -> Line:
         return _decoder.decode(text)
     except msgspec.MsgspecError as strict:
         try:  # NaN and infinities stand as strings: only then numbers may be strings
-            return msgspec.convert(_numbered(msgspec.json.decode(text)), Line)
+            line: Line = msgspec.convert(_numbered(msgspec.json.decode(text)), Line)
         except msgspec.MsgspecError:
             raise JournalError(f"no fact of format {FORMAT}: {strict}: {text[:120]!r}") from strict
+        return line
 
 
 def _finite(done: Done) -> bool:

@@ -214,9 +214,10 @@ class Machine:
     # ---------------------------------------------------------------- units come and go
 
     def _dispatch(self, line: Dispatch) -> None:
+        self._lend(line, self.slots[line.slot], self.trials[line.unit.trial])
+
+    def _lend(self, line: Dispatch, slot: SlotBook, trial: TrialBook) -> None:
         unit = line.unit
-        trial = self.trials[unit.trial]
-        slot = self.slots[line.slot]
         slot.busy = unit.lease
         self._board.take(slot)
         spec = self.spec
@@ -533,7 +534,7 @@ class Machine:
             where = state.where if state.maker in self.slots else ""
             unit = Unit(lease, trial.id, kind, epoch, partitions, state.ref, where, state.digest)
         line = Dispatch(at=self._at, slot=slot.id, unit=unit)
-        self._dispatch(line)
+        self._lend(line, slot, trial)
         self._out.append(line)
 
     def _conclude(self) -> None:

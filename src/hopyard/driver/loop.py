@@ -57,9 +57,13 @@ STILLBORN = 3
 class View(Protocol):
     """Something that shows a run. It is told what was journaled and may read the machine, never change it."""
 
-    def see(self, lines: list[Line], machine: Machine) -> None: ...
+    def see(self, lines: list[Line], machine: Machine) -> None:
+        """These lines were journaled; none: time passed."""
+        ...
 
-    def close(self, machine: Machine) -> None: ...
+    def close(self, machine: Machine) -> None:
+        """The driver ends."""
+        ...
 
 
 class Clock:
@@ -111,6 +115,8 @@ class Loop:
         self._next = first
         self._starting: set[int] = set()
         self._stillborn = 0
+        self._came_up = False
+        """Whether an agent of this driver was ever ready."""
         self._releases: dict[int, list[str]] = {}
         self._early: dict[int, list[Durable]] = {}
         self._finish: Finish | None = None
@@ -130,6 +136,7 @@ class Loop:
             KeyboardInterrupt: from the user; the journal says so.
         """
         try:
+            self._sweep()
             self._propose()
             for _ in range(self._workers):
                 self._start()
@@ -150,6 +157,10 @@ class Loop:
                 view.close(self.machine)
         if self.machine.status == "failed" and self.machine.faults and not self.machine.names:
             raise PreflightError(self.machine.faults)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete what is stored and not kept: of workers that ended between storing a State and saying so."""
         for ref in self._store.refs() - self.machine.kept():
             self._store.delete(ref)
 
@@ -189,10 +200,14 @@ class Loop:
         if isinstance(message, Ready):
             self._starting.discard(message.slot)
             self._stillborn = 0
+            self._came_up = True
             return [Joined(at=now, slot=message.slot, host=message.host, pid=message.pid, holds=message.holds)]
         if isinstance(message, Gone):
             return self._gone(message, now)
         if isinstance(message, Unfit):
+            if self._came_up:  # others can load it: its end follows, and another takes its place
+                log.warning("slot %d cannot load the recipe: %s", message.slot, message.error)
+                return []
             raise PreflightError([f"a worker cannot load the recipe: {message.error}{self._tail(message.slot)}"])
         if isinstance(message, NoRoom):
             raise ResourceError(
@@ -239,6 +254,8 @@ class Loop:
                 commands.append(command)
                 if isinstance(command, (Dispatch, Check)):
                     lines.append(command)
+                elif isinstance(command, Replace):  # the machine knows; whoever reads the journal should too
+                    lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason))
         self._journal.append(lines)
         for command in commands:
             self._do(command)

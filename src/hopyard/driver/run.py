@@ -8,8 +8,8 @@ import secrets
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,13 +29,13 @@ from hopyard.driver.ship import load as unpickle
 from hopyard.driver.trial import Shelf, Trial
 from hopyard.driver.wire import Direct, Link, Router
 from hopyard.engines.local import Local, cores
-from hopyard.errors import HopyardError, RunDirectoryError, RunFailed, SpecError
+from hopyard.errors import HopyardError, ResourceError, RunDirectoryError, RunFailed, SpecError
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
 from hopyard.spec import Config, Hopper, RunSpec, better
 from hopyard.store.arena import Folder, memory_root, sweep
-from hopyard.store.journal import Journal, Lock, read, write_whole
+from hopyard.store.journal import NO_ROOM, Journal, Lock, read, write_whole
 from hopyard.store.layout import Layout, find, fresh
 from hopyard.store.states import open_store
 
@@ -80,6 +80,8 @@ class Order:
     seed: int
     exact: bool | Literal["warn"]
     store: str | None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of RunSpec that no argument sets: deadlines, silence, strikes."""
 
 
 def select(
@@ -104,7 +106,8 @@ def select(
     """Train many configurations of a recipe on a data set; find the best.
 
     Args:
-        recipe: `recipe(config)` or `recipe(config, ctx)`; returns a hy.torch.Model or any hy.Trainable. Runs in workers.
+        recipe: `recipe(config)` or `recipe(config, ctx)`; returns a hy.torch.Model or any hy.Trainable. Runs in
+            workers.
         space: what to search; None where the search has its own list (hy.Configs).
         data: what to train on.
         search: hy.Grid(), hy.Random(n) or hy.Configs([...]).
@@ -192,10 +195,7 @@ def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: boo
     layout = find(run_directory)
     lock = Lock(layout.lock)
     with _freed_on_error(lock):
-        lines, _ = read(layout.journal)
-        if not lines:  # ended before its first line was whole: nothing had happened
-            raise RunDirectoryError(f"{layout.root}: the journal is empty; start the run again in another directory")
-        machine = fold(lines)
+        machine = fold(_told(layout))
         if machine.status in ("completed", "partial", "failed"):
             lock.free()
             return load(layout.root)
@@ -214,8 +214,18 @@ def load(run_directory: str | Path) -> Run:
         JournalError: damaged, or of a newer version.
     """
     layout = find(run_directory)
+    return Run(layout, fold(_told(layout)))
+
+
+def _told(layout: Layout) -> list[Line]:
+    """The journal, which has at least its first line."""
     lines, _ = read(layout.journal)
-    return Run(layout, fold(lines))
+    if not lines:
+        raise RunDirectoryError(
+            f"{layout.root}: the journal is empty, the driver ended before anything happened; start the run again, "
+            "with resume=True or in another directory"
+        )
+    return lines
 
 
 class Run:
@@ -231,8 +241,13 @@ class Run:
         self._machine = machine
         self._cargo = cargo
         self._known: Shelf | None = None
-        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        """No driver of this process is at work on it. (Not Thread.join: in Python 3.11 a Ctrl-C in it makes later joins
+        return at once, though the thread still runs.)"""
+        self._ended.set()
         self._error: BaseException | None = None
+        self._stopped = ""
+        """Why the user stopped it, else empty."""
         self._halt: Callable[[str], None] = lambda reason: None
         self.directory = layout.root
 
@@ -258,7 +273,7 @@ class Run:
 
     @property
     def best(self) -> Trial:
-        """The completed trial with the best (trial, epoch) by the run's metric; ties go to the lower trial, NaN is worst.
+        """The completed trial with the best (trial, epoch) by the run's metric; ties: the lower trial, NaN is worst.
 
         Raises:
             RunFailed: no trial completed.
@@ -298,17 +313,20 @@ class Run:
 
     def wait(self, seconds: float | None = None) -> Run:
         """Until the run has ended, or for so long. Raises what the run raised."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-            if self._error is not None:
-                raise self._error
+        try:
+            self._ended.wait(seconds)
+        except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
+            self.stop()
+            raise
+        if self._error is not None:
+            raise self._error
         return self
 
     def stop(self) -> None:
         """End the driver of a run started with `wait=False`; `hy.resume` goes on."""
-        self._halt("stopped by the user")
-        if self._thread is not None:
-            self._thread.join()
+        self._stopped = "stopped by the user"
+        self._halt(self._stopped)
+        self._ended.wait()
 
     def lines(self) -> list[Line]:
         """The journal."""
@@ -401,9 +419,10 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
     if again and directory is None:
         raise SpecError("resume=True: directory= says which run")
     layout = Layout(Path(directory) if directory is not None else fresh())
-    if again and layout.exists:
+    unborn = again and _unborn(layout)
+    if again and layout.exists and not unborn:
         return _again(order, layout, wait)
-    if layout.root.exists() and (not layout.root.is_dir() or any(layout.root.iterdir())):
+    if not unborn and layout.root.exists() and (not layout.root.is_dir() or any(layout.root.iterdir())):
         raise RunDirectoryError(
             f"directory = {str(layout.root)!r} exists: give another, or resume=True to go on with the run in it"
         )
@@ -420,19 +439,25 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         exact=order.exact,
         group=group if isinstance(group, int) else 0,
         group_seconds=0.0 if group == "off" else 1.0,
+        **order.limits,
     )
     freight = dump(cargo, "the run (recipe, data, space, search, engine)") if _pickles(cargo) else b""
     manifest = cargo.data.prepare()
     spec = msgspec.structs.replace(spec, partitions=len(manifest.train), validation=len(manifest.validate))
     if order.metric is not None and order.metric.startswith("val_") and not manifest.validate:
         raise SpecError(
-            f"metric = {order.metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or choose "
-            'a metric of training such as "loss"'
+            f"metric = {order.metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
+            'choose a metric of training such as "loss"'
         )
-    layout.root.mkdir(parents=True, exist_ok=True)
-    lock = Lock(layout.lock)
-    with _freed_on_error(lock):
+    with _room(layout.root):
+        layout.root.mkdir(parents=True, exist_ok=True)
+        lock = Lock(layout.lock)
+    with _freed_on_error(lock), _room(layout.root):
+        if unborn:
+            layout.journal.unlink(missing_ok=True)
         store = order.store or str(layout.states.absolute())
+        if "://" not in store:  # whoever resumes may stand in another directory
+            store = str(Path(store).absolute())
         sources = list(dict.fromkeys(source.name for source in manifest.sources))[:20]
         about = About(
             hopyard=__version__,
@@ -454,6 +479,14 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         return _run(_Drive(layout, lock, cargo.engine, cargo, manifest, spec, store, again=False), wait)
 
 
+def _unborn(layout: Layout) -> bool:
+    """Whether a driver ended here before the first line of its journal was whole: nothing had happened."""
+    if layout.exists:
+        return not read(layout.journal)[0]
+    ours = {layout.recipe, layout.manifest, layout.about, layout.lock, layout.states}
+    return layout.lock.exists() and all(path in ours or path.name.startswith(".") for path in layout.root.iterdir())
+
+
 def _pickles(cargo: Cargo) -> bool:
     """Each part on its own first, so that the message names the part."""
     for name in ("recipe", "space", "search"):
@@ -463,7 +496,7 @@ def _pickles(cargo: Cargo) -> bool:
 
 def _again(order: Order, layout: Layout, wait: bool) -> Run:
     """`resume=True` on a directory with a run: it must be the run that is asked for."""
-    known = fold(read(layout.journal)[0][:1]).spec
+    known = fold(_told(layout)[:1]).spec
     for name in ("epochs", "metric", "mode", "seed"):
         if getattr(known, name) != getattr(order, name):
             raise RunDirectoryError(
@@ -487,9 +520,11 @@ def _same_data(layout: Layout, data: Dataset) -> Manifest:
 
 def _about(layout: Layout) -> About:
     try:
-        return msgspec.json.decode(layout.about.read_bytes(), type=About)
+        about = msgspec.json.decode(layout.about.read_bytes(), type=About)
     except (OSError, msgspec.MsgspecError) as error:
         raise RunDirectoryError(f"{layout.about}: {error}; the run directory is not whole") from error
+    moved = Path(about.store).name == layout.states.name and not Path(about.store).exists() and layout.states.is_dir()
+    return msgspec.structs.replace(about, store=str(layout.states.absolute())) if moved else about
 
 
 def _run(drive: _Drive, wait: bool) -> Run:
@@ -498,7 +533,8 @@ def _run(drive: _Drive, wait: bool) -> Run:
             f"{drive.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
             stacklevel=4,
         )
-    journal = Journal(drive.layout.journal, resume=drive.again)
+    with _room(drive.layout.root):
+        journal = Journal(drive.layout.journal, resume=drive.again)
     machine = fold(journal.lines) if drive.again else Machine(drive.spec)
     run = Run(drive.layout, machine, drive.cargo)
     if wait:
@@ -509,24 +545,27 @@ def _run(drive: _Drive, wait: bool) -> Run:
         try:
             _drive(drive, run, machine, journal)
         except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
-            run._error = error
+            if not (run._stopped and isinstance(error, KeyboardInterrupt)):
+                run._error = error
+        finally:
+            run._ended.set()
 
-    run._thread = threading.Thread(target=background, name="hopyard-driver")
-    run._thread.start()
+    run._ended.clear()
+    threading.Thread(target=background, name="hopyard-driver").start()
     return run
 
 
 def _drive(drive: _Drive, run: Run, machine: Machine, journal: Journal) -> None:
     """Bring up the agents, loop to the end, leave nothing behind but the run directory."""
     layout, spec = drive.layout, machine.spec
-    token = secrets.token_hex(8)
-    root = memory_root(layout.root.absolute() / ".memory")
-    sweep(root)
-    recipe = dump(drive.cargo.recipe, "recipe")
-    manifest = msgspec.json.encode(drive.manifest)
     with contextlib.ExitStack() as stack:
         stack.callback(drive.lock.free)
         stack.callback(journal.close)
+        token = secrets.token_hex(8)
+        root = memory_root(layout.root.absolute() / ".memory")
+        sweep(root)
+        recipe = dump(drive.cargo.recipe, "recipe")
+        manifest = msgspec.json.encode(drive.manifest)
         folder = Folder(root, token)
         stack.callback(folder.close)
         store = open_store(drive.store)
@@ -562,10 +601,15 @@ def _drive(drive: _Drive, run: Run, machine: Machine, journal: Journal) -> None:
             1 + max((line.slot for line in journal.lines if hasattr(line, "slot")), default=-1),
         )
         run._halt = loop.stop
+        if run._stopped:  # before there was anything to halt
+            loop.stop(run._stopped)
         loop.run()
     FINISHED.append(run)
-    write_whole(layout.report, run.report().encode())
-    run.gantt()
+    try:
+        write_whole(layout.report, run.report().encode())
+        run.gantt()
+    except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` tells the same from the journal
+        log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
         raise RunFailed(f"{layout.root}: every trial failed{_reasons(machine)}")
 
@@ -585,6 +629,20 @@ def _reasons(machine: Machine) -> str:
     lines = [f"\n  trial {trial.id}, config {trial.config}: {trial.error}" for trial in failed[:3]]
     more = f"\n  and {len(failed) - 3} more" if len(failed) > 3 else ""
     return ":" + "".join(lines) + more if lines else ""
+
+
+@contextlib.contextmanager
+def _room(root: Path) -> Iterator[None]:
+    """A full disk is no defect: exit 4, not a traceback."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise ResourceError(
+            f"{root}: no room for the run directory ({error.strerror}). Nothing is lost: make room, then start again "
+            "with resume=True"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -1,24 +1,22 @@
-"""A model in a folder: `config.json` (configuration, metrics, encoding), `model.safetensors`, and the pickled recipe."""
+"""A model in a folder: `config.json` (configuration, metrics, encoding), `model.safetensors`, the pickled recipe."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from hopyard.agent.build import Built, Plan, build, undisturbed
+from hopyard.core.books import TrialBook
 from hopyard.data.manifest import Manifest
 from hopyard.driver.ship import PYTHON, dump, load
 from hopyard.errors import RunDirectoryError
 from hopyard.frameworks import capture, restore
 from hopyard.spec import Config, RunSpec
 from hopyard.store.tree import decode, encode
-
-if TYPE_CHECKING:
-    from hopyard.driver.trial import Trial
 
 CONFIG, WEIGHTS, RECIPE = "config.json", "model.safetensors", "recipe.pkl"
 
@@ -37,11 +35,18 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
 
 
-def save(directory: Path, trial: Trial, built: Built, plan: Plan, which: str) -> Path:
-    """Write the folder; files that are there are replaced."""
+def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built: Built) -> Path:
+    """Write the folder; files that are there are replaced.
+
+    Args:
+        directory: made when missing.
+        plan: recipe and data.
+        book: the trial.
+        epoch: whose weights `built` holds.
+        built: the model.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    epoch = trial.epoch if which == "best" else max(trial.history, default=None)
-    metrics: dict[str, float | None] = dict(trial.history.get(-1 if epoch is None else epoch, {}))
+    metrics: dict[str, float | None] = dict(book.history.get(-1 if epoch is None else epoch, {}))
     module = getattr(built.trainable, "module", None)
     if module is not None:
         importlib.import_module("hopyard.frameworks.torch_tools").save_module(module, directory / WEIGHTS)
@@ -50,8 +55,8 @@ def save(directory: Path, trial: Trial, built: Built, plan: Plan, which: str) ->
     (directory / RECIPE).write_bytes(dump(plan.recipe, "recipe"))
     about = Saved(
         python=PYTHON,
-        trial=trial.id,
-        config=trial.config,
+        trial=book.id,
+        config=book.config,
         epoch=epoch,
         metrics=metrics,
         framework="torch" if module is not None else "trainable",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from typing import Any
 import cloudpickle
 
 from hopyard.errors import RunDirectoryError, SpecError
+
+_REGISTRY = threading.RLock()
+"""Held while cloudpickle's registry, one for the whole process, is ours: runs may be started from several threads."""
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -57,8 +61,8 @@ def load(path: Path, python: str) -> Any:
     """
     if python != PYTHON:
         raise RunDirectoryError(
-            f"{path} was written by Python {python}, this is {PYTHON}: pickled functions do not survive that; use Python "
-            f"{python}, or give recipe= to hy.load_model"
+            f"{path} was written by Python {python}, this is {PYTHON}: pickled functions do not survive that; use "
+            f"Python {python}, or give recipe= to hy.load_model"
         )
     try:
         return cloudpickle.loads(path.read_bytes())
@@ -84,15 +88,19 @@ def users_modules() -> list[ModuleType]:
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    registered = []
-    for module in users_modules():
+    with _REGISTRY:
+        theirs = cloudpickle.list_registry_pickle_by_value()
+        registered = []
+        for module in users_modules():
+            if module.__name__ in theirs:
+                continue
+            try:
+                cloudpickle.register_pickle_by_value(module)
+            except ValueError:
+                continue
+            registered.append(module)
         try:
-            cloudpickle.register_pickle_by_value(module)
-        except ValueError:
-            continue
-        registered.append(module)
-    try:
-        yield
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
+            yield
+        finally:
+            for module in registered:
+                cloudpickle.unregister_pickle_by_value(module)

@@ -13,6 +13,7 @@ from hopyard.agent.work import over
 from hopyard.core.books import TrialBook
 from hopyard.data.encode import apply
 from hopyard.data.feed import PartitionFeed
+from hopyard.driver.saved import save
 from hopyard.errors import HopyardError, SpecError, TrialFailed
 from hopyard.frameworks import restore
 from hopyard.ports import Folding, Predicting, Store
@@ -115,10 +116,9 @@ class Trial:
 
     def save(self, directory: str | Path, which: Literal["best", "last"] = "best") -> Path:
         """Write `config.json`, the weights, and the pickled recipe; `hy.load_model` reads them."""
-        from hopyard.driver.saved import save
-
         built = self._built(which)
-        return save(Path(directory), self, built, self._shelf().plan, which)
+        epoch = self.epoch if which == "best" else max(self.history, default=None)
+        return save(Path(directory), self._shelf().plan, self._book, epoch, built)
 
     def _step(self, which: str) -> int:
         if which not in ("best", "last"):
@@ -144,7 +144,8 @@ class Trial:
         data = shelf.store.get(state.ref)
         if (found := digest(data)) != state.digest:
             raise StateError(
-                f"the stored State {state.ref} is damaged: its digest is {found[:16]}, the journal has {state.digest[:16]}"
+                f"the stored State {state.ref} is damaged: its digest is {found[:16]}, the journal has "
+                f"{state.digest[:16]}"
             )
         with undisturbed():
             built = build(shelf.plan, self.id, self.config)

@@ -6,6 +6,7 @@ it had an effect yet. Damage anywhere else is an error: what follows it cannot b
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -65,8 +66,8 @@ def _refuse_newer(path: Path, text: bytes) -> None:
         return  # damaged, as whoever decodes the line will say
     if head.type == "Began" and head.format > FORMAT:
         raise JournalError(
-            f"{path} has format {head.format}, this Hopyard reads up to {FORMAT}: it was written by a newer Hopyard; use "
-            "that one, or a newer one still"
+            f"{path} has format {head.format}, this Hopyard reads up to {FORMAT}: it was written by a newer Hopyard; "
+            "use that one, or a newer one still"
         )
 
 
@@ -139,8 +140,9 @@ class Lock:
                 f"{path.parent} is in use by a live driver (process {holder}): wait for it, stop it, or give another "
                 "directory="
             ) from None
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: only whose it is cannot be said then
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, str(os.getpid()).encode(), 0)
 
     def free(self) -> None:
         """Give it back. May be called twice: by then its descriptor may be another file's."""

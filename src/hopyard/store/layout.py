@@ -1,14 +1,14 @@
 """The one place that knows the paths of a run directory.
 
-    journal.jsonl     the record: everything else can be made from it, or is what it names
-    lock              held by the live driver
-    run.json          how to open the run without unpickling: format, store, dataset, engine, names
-    recipe.pkl        recipe, dataset and space (cloudpickle)
-    manifest.json     the data: partitions, hashes, encodings
-    states/           safetensors, one a State, unless `store=` names another place
-    logs/             what agents printed, one file an agent
-    report.txt        written when the run ends
-    gantt.html        written when the run ends
+journal.jsonl     the record: everything else can be made from it, or is what it names
+lock              held by the live driver
+run.json          how to open the run without unpickling: format, store, dataset, engine, names
+recipe.pkl        recipe, dataset and space (cloudpickle)
+manifest.json     the data: partitions, hashes, encodings
+states/           safetensors, one a State, unless `store=` names another place
+logs/             what agents printed, one file an agent
+report.txt        written when the run ends
+gantt.html        written when the run ends
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 from hopyard.errors import RunDirectoryError
 
-_WORDS = (
-    "amarillo ahtanum bravo cascade centennial challenger chinook citra cluster columbus comet crystal el-dorado eureka "
-    "fuggle galaxy galena glacier golding hallertau herkules horizon liberty magnum mosaic northern nugget opal perle "
-    "pilgrim polaris saaz sabro santiam simcoe sorachi sterling strata styrian summit target tettnang ultra vanguard "
-    "warrior willamette zeus zythos"
+_WORDS = (  # noqa: SIM905 - a list of them is a page
+    "amarillo ahtanum bravo cascade centennial challenger chinook citra cluster columbus comet crystal el-dorado "
+    "eureka fuggle galaxy galena glacier golding hallertau herkules horizon liberty magnum mosaic northern nugget "
+    "opal perle pilgrim polaris saaz sabro santiam simcoe sorachi sterling strata styrian summit target tettnang "
+    "ultra vanguard warrior willamette zeus zythos"
 ).split()
 
 

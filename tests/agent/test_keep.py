@@ -1,0 +1,204 @@
+"""The background of a worker: what is stored when, what may be forgotten, and what is said when it cannot be stored."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopyard.agent import keep as keeping
+from hopyard.agent.keep import Keeper
+from hopyard.core.events import Durable
+from hopyard.core.messages import NoRoom
+from hopyard.errors import ResourceError
+from hopyard.spec import Ref
+from hopyard.store.arena import Arena
+from hopyard.store.states import LocalStore
+from hopyard.store.tree import digest
+
+
+class Bytes:
+    """Something to lay."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.total = len(data)
+
+    def write(self, buffer: memoryview) -> None:
+        buffer[:] = self.data
+
+
+class Desk:
+    """A keeper with a store whose `put` can be held back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = LocalStore(folder / "states")
+        self.arena = Arena(folder / "memory", 0, 1 << 20)
+        self.told: list[Any] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.news = threading.Condition()
+        self.puts: list[Ref] = []
+        self.error: Exception | None = None
+        self.settled: list[str] = []
+        settle = self.arena.settle
+
+        def watched(where: str) -> None:
+            self.settled.append(where)
+            settle(where)
+
+        self.arena.settle = watched  # type: ignore[method-assign]
+        self.keeper = Keeper(0, self, self.arena, self.tell)
+
+    def put(self, ref: Ref, data: memoryview) -> None:
+        self.puts.append(ref)
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        self.store.put(ref, data)
+
+    def tell(self, message: Any) -> None:
+        with self.news:
+            self.told.append(message)
+            self.news.notify()
+
+    def lay(self, ref: Ref) -> str:
+        return self.arena.lay(ref, Bytes(str(ref).encode()))
+
+    def keep(self, ref: Ref, always: bool = False) -> str:
+        where = self.lay(ref)
+        self.keeper.keep(ref, where, always)
+        return where
+
+    def hear(self, count: int) -> list[Any]:
+        with self.news:
+            assert self.news.wait_for(lambda: len(self.told) >= count, 10)
+            return self.told
+
+    def until(self, test: Callable[[], bool]) -> None:
+        end = time.monotonic() + 10
+        while not test():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.gate.set()
+    made.keeper.close()
+    made.arena.close()
+
+
+def test_it_is_stored_and_said_with_its_digest(desk: Desk) -> None:
+    ref = Ref(0, 4, 1)
+    desk.keep(ref, always=True)
+    (sealed,) = desk.hear(1)
+    assert sealed == Durable(at=0.0, slot=0, ref=ref, digest=digest(b"0-4-1"), bytes=5)
+    assert bytes(desk.store.get(ref)) == b"0-4-1"
+
+
+def test_the_newer_replaces_the_older_that_is_no_epochs_end(desk: Desk) -> None:
+    desk.gate.clear()
+    desk.keep(Ref(9, 1, 1), always=True)  # the thread is busy with it
+    desk.until(lambda: bool(desk.puts))
+    older = desk.keep(Ref(0, 1, 2))
+    end = desk.keep(Ref(0, 4, 3), always=True)
+    desk.keep(Ref(0, 5, 4))
+    assert desk.settled == [older]
+    desk.gate.set()
+    desk.hear(3)
+    assert set(desk.puts) == {Ref(9, 1, 1), Ref(0, 4, 3), Ref(0, 5, 4)}
+    assert end not in desk.settled
+
+
+def test_epochs_ends_go_first(desk: Desk) -> None:
+    desk.gate.clear()
+    desk.keep(Ref(9, 1, 1), always=True)
+    desk.until(lambda: bool(desk.puts))
+    desk.keep(Ref(1, 1, 2))
+    desk.keep(Ref(2, 4, 3), always=True)
+    desk.gate.set()
+    desk.hear(3)
+    assert desk.puts[1:] == [Ref(2, 4, 3), Ref(1, 1, 2)]
+
+
+def test_no_more_than_one_a_second_of_a_trial(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "PAUSE", 0.2)
+    began = time.monotonic()
+    desk.keep(Ref(0, 1, 1))
+    desk.hear(1)
+    desk.keep(Ref(0, 2, 2))
+    desk.keep(Ref(0, 3, 3))
+    desk.hear(2)
+    assert time.monotonic() - began >= 0.2
+    assert desk.puts == [Ref(0, 1, 1), Ref(0, 3, 3)]
+
+
+def test_what_is_released_is_not_stored_unless_an_epochs_end(desk: Desk) -> None:
+    desk.gate.clear()
+    busy = desk.keep(Ref(9, 1, 1), always=True)
+    desk.until(lambda: bool(desk.puts))
+    spare = desk.keep(Ref(0, 1, 2))
+    end = desk.keep(Ref(1, 4, 3), always=True)
+    for where in (busy, spare, end, "gone"):
+        desk.keeper.release(where)
+    assert desk.settled[0] == spare  # not those that are still to be read
+    assert busy not in desk.settled
+    assert end not in desk.settled
+    desk.gate.set()
+    desk.hear(2)
+    desk.until(lambda: {busy, end} <= set(desk.settled))
+    assert desk.puts == [Ref(9, 1, 1), Ref(1, 4, 3)]
+
+
+def test_room_is_made_of_what_is_stored_oldest_first(desk: Desk) -> None:
+    assert not desk.keeper.make_room()
+    wheres = [desk.keep(Ref(trial, 4, trial + 1), always=True) for trial in range(2)]
+    desk.hear(2)
+    desk.until(lambda: len(desk.keeper._durable) == 2)
+    assert desk.keeper.make_room()
+    assert desk.settled == [wheres[0]]
+
+
+def test_flush_stores_at_once(desk: Desk) -> None:
+    sealed = desk.keeper.flush(Ref(0, 1, 1), memoryview(b"abc"))
+    assert (sealed.ref, sealed.bytes, sealed.digest) == (Ref(0, 1, 1), 3, digest(b"abc"))
+    assert desk.store.refs() == {Ref(0, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ResourceError("no room for State 0-4-1"), "no room for State 0-4-1"),
+        (PermissionError(13, "Permission denied"), "State 0-4-1 cannot be stored: PermissionError: [Errno 13]"),
+        (RuntimeError("the bucket is gone"), "State 0-4-1 cannot be stored: RuntimeError: the bucket is gone"),
+    ],
+)
+def test_what_cannot_be_stored_is_said(desk: Desk, error: Exception, said: str) -> None:
+    desk.error = error
+    desk.keep(Ref(0, 4, 1), always=True)
+    (message,) = desk.hear(1)
+    assert isinstance(message, NoRoom)
+    assert message.error.startswith(said)
+
+
+def test_close_stores_epochs_ends_only(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.gate.clear()
+    desk.keep(Ref(9, 1, 1), always=True)
+    desk.until(lambda: bool(desk.puts))
+    desk.keep(Ref(0, 1, 2))
+    desk.keep(Ref(1, 4, 3), always=True)
+    closing = threading.Thread(target=desk.keeper.close)
+    closing.start()
+    desk.gate.set()
+    closing.join(10)
+    assert desk.puts == [Ref(9, 1, 1), Ref(1, 4, 3)]
+    assert not desk.keeper._thread.is_alive()
+    desk.arena.close()

@@ -1,0 +1,343 @@
+"""The loop between a link that is a script, a real machine and a real journal: given these messages, expect these."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopyard.core.events import Began, Checked, Dispatch, Done, Durable, Failed, Finished, Interrupted, Joined, Lost
+from hopyard.core.machine import Machine, fold
+from hopyard.core.messages import Down, Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.driver import loop as loops
+from hopyard.driver.loop import Loop
+from hopyard.driver.wire import Gone
+from hopyard.errors import PreflightError, ResourceError
+from hopyard.search.listed import Listed
+from hopyard.spec import Part, Ref, RunSpec
+from hopyard.store.journal import Journal, read
+from hopyard.store.states import LocalStore
+
+SPEC = RunSpec(epochs=1, partitions=2, validation=0, metric="loss")
+READY = Ready(0, "here", 10)
+FIT = Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",))
+
+
+class Script:
+    """A Link whose messages are listed: one list for each receive; a function is called for its list, or raises."""
+
+    def __init__(self, *receives: Any) -> None:
+        self.receives = list(receives)
+        self.started: list[int] = []
+        self.ended: list[int] = []
+        self.sent: list[tuple[int, Down]] = []
+        self.waits: list[float] = []
+        self.closed = 0
+
+    def start(self, slot: int) -> None:
+        self.started.append(slot)
+
+    def end(self, slot: int) -> None:
+        self.ended.append(slot)
+
+    def send(self, slot: int, message: Down) -> None:
+        self.sent.append((slot, message))
+
+    def receive(self, seconds: float) -> list[Up | Gone]:
+        self.waits.append(seconds)
+        if not self.receives:
+            raise KeyboardInterrupt
+        found = self.receives.pop(0)
+        return list(found() if callable(found) else found)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    @property
+    def work(self) -> list[Work]:
+        return [message for _, message in self.sent if isinstance(message, Work)]
+
+
+class Stage:
+    """A loop over one script, with its journal and store."""
+
+    def __init__(self, folder: Path, *receives: Any, spec: RunSpec = SPEC, configs: int = 1, workers: int = 1) -> None:
+        self.journal = Journal(folder / "journal.jsonl")
+        self.store = LocalStore(folder / "states")
+        self.machine = Machine(spec)
+        self.link = Script(*receives)
+        began = Began(at=1.0, spec=spec)
+        self.machine.handle(began)
+        self.journal.append([began])
+        self.seen: list[Any] = []
+        sampler = Listed([{"n": n} for n in range(configs)])
+        self.loop = Loop(
+            self.machine, self.journal, self.link, self.store, sampler, workers, lambda s: folder / f"{s}.log", [self]
+        )
+
+    def see(self, lines: list[Any], machine: Machine) -> None:
+        self.seen += lines
+
+    def close(self, machine: Machine) -> None:
+        self.seen.append("closed")
+
+    def lines(self) -> list[Any]:
+        return read(self.journal.path)[0]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Callable[..., Stage]:
+    return lambda *receives, **more: Stage(tmp_path, *receives, **more)
+
+
+def done(work: Work, slot: int = 0, where: str = "") -> Done:
+    unit = work.unit
+    parts = tuple(Part(partition, {"loss": (1.0, 2.0)}, 0.5) for partition in unit.partitions)
+    return Done(at=0.0, slot=slot, lease=unit.lease, parts=parts, seconds=1.0, where=where)
+
+
+def durable(work: Work, slot: int = 0, digest: str = "d") -> Durable:
+    unit = work.unit
+    ref = Ref(unit.trial, unit.step + len(unit.partitions), unit.lease)
+    return Durable(at=0.0, slot=slot, ref=ref, digest=digest, bytes=3)
+
+
+def answer(stage: Stage, slot: int = 0, where: str = "") -> Callable[[], list[Any]]:
+    """Done and Durable for the last unit that was given out."""
+    return lambda: [done(stage.link.work[-1], slot, where), durable(stage.link.work[-1], slot)]
+
+
+def test_a_run_from_its_first_agent_to_its_end(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert [type(line).__name__ for line in it.lines()] == [
+        *("Began", "Proposed", "Exhausted", "Joined", "Check", "Checked", "Dispatch"),
+        *("Done", "Dispatch", "Durable", "Done", "Durable", "Finished"),
+    ]
+    assert it.lines()[-1].status == "completed"
+    assert [type(message) for _, message in it.link.sent] == [Examine, Work, Work]
+    assert it.link.closed == 1
+    assert it.seen == [*it.lines()[1:], "closed"]
+    assert fold(it.lines()).snapshot() == it.machine.snapshot()
+    it.journal.close()
+
+
+def test_it_is_on_disk_before_it_has_an_effect(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    it = stage([READY], [FIT])
+    send = it.link.send
+
+    def checked_send(slot: int, message: Down) -> None:
+        if isinstance(message, Work):
+            assert [line.unit for line in it.lines() if isinstance(line, Dispatch)][-1] == message.unit
+        send(slot, message)
+
+    monkeypatch.setattr(it.link, "send", checked_send)
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert len(it.link.work) == 2
+
+
+def test_without_room_nothing_is_sent_and_all_is_closed(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = stage([READY], [FIT])
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def now_full() -> list[Any]:
+        monkeypatch.setattr("hopyard.store.journal.os.write", full)
+        return [done(it.link.work[-1])]
+
+    it.link.receives.append(now_full)
+    with pytest.raises(ResourceError, match="no room for the journal"):
+        it.loop.run()
+    assert len(it.link.work) == 1
+    assert it.link.closed == 1
+    assert isinstance(it.lines()[-1], Dispatch)  # its Done is not there
+
+
+def test_an_interrupt_is_journaled(stage: Callable[..., Stage]) -> None:
+    it = stage([READY])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.lines()[-1] == Interrupted(at=it.lines()[-1].at, reason="interrupted by the user")
+    assert it.link.closed == 1
+
+
+def test_an_interrupt_between_machine_and_journal_leaves_a_journal_that_folds(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine knows of an answer that no journal has: it must not be asked what follows from an interrupt."""
+    it = stage([READY], [FIT], configs=2)
+    append = it.journal.append
+
+    def interrupted(lines: Any) -> None:
+        if any(isinstance(line, Done) for line in lines):
+            monkeypatch.setattr(it.machine, "handle", lambda event: pytest.fail(f"asked about {event}"))
+            monkeypatch.setattr(it.journal, "append", append)
+            raise KeyboardInterrupt
+        append(lines)
+
+    monkeypatch.setattr(it.journal, "append", interrupted)
+    it.link.receives.append(answer(it))
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert [type(line) for line in it.lines()[-2:]] == [Dispatch, Interrupted]
+    assert fold(it.lines()).trials[0].step == 0
+
+
+def test_stop_ends_it_soon(stage: Callable[..., Stage]) -> None:
+    it = stage([READY])
+    it.link.receives.append(lambda: it.loop.stop("stopped by the user") or [])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.lines()[-1].reason == "stopped by the user"
+    assert max(it.link.waits) <= loops.GLANCE
+
+
+def test_a_lost_slot_is_replaced_and_its_unit_given_out_again(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Gone(0, "was killed by SIGKILL")], [Ready(1, "here", 11)])
+    it.link.receives += [answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    assert it.link.started == [0, 1]
+    assert it.link.ended == [0]
+    assert [line.reason for line in it.lines() if isinstance(line, Lost)] == ["was killed by SIGKILL"]
+    first, again, _ = it.link.work
+    assert (again.unit.partitions, again.unit.start) == (first.unit.partitions, first.unit.start)
+    assert again.unit.lease > first.unit.lease
+
+
+def test_agents_that_never_come_up_end_the_run_with_their_log(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    it = stage(*([Gone(slot, "ended with exit code 1")] for slot in range(3)))
+    (tmp_path / "2.log").write_text("Traceback\nModuleNotFoundError: No module named 'flights'\n")
+    with pytest.raises(ResourceError, match="no worker comes up: 3 in a row") as caught:
+        it.loop.run()
+    assert "No module named 'flights'" in str(caught.value)
+    assert str(tmp_path / "2.log") in str(caught.value)
+    assert caught.value.exit_code == 4
+    assert it.link.closed == 1
+
+
+def test_one_that_was_ready_in_between_breaks_the_row(stage: Callable[..., Stage]) -> None:
+    gone = [[Gone(slot, "x")] for slot in (0, 1)]
+    it = stage(*gone, [Ready(2, "here", 1)], [Gone(2, "x")], [Gone(3, "x")], [Gone(4, "x")])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.link.started == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_recipe_that_no_worker_can_load_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
+    it = stage([Unfit(0, "ModuleNotFoundError: No module named 'flights'")])
+    with pytest.raises(PreflightError, match="a worker cannot load the recipe: ModuleNotFoundError"):
+        it.loop.run()
+
+
+def test_one_worker_that_cannot_load_it_when_others_could_is_replaced(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Gone(0, "x")], [Unfit(1, "MemoryError: ")], [Gone(1, "ended with exit code 0")])
+    it.link.receives.append([Ready(2, "here", 12)])
+    it.link.receives += [answer(it, 2), answer(it, 2)]
+    it.loop.run()
+    assert it.machine.status == "completed"
+
+
+def test_faults_of_all_trials_are_reported_together(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], configs=5)
+    for trial in range(3):
+        it.link.receives.append([Checked(at=0.0, slot=0, trial=trial, faults=(f"trial {trial}: no",), names=())])
+    with pytest.raises(PreflightError) as caught:
+        it.loop.run()
+    assert caught.value.faults == ["trial 0: no", "trial 1: no", "trial 2: no"]
+    assert "nothing was trained; preflight found 3 fault(s)" in str(caught.value)
+    assert not it.link.work
+    assert it.lines()[-1] == Finished(at=it.lines()[-1].at, status="failed")
+
+
+def test_what_failed_after_preflight_is_no_fault_of_preflight(stage: Callable[..., Stage]) -> None:
+    """The first trial cannot be built, the second can, and then fails in training: something was trained."""
+    it = stage([READY], configs=2)
+    it.link.receives.append([Checked(at=0.0, slot=0, trial=0, faults=("no",), names=())])
+    it.link.receives.append([Checked(at=0.0, slot=0, trial=1, faults=(), names=("loss",))])
+    it.link.receives.append(lambda: [Failed(at=0.0, slot=0, lease=1, fault="user", error="NaN")])
+    it.loop.run()
+    assert it.machine.status == "failed"
+
+
+def test_no_room_for_states_ends_the_driver(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [NoRoom(0, "no room for State 0-1-1")])
+    with pytest.raises(ResourceError, match=r"no room for State 0-1-1.*Nothing is lost.*hopyard resume"):
+        it.loop.run()
+
+
+def test_a_durable_that_overtakes_its_answer_waits_for_it(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    it.link.receives += [lambda: [durable(it.link.work[0])], lambda: [done(it.link.work[0])], answer(it)]
+    it.loop.run()
+    order = [type(line) for line in it.lines() if isinstance(line, (Done, Durable))]
+    assert order == [Done, Durable, Done, Durable]
+    assert it.machine.status == "completed"
+
+
+def test_memory_to_be_used_again_is_said_with_the_next_unit(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], configs=2)
+    it.link.receives += [answer(it, where=f"0-aaaaaaaa-{n}") for n in range(4)]
+    it.loop.run()
+    assert "0-aaaaaaaa-0" in [where for work in it.link.work for where in work.release]
+
+
+def test_a_slot_past_its_deadline_is_ended_and_replaced(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = stage([READY], [FIT], spec=RunSpec(epochs=1, partitions=2, validation=0, metric="loss", deadline_first=5.0))
+
+    def later() -> list[Any]:
+        now = it.loop._clock.now() + 6
+        monkeypatch.setattr(it.loop._clock, "now", lambda: now)
+        return []
+
+    it.link.receives.append(later)
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.link.ended == [0]
+    assert it.link.started == [0, 1]
+    assert it.link.waits[2] <= loops.GLANCE
+
+
+def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
+    """The last State was durable, an epoch's end before it not, and went with its slot: all is done again."""
+    it = stage([READY], [FIT], spec=RunSpec(epochs=2, partitions=1, validation=0, metric="loss"))
+    it.link.receives += [lambda: [done(it.link.work[0])], lambda: [done(it.link.work[1])]]
+    it.link.receives += [lambda: [durable(it.link.work[1], digest="d" * 64)], [Gone(0, "x")], [Ready(1, "here", 11)]]
+    it.link.receives += [answer(it, 1), lambda: [done(it.link.work[3], 1), durable(it.link.work[3], 1, "e" * 64)]]
+    with caplog.at_level(logging.ERROR):
+        it.loop.run()
+    assert "defect: trial 0, step 2 was done again and gave another State" in caplog.text
+
+
+def test_slots_are_numbered_on_after_a_resume(tmp_path: Path) -> None:
+    it = Stage(tmp_path)
+    it.loop._next = 7
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.link.started == [7]
+
+
+def test_states_that_nobody_needs_are_gone_at_the_end(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    left = Ref(0, 1, 99)
+    it.store.put(left, memoryview(b"abc"))
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert left not in it.store.refs()
+
+
+def test_the_journal_knows_each_slot_that_joined(stage: Callable[..., Stage]) -> None:
+    it = stage([READY, Ready(1, "there", 11)], [FIT], workers=2, configs=2)
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert [(line.slot, line.host) for line in it.lines() if isinstance(line, Joined)] == [(0, "here"), (1, "there")]

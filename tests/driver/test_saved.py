@@ -1,0 +1,94 @@
+"""A model in a folder: saved, loaded, and equal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopyard as hy
+from jobs import CONFIGS, linear, select, table
+
+
+def net(config: dict[str, Any]) -> Any:
+    import torch
+
+    layers = [torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(8, 2))
+    return hy.torch.Model(
+        model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=config["lr"]),
+        loss=torch.nn.functional.cross_entropy,
+        metrics={"accuracy": hy.torch.accuracy},
+        batch_size=16,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> dict[str, hy.Run]:
+    folder = tmp_path_factory.mktemp("saved")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        torch_run = select(folder / "torch", net, [{"lr": 0.03}, {"lr": 0.01}])
+        return {"torch": torch_run, "array": select(folder / "array", configs=CONFIGS[:2])}
+
+
+def test_torch_predicts_and_evaluates_as_plain_torch(runs: dict[str, hy.Run]) -> None:
+    import torch
+
+    best = runs["torch"].best
+    module = best.model()
+    assert not module.training
+    x, y = table(101, seed=9)  # a last batch of one row more
+    with torch.no_grad():
+        outputs = module(torch.from_numpy(x))
+        loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(y)).item()
+    np.testing.assert_allclose(best.predict(x), outputs.numpy(), rtol=1e-5, atol=1e-6)
+    found = best.evaluate(hy.Dataset.numpy(x, y))
+    assert found["loss"] == pytest.approx(loss, rel=1e-5)
+    assert found["accuracy"] == pytest.approx((outputs.argmax(1).numpy() == y).mean())
+
+
+def test_a_torch_model_comes_back(runs: dict[str, hy.Run], tmp_path: Path) -> None:
+    import torch
+
+    best = runs["torch"].best
+    folder = best.save(tmp_path / "model")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "recipe.pkl"]
+    about = json.loads((folder / "config.json").read_text())
+    assert (about["trial"], about["config"], about["epoch"]) == (best.id, best.config, best.epoch)
+    assert about["metrics"] == best.metrics
+    x = torch.from_numpy(table(20, seed=9)[0])
+    module = best.model()
+    for loaded in (hy.load_model(folder), hy.load_model(folder, recipe=net)):
+        assert not loaded.training
+        with torch.no_grad():
+            assert torch.equal(loaded(x), module(x))
+
+
+def test_a_trainable_comes_back(runs: dict[str, hy.Run], tmp_path: Path) -> None:
+    best = runs["array"].best
+    model = best.model("last")
+    loaded = hy.load_model(best.save(tmp_path / "model", "last"))
+    assert loaded.steps == model.steps == 24
+    np.testing.assert_array_equal(loaded.weights, model.weights)
+    np.testing.assert_array_equal(loaded.weights_velocity, model.weights_velocity)
+
+
+def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run], tmp_path: Path) -> None:
+    folder = runs["array"].best.save(tmp_path / "model")
+    (folder / "recipe.pkl").write_bytes(b"not a pickle")
+    assert hy.load_model(folder, recipe=linear).steps
+    with pytest.raises(hy.RunDirectoryError, match="the recipe does not load"):
+        hy.load_model(folder)
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(hy.RunDirectoryError, match=r"no config\.json here"):
+        hy.load_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model": "bert"}')
+    with pytest.raises(hy.RunDirectoryError, match=r"not written by run\.best\.save"):
+        hy.load_model(tmp_path)

@@ -1,0 +1,237 @@
+"""The wire against strangers, garbage and silence. Agents are played by sockets of the test."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from hopyard.core.events import Done
+from hopyard.core.messages import Beat, Card, Hello, Ready, Setup, pack, unpack_down
+from hopyard.driver.wire import GRACE, Gone, Router
+from hopyard.ports import Home
+from hopyard.spec import RunSpec
+
+SETUP = Setup(RunSpec(epochs=1, partitions=1, validation=0), b"recipe", b"{}", "states", "/dev/shm", "run", 1)
+
+
+class Cards:
+    """An engine that starts nobody, and keeps the cards for the test."""
+
+    name, workers, threads = "cards", 2, 1
+
+    def __init__(self) -> None:
+        self.cards: dict[int, Card] = {}
+        self.ended: list[int] = []
+
+    def open(self, home: Home) -> Cards:
+        self._home = home
+        return self
+
+    def start(self, slot: int) -> None:
+        self.cards[slot] = Card(**json.loads(self._home.card(slot)))
+
+    def end(self, slot: int) -> None:
+        self.ended.append(slot)
+
+    def lost(self) -> list[tuple[int, str]]:
+        return []
+
+    def watch(self) -> list[int]:
+        return []
+
+    def device(self, slot: int) -> str:
+        return "cuda" if slot == 1 else "cpu"
+
+    def close(self) -> None:
+        pass
+
+
+class Wire:
+    def __init__(self, silence: float = 60.0) -> None:
+        self.engine = Cards()
+        self.devices: list[str] = []
+        self.router = Router(self.engine, self._setup, lambda slot: Path("none"), silence)
+        self._context = zmq.Context()
+        self._dealers: list[Any] = []
+
+    def _setup(self, device: str) -> Setup:
+        self.devices.append(device)
+        return SETUP
+
+    def dial(self, slot: int, name: str = "", **keys: str) -> Any:
+        if slot not in self.engine.cards:
+            self.router.start(slot)
+        card = self.engine.cards[slot]
+        dealer = self._context.socket(zmq.DEALER)
+        self._dealers.append(dealer)
+        dealer.setsockopt_string(zmq.IDENTITY, name or f"w{slot}")
+        if keys.get("secure", "yes") == "yes":
+            dealer.curve_serverkey = keys.get("server", card.server_key).encode()
+            dealer.curve_publickey = keys.get("public", card.public_key).encode()
+            dealer.curve_secretkey = keys.get("secret", card.secret_key).encode()
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(card.address)
+        return dealer
+
+    def hear(self, seconds: float = 5.0) -> list[Any]:
+        """What comes first, or nothing."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := self.router.receive(0.05):
+                return found
+        return []
+
+    def close(self) -> None:
+        for dealer in self._dealers:
+            dealer.close(0)
+        self._context.term()
+        self.router.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[Callable[..., Wire]]:
+    made: list[Wire] = []
+
+    def make(**more: Any) -> Wire:
+        made.append(Wire(**more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def ready(slot: int) -> bytes:
+    return pack(Ready(slot, "here", 1))
+
+
+def test_who_has_the_card_is_heard_and_told_its_setup(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    agent = it.dial(1)
+    agent.send(pack(Hello(1)))
+    agent.send(ready(1))
+    assert it.hear() == [Ready(1, "here", 1)]
+    assert agent.poll(5000)
+    assert unpack_down(agent.recv()) == SETUP
+    assert it.devices == ["cuda"]
+
+
+def test_strangers_are_not_heard(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    strangers = [
+        it.dial(0, secure="no"),
+        it.dial(0, public=public, secret=secret),  # knows where home is and its public key, but has keys of its own
+        it.dial(0, server=public),
+    ]
+    for stranger in strangers:
+        stranger.send(ready(0), zmq.NOBLOCK)
+    assert it.hear(0.5) == []
+    friend = it.dial(0)
+    friend.send(ready(0))
+    assert it.hear() == [Ready(0, "here", 1)]
+    assert it.hear(0.2) == []
+
+
+def test_the_keys_are_those_of_this_run(wire: Callable[..., Wire]) -> None:
+    one, other = wire(), wire()
+    one.router.start(0)
+    card = one.engine.cards[0]
+    spy = other.dial(0, public=card.public_key, secret=card.secret_key)
+    spy.send(ready(0), zmq.NOBLOCK)
+    assert other.hear(0.4) == []
+
+
+def test_garbage_from_a_friend_is_dropped_and_said(wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture) -> None:
+    it = wire()
+    agent = it.dial(0)
+    dice = random.Random(0)
+    good = pack(Done(at=0.0, slot=0, lease=1, parts=(), seconds=1.0, where="größe"))
+    count = 0
+    with caplog.at_level(logging.WARNING):
+        for junk in (b"", b"\x00", b"\xc1" * 50, b"\x91" * 100_000, b"\x82\xa4type\xa1\xff", bytes(1 << 20)):
+            agent.send(junk)
+        for _ in range(500):
+            data = bytearray(good)
+            data[dice.randrange(len(data))] = dice.randrange(256)
+            agent.send(data)
+        agent.send_multipart([b"one", b"two", b"three"])
+        agent.send(ready(0))
+        while Ready(0, "here", 1) not in (heard := it.hear()):
+            assert heard
+            count += len(heard)
+    assert "dropped a message: no message of format 1 from an agent" in caplog.text
+    assert count < 500
+
+
+def test_nobody_speaks_for_another_slot(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    it.router.start(1)
+    agent = it.dial(0)
+    agent.send(ready(1))
+    agent.send(ready(0))
+    assert it.hear() == [Ready(0, "here", 1)]
+
+
+def test_who_was_never_started_or_was_ended_is_not_heard(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    agent = it.dial(0)
+    nobody = it.dial(0, name="w7")
+    nobody.send(ready(7))
+    it.router.end(0)
+    agent.send(ready(0))
+    assert it.hear(0.4) == []
+    assert it.engine.ended == [0]
+
+
+def test_silence_loses_a_slot_and_a_beat_keeps_it(wire: Callable[..., Wire]) -> None:
+    it = wire(silence=0.4)
+    silent, lively = it.dial(0), it.dial(1, name="s1")
+    silent.send(ready(0))
+    assert it.hear() == [Ready(0, "here", 1)]
+    heard: list[Any] = []
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        lively.send(pack(Beat(1)))
+        heard += it.router.receive(0.05)
+    assert heard == [Gone(0, "said nothing for 0 seconds")]
+
+
+def test_a_new_agent_has_a_grace(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+    it = wire(silence=0.2)
+    it.router.start(0)
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:
+        assert it.router.receive(0.05) == []
+    assert GRACE > 60
+    now = time.monotonic()
+    monkeypatch.setattr("hopyard.driver.wire.time.monotonic", lambda: now + GRACE + 0.3)
+    it.router._checked = now + GRACE + 0.3
+    assert [type(message) for message in it.router.receive(0.0)] == [Gone]
+
+
+def test_nobody_is_lost_because_the_driver_itself_did_not_run(
+    wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = wire(silence=0.3)
+    agent = it.dial(0)
+    agent.send(ready(0))
+    assert it.hear() == [Ready(0, "here", 1)]
+    now = time.monotonic()
+    monkeypatch.setattr("hopyard.driver.wire.time.monotonic", lambda: now + 3600)  # the laptop slept
+    assert it.router.receive(0.0) == []
+
+
+def test_what_is_said_to_one_that_is_gone_is_said_in_vain(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    it.router.start(0)
+    it.router.send(0, SETUP)
+    it.router.send(9, SETUP)

@@ -1,0 +1,71 @@
+"""Local: which values it takes, which device each worker gets. What its processes do is in tests/ports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hopyard as hy
+from hopyard.engines.local import Processes, cores, gpus
+from hopyard.ports import Home
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_as_many_workers_as_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hy.Local().workers == cores()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,-1")
+    assert gpus() == ["4", "6"]
+    assert hy.Local().workers == 2
+    assert hy.Local(workers=3).devices == ("4", "6")
+    assert hy.Local(devices=None).workers == cores()
+    assert hy.Local(devices=[0, 0, 1]).workers == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, r"Local\(workers=0\): a whole number of at least 1"),
+        ({"workers": True}, r"Local\(workers=True\)"),
+        ({"workers": 1.5}, r"Local\(workers=1\.5\)"),
+        ({"threads": 0}, r"Local\(threads=0\): a whole number of at least 1"),
+        ({"devices": "cuda:0"}, r'devices=\'cuda:0\'\): "auto", None, or a list'),
+        ({"workers": 2, "devices": [0]}, r"one device for each worker is needed; name one several times"),
+        ({"env": {"A": 1}}, r"names and values are strings"),
+    ],
+)
+def test_values_that_are_not_allowed(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(hy.SpecError, match=message) as caught:
+        hy.Local(**arguments)  # type: ignore[arg-type]
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("threads", [0, True, 1.0])
+def test_inline_takes_no_such_threads(threads: object) -> None:
+    with pytest.raises(hy.SpecError, match=r"Inline\(threads="):
+        hy.Inline(threads=threads)  # type: ignore[arg-type]
+
+
+def test_devices_are_given_out_in_turn_and_given_back() -> None:
+    home = Home(lambda slot: b"\n", lambda slot: Path())
+    crew = Processes(hy.Local(workers=4, devices=[0, 0, 1, 1]), home)
+    for slot in range(4):
+        crew._devices[slot] = crew._free_device()
+    assert crew._devices == {0: "0", 1: "0", 2: "1", 3: "1"}
+    del crew._devices[1]
+    assert crew._free_device() == "0"
+    assert crew.device(0) == "cuda"
+    assert crew.device(9) == "cpu"
+
+
+def test_more_workers_than_devices_share_them() -> None:
+    home = Home(lambda slot: b"\n", lambda slot: Path())
+    engine = hy.Local(workers=2, devices=[0, 1])
+    object.__setattr__(engine, "devices", ("0",))
+    crew = Processes(engine, home)
+    crew._devices[0] = crew._free_device()
+    assert crew._free_device() == "0"

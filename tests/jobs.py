@@ -1,0 +1,206 @@
+"""What the tests of runs share: small data, recipes with and without trouble, a driver in a process of its own.
+
+A recipe gets its trouble from its config, {"at": batch, "do": what}: when a model of this trial has seen so many
+training batches, it does it. With "once" (a path) it does so only while there is no such file. So a worker is killed
+or stopped, and a driver killed or interrupted, at a chosen place, and no test has to wait for the right moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hopyard as hy
+from hopyard.core.events import Joined, Line
+from hopyard.driver.run import Order, Run, begin
+from hopyard.driver.ship import Cargo
+from hopyard.frameworks.array import Linear
+from hopyard.spec import Batch
+from hopyard.store.journal import read
+from hopyard.store.layout import Layout
+
+WIDTH = 6
+CONFIGS = [{"lr": 0.1}, {"lr": 0.03}, {"lr": 0.01}, {"lr": 0.3}]
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+def table(rows: int = 240, seed: int = 0) -> tuple[Any, Any]:
+    """x of shape (rows, 6) and float32, y of two classes."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, WIDTH)).astype(np.float32)
+    return x, (x @ rng.standard_normal(WIDTH) > 0).astype(np.int64)
+
+
+def dataset(partitions: int = 4, validation: float = 0.25, rows: int = 240) -> hy.Dataset:
+    return hy.Dataset.numpy(*table(rows), validation=validation, partitions=partitions)
+
+
+def linear(config: dict[str, Any]) -> Any:
+    return Linear(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+
+class Troubled(Linear):
+    """A Linear that does what its config says."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(WIDTH, 2, lr=config["lr"], batch_size=16)
+        self._config = config
+
+    def train(self, batch: Batch) -> Any:
+        found = super().train(batch)
+        config = self._config
+        if config.get("at") == self.steps and first_time(config.get("once")):
+            do(config["do"])
+            if config["do"] == "nan":
+                return {**found, "loss": (float("nan"), batch.rows)}
+        return found
+
+
+def troubled(config: dict[str, Any]) -> Any:
+    if config.get("do") == "build":
+        raise RuntimeError("no such optimizer")
+    return Troubled(config)
+
+
+def first_time(path: str | None) -> bool:
+    """Whether the file at `path` was not there; it is then."""
+    if path is None:
+        return True
+    try:
+        Path(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def do(what: str) -> None:
+    if what == "raise":
+        raise RuntimeError("the moon is in the wrong house")
+    if what == "exit":
+        os._exit(7)
+    if what in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[what])
+    if what.startswith("driver "):  # agents are children of their driver
+        os.kill(os.getppid(), getattr(signal, what.split()[1]))
+        time.sleep(60)
+    if what == "hang":
+        time.sleep(60)
+
+
+def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: Any) -> Run:
+    """`hy.select` with all that most tests have in common."""
+    arguments = {
+        "search": hy.Configs(CONFIGS if configs is None else configs),
+        "epochs": 2,
+        "metric": "val_loss",
+        "mode": "min",
+        "engine": hy.Inline(),
+        "directory": directory,
+    } | more
+    data = arguments.pop("data") if "data" in arguments else dataset()
+    return hy.select(recipe, None, data, **arguments)
+
+
+def limited(directory: Path, recipe: Any, configs: Any, engine: Any, **limits: Any) -> Run:
+    """As `select`, with limits (silence, deadlines) that no public argument sets."""
+    cargo = Cargo(recipe, dataset(), None, hy.Configs(configs), engine)
+    order = Order(cargo, 2, "val_loss", "min", hy.Hopper(), 0, "warn", None, limits)
+    return begin(order, directory, again=False, wait=True)
+
+
+def digests(run: Run) -> list[str]:
+    """Of the final States, by trial; none of a completed trial is missing."""
+    found = [trial.state for trial in run.trials]
+    assert all(len(trial.state) == 64 for trial in run.trials if trial.status == "completed")
+    return found
+
+
+def journal(directory: Path) -> list[Line]:
+    return read(Layout(directory).journal)[0]
+
+
+def agents(directory: Path) -> list[int]:
+    """Process ids of all agents that were ever ready."""
+    return [line.pid for line in journal(directory) if isinstance(line, Joined)]
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that still run; a zombie does not."""
+    found = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state not in "ZX":
+            found.append(pid)
+    return found
+
+
+def gone(pids: list[int], seconds: float = 1.0) -> bool:
+    """Whether all of them end within so many seconds."""
+    end = time.monotonic() + seconds
+    while alive(pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def memory() -> set[Path]:
+    """The folders of runs in shared memory of which no process is left: rubbish. (Other runs of this user may live.)"""
+    found = set()
+    for path in Path("/dev/shm").glob(f"hopyard-{os.geteuid()}-*"):
+        try:
+            with (path / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        found.add(path)
+    return found
+
+
+def fill(path: Path, leave: int = 0) -> None:
+    """Make the file system full but for `leave` bytes."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        file.truncate(max(0, file.tell() - leave))
+
+
+HEAD = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+import hopyard as hy
+from jobs import *
+"""
+
+
+def script(path: Path, body: str) -> Path:
+    path.write_text(HEAD + body)
+    return path
+
+
+def driver(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
+    """A process that drives a run, in a session of its own as a terminal would give it."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )

@@ -1,0 +1,145 @@
+"""What every engine must do, over all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.engines.local import Processes
+from hopyard.errors import ResourceError
+from hopyard.ports import Crew, Home
+from jobs import alive, gone
+
+KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
+NOBODY = {"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS}
+"""A card that leads to a port where nobody listens: an agent with it dials, and waits."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
+
+
+@pytest.fixture(params=["inline", "local"])
+def crew(request: pytest.FixtureRequest, home: Home) -> Iterator[Crew]:
+    engine: Any = {"inline": hy.Inline(), "local": hy.Local(workers=2, devices=None)}[request.param]
+    assert engine.name == request.param
+    assert engine.workers >= 1
+    assert engine.threads == 1
+    made = engine.open(home)
+    yield made
+    made.close()
+
+
+def test_nobody_is_there_before_the_start(crew: Crew) -> None:
+    assert crew.lost() == []
+    assert crew.watch() == []
+
+
+def test_starting_returns_at_once_and_nothing_is_lost(crew: Crew) -> None:
+    began = time.monotonic()
+    crew.start(0)
+    assert time.monotonic() - began < 1
+    assert crew.lost() == []
+    assert crew.device(0) == "cpu"
+
+
+def test_ended_for_good_is_not_lost(crew: Crew) -> None:
+    crew.start(0)
+    crew.end(0)
+    crew.end(0)
+    crew.end(5)
+    assert crew.lost() == []
+
+
+def test_close_may_be_called_twice(crew: Crew) -> None:
+    crew.start(0)
+    crew.close()
+    crew.close()
+    assert crew.lost() == []
+
+
+def pids(crew: Any) -> list[int]:
+    return [process.pid for process, _ in crew._running.values()]
+
+
+@pytest.fixture
+def local(home: Home) -> Iterator[Processes]:
+    made = Processes(hy.Local(workers=2, devices=None, env={"HOPYARD_TEST": "1"}), home)
+    yield made
+    made.close()
+
+
+def test_a_process_that_ends_is_lost_once_and_wakes_the_watch(local: Processes) -> None:
+    local.start(3)
+    (pid,) = pids(local)
+    os.kill(pid, 9)
+    assert select.select(local.watch(), [], [], 5)[0]
+    assert local.lost() == [(3, f"process {pid} was killed by SIGKILL")]
+    assert local.lost() == []
+    assert local.watch() == []
+
+
+def test_a_stopped_process_can_be_ended(local: Processes) -> None:
+    local.start(0)
+    (pid,) = pids(local)
+    os.kill(pid, 19)
+    local.end(0)
+    assert not alive([pid])
+
+
+def test_its_card_goes_by_pipe_alone(local: Processes, home: Home) -> None:
+    local.start(0)
+    (pid,) = pids(local)
+    process = Path(f"/proc/{pid}")
+    assert b"0000000000" not in process.joinpath("cmdline").read_bytes()
+    end = time.monotonic() + 5
+    while not (environment := process.joinpath("environ").read_bytes()) and time.monotonic() < end:
+        time.sleep(0.001)  # the kernel has just begun with it
+    assert b"0000000000" not in environment
+    assert b"HOPYARD_TEST=1" in environment
+    assert b"OMP_NUM_THREADS=1" in environment
+    local.end(0)
+    assert b"0000000000" not in home.log(0).read_bytes()
+
+
+def test_the_end_of_its_input_ends_an_agent(local: Processes) -> None:
+    local.start(0)
+    ((process, _),) = local._running.values()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert gone([process.pid], 10)  # it may still be starting
+
+
+def test_a_process_that_cannot_be_started_is_a_lack_of_resources(
+    local: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopyard.engines.local.sys.executable", "/nowhere/python")
+    with pytest.raises(ResourceError, match="slot 1: no worker process could be started"):
+        local.start(1)
+
+
+def test_a_log_that_cannot_be_written_is_a_lack_of_resources(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    home = Home(lambda slot: b"\n", lambda slot: tmp_path / "file" / "log")
+    made = Processes(hy.Local(workers=1, devices=None), home)
+    with pytest.raises(ResourceError, match="slot 0"):
+        made.start(0)
+
+
+def all_of(crew: Callable[..., Any]) -> list[str]:
+    return [name for name in dir(crew) if not name.startswith("_")]
+
+
+def test_no_engine_has_more_than_the_port() -> None:
+    from hopyard.engines.inline import Alone
+
+    assert all_of(Alone) == all_of(Processes) == all_of(Crew)

@@ -1,0 +1,223 @@
+"""The journal: whole lines or none, torn, damaged, newer, without room."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopyard.core.events import Began, Exhausted, Interrupted, Line, Proposed, encode
+from hopyard.errors import JournalError, ResourceError, RunDirectoryError
+from hopyard.spec import FORMAT, RunSpec
+from hopyard.store.journal import Journal, Lock, read, write_whole
+from jobs import fill
+
+LINES: list[Line] = [
+    Began(at=1.0, spec=RunSpec(epochs=1, partitions=2, validation=1)),
+    Proposed(at=2.0, trial=0, config={"lr": 0.1, "name": "größe"}),
+    Exhausted(at=3.0),
+]
+DATA = b"".join(encode(line) + b"\n" for line in LINES)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "journal.jsonl").write_bytes(DATA)
+    return tmp_path / "journal.jsonl"
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(LINES[:1])
+    journal.append([])
+    journal.append(LINES[1:])
+    journal.close()
+    assert read(journal.path) == (LINES, len(DATA))
+
+
+def test_a_journal_that_is_there_is_not_written_over(path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        Journal(path)
+    assert path.read_bytes() == DATA
+
+
+def test_torn_at_every_byte_of_the_last_line(path: Path) -> None:
+    whole = len(DATA) - len(encode(LINES[-1])) - 1
+    for cut in range(whole, len(DATA)):
+        path.write_bytes(DATA[:cut])
+        assert read(path) == (LINES[:-1], whole)
+        journal = Journal(path, resume=True)
+        assert journal.lines == LINES[:-1]
+        journal.append([Interrupted(at=4.0, reason="x")])
+        journal.close()
+        assert read(path)[0] == [*LINES[:-1], Interrupted(at=4.0, reason="x")]
+
+
+def test_torn_before_its_first_line_was_whole(path: Path) -> None:
+    path.write_bytes(DATA[:20])
+    assert read(path) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"{}", b"[1, 2]", b"\xff\xfe", b'{"type":"Proposed"}', b'{"type":"Boiled","at":1}', b""]
+)
+def test_damage_in_the_middle_names_the_line(path: Path, junk: bytes) -> None:
+    lines = DATA.splitlines()
+    path.write_bytes(b"\n".join([lines[0], junk, *lines[1:]]) + b"\n")
+    with pytest.raises(JournalError, match=r"journal\.jsonl, line 2: .*damaged here.*Restore") as caught:
+        read(path)
+    assert caught.value.exit_code == 1
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match="line 2"):
+        Journal(path, resume=True)
+    assert path.read_bytes() == before  # to be looked at, not cut
+
+
+def test_whatever_bytes_are_changed_it_reads_or_says_that_it_is_damaged(path: Path) -> None:
+    dice = random.Random(0)
+    for _ in range(300):
+        data = bytearray(DATA)
+        for _ in range(dice.randrange(1, 4)):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        path.write_bytes(data)
+        try:
+            read(path)
+        except JournalError:
+            pass
+
+
+def test_nested_too_deep_is_damage(path: Path) -> None:
+    path.write_bytes(DATA + b'{"type":"Proposed","at":1,"trial":1,"config":{"a":' + b"[" * 100_000 + b"\n")
+    with pytest.raises(JournalError, match="line 4"):
+        read(path)
+
+
+def test_it_begins_with_began(path: Path) -> None:
+    path.write_bytes(b"".join(encode(line) + b"\n" for line in LINES[1:]))
+    with pytest.raises(JournalError, match="line 1: a journal begins with Began, not Proposed"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"type": "Began", "at": 1.0, "spec": {"epochs": 1, "partitions": 2, "validation": 1}, "format": FORMAT + 1},
+        {"type": "Began", "when": "noon", "spec": [1, 2], "format": FORMAT + 1},
+    ],
+    ids=["same fields", "other fields"],
+)
+def test_a_newer_format_is_called_newer_not_damaged(path: Path, head: dict[str, Any]) -> None:
+    path.write_bytes(json.dumps(head).encode() + b'\n{"type":"Teleported","at":2.0,"slot":1}\n')
+    for attempt in (lambda: read(path), lambda: Journal(path, resume=True)):
+        with pytest.raises(JournalError, match="newer Hopyard") as caught:
+            attempt()
+        assert "damaged" not in str(caught.value)
+        assert f"format {FORMAT + 1}" in str(caught.value)
+
+
+def test_without_room_nothing_of_an_append_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(LINES[:1])
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if len(data) < 40:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: len(data) // 2])
+
+    monkeypatch.setattr("hopyard.store.journal.os.write", full)
+    with pytest.raises(ResourceError, match=r"no room for the journal.*hopyard resume") as caught:
+        journal.append(LINES[1:])
+    assert caught.value.exit_code == 4
+    monkeypatch.undo()
+    assert read(journal.path)[0] == LINES[:1]
+    journal.append(LINES[1:])
+    journal.close()
+    assert read(journal.path) == (LINES, len(DATA))
+
+
+def test_interrupted_while_it_writes_nothing_of_an_append_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(LINES[:1])
+
+    def interrupt(file: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hopyard.store.journal.os.fdatasync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        journal.append(LINES[1:])
+    monkeypatch.undo()
+    journal.close()
+    assert read(journal.path)[0] == LINES[:1]
+
+
+def test_a_disk_that_is_really_full(small_disk: Callable[[str], Path]) -> None:
+    disk = small_disk("1m")
+    journal = Journal(disk / "journal.jsonl")
+    journal.append(LINES[:2])
+    filler = disk / "filler"
+    fill(filler)
+    long = Interrupted(at=4.0, reason="x" * 20_000)
+    with pytest.raises(ResourceError, match="No space left"):
+        journal.append([LINES[2], long])
+    with pytest.raises(ResourceError, match="no room"):
+        write_whole(disk / "run.json", bytes(20_000))
+    assert sorted(path.name for path in disk.iterdir()) == ["filler", "journal.jsonl"]
+    assert read(journal.path)[0] == LINES[:2]
+    filler.unlink()
+    journal.append([LINES[2], long])
+    journal.close()
+    assert read(journal.path)[0] == [*LINES, long]
+
+
+def test_a_lock_says_who_holds_it(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "lock")
+    with pytest.raises(RunDirectoryError, match=rf"in use by a live driver \(process {os.getpid()}\)") as caught:
+        Lock(tmp_path / "lock")
+    assert caught.value.exit_code == 2
+    lock.free()
+    Lock(tmp_path / "lock").free()
+
+
+def test_a_lock_that_is_free_closes_no_other_file(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "lock")
+    lock.free()
+    with (tmp_path / "other").open("wb") as other:  # most likely the same descriptor
+        lock.free()
+        other.write(b"x")
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    code = (
+        f"import os, pathlib; from hopyard.store.journal import Lock; Lock(pathlib.Path({str(tmp_path / 'lock')!r})); "
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == -9
+    Lock(tmp_path / "lock").free()
+
+
+def test_write_whole_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    write_whole(path, b"old")
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hopyard.store.journal.os.fsync", full)
+    with pytest.raises(ResourceError, match=r"run\.json: no room"):
+        write_whole(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"

@@ -1,0 +1,460 @@
+"""Bad input, from the data to the disk: each with a clear message, the right exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import hopyard as hy
+from hopyard.core.events import Dispatch, Lost
+from hopyard.frameworks.array import Linear
+from hopyard.store.layout import Layout
+from jobs import CONFIGS, WIDTH, agents, dataset, digests, fill, gone, journal, linear, select, table, troubled
+
+LOCAL = {"engine": hy.Local(workers=1, devices=None)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("bad") / "run"))
+
+
+def frame(rows: int = 60) -> dict[str, Any]:
+    x, y = table(rows)
+    return {**{name: x[:, n] for n, name in enumerate("abcdef")}, "y": y}
+
+
+def arrow(columns: dict[str, Any], features: Any = tuple("abcdef"), **more: Any) -> hy.Dataset:
+    made = {"label": "y", "validation": 0.25, "partitions": 4} | more
+    return hy.Dataset.arrow(pa.table(columns), features=list(features), **made)
+
+
+# ------------------------------------------------------------------------------------------------ the data
+
+
+def refused(directory: Path, error: type[hy.HopyardError], *words: str, **more: Any) -> None:
+    """`select` raises this, says these words, and makes no run directory."""
+    with pytest.raises(error) as caught:
+        select(directory, **more)
+    assert type(caught.value) is error
+    assert caught.value.exit_code == 2
+    for word in words:
+        assert word in str(caught.value)
+    assert not directory.exists()
+
+
+def test_a_missing_column() -> None:
+    with pytest.raises(hy.DataError, match="'hour'") as caught:
+        arrow(frame(), features=["a", "hour"])
+    assert caught.value.exit_code == 2
+    assert "'a'" in str(caught.value)  # says what is there
+
+
+def test_a_column_of_a_wrong_type() -> None:
+    with pytest.raises(hy.DataError, match=r"column 'a' of .* has type string, no number; for categories give encode="):
+        arrow({**frame(), "a": ["x"] * 60})
+
+
+def test_nan_in_the_data(tmp_path: Path) -> None:
+    columns = frame()
+    columns["c"] = columns["c"].copy()
+    columns["c"][17] = np.nan
+    refused(tmp_path / "run", hy.DataError, "'c'", "17", data=arrow(columns))
+
+
+def test_an_empty_dataset(tmp_path: Path) -> None:
+    refused(tmp_path / "run", hy.DataError, "no rows", data=arrow({name: col[:0] for name, col in frame().items()}))
+
+
+def test_fewer_rows_than_partitions(tmp_path: Path) -> None:
+    refused(tmp_path / "run", hy.DataError, "partitions", data=arrow(frame(8), partitions=100))
+
+
+def test_a_label_out_of_range(tmp_path: Path) -> None:
+    """Three classes, a model of two. Nothing is trained."""
+    x, y = table()
+    data = hy.Dataset.numpy(x, y + 1, validation=0.25, partitions=4)
+    with pytest.raises(hy.PreflightError, match=r"labels from 1 to 2: 0 to 1 are allowed") as caught:
+        select(tmp_path / "run", data=data)
+    assert caught.value.exit_code == 2
+    assert not [line for line in journal(tmp_path / "run") if isinstance(line, Dispatch)]
+
+
+def test_a_label_out_of_range_for_torch(tmp_path: Path) -> None:
+    """Else cross-entropy reads beyond its row: an error far from its cause."""
+
+    def recipe(config: Any) -> Any:
+        import torch
+
+        net = torch.nn.Linear(WIDTH, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return hy.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy, batch_size=16)
+
+    x, y = table()
+    y[200] = 7
+    with pytest.raises(hy.PreflightError, match=r"7") as caught:
+        select(tmp_path / "run", recipe, data=hy.Dataset.numpy(x, y, validation=0.25, partitions=4))
+    assert "label" in str(caught.value)
+
+
+def test_no_data_set() -> None:
+    with pytest.raises(hy.SpecError, match=r"data = ndarray: a hy\.Dataset is needed, for example hy\.Dataset\.numpy"):
+        select(Path("never"), data=table()[0])
+
+
+# ------------------------------------------------------------------------------------------------ the order
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"epochs": 0}, ["epochs = 0", "at least 1"]),
+        ({"epochs": 1.5}, ["epochs = 1.5"]),
+        ({"mode": "best"}, ["mode = 'best'", '"min" or "max"']),
+        ({"metric": ""}, ["metric = ''", "val_loss"]),
+        ({"seed": "a"}, ["seed = 'a'"]),
+        ({"exact": 1.5}, ["exact = 1.5"]),
+        ({"search": [1]}, ["search = [1]", "hy.Random"]),
+        ({"search": hy.Random(3)}, ["needs a hy.Space"]),
+        ({"engine": "local"}, ["engine = 'local'", "hy.Local"]),
+        ({"parallel": 3}, ["parallel = 3", "hy.Hopper()"]),
+        ({"encrypt": "yes"}, ["encrypt = 'yes'"]),
+        ({"recipe": lambda: None}, ["a recipe takes (config) or (config, ctx)"]),
+        ({"recipe": 5}, ["recipe = 5"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_values_that_are_not_allowed(tmp_path: Path, more: dict[str, Any], words: list[str]) -> None:
+    refused(tmp_path / "run", hy.SpecError, *words, **more)
+
+
+def test_a_val_metric_without_validation_rows(tmp_path: Path) -> None:
+    words = ["metric = 'val_loss', but the data has no validation rows", "validation=0.2"]
+    refused(tmp_path / "run", hy.SpecError, *words, data=dataset(validation=0.0))
+
+
+def test_a_resume_of_nothing_in_particular() -> None:
+    with pytest.raises(hy.SpecError, match="resume=True: directory= says which run"):
+        select(None, resume=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", [hy.Inline(), LOCAL["engine"]], ids=["inline", "local"])
+def test_a_recipe_that_cannot_be_pickled(tmp_path: Path, engine: Any) -> None:
+    lock = threading.Lock()
+
+    def recipe(config: Any) -> Any:
+        with lock:
+            return linear(config)
+
+    words = ["recipe cannot be pickled", "cannot pickle '_thread.lock'", "make them inside the recipe"]
+    refused(tmp_path / "run", hy.SpecError, *words, recipe=recipe, engine=engine)
+
+
+def test_a_metric_that_nobody_reports(tmp_path: Path) -> None:
+    with pytest.raises(hy.PreflightError) as caught:
+        select(tmp_path / "run", metric="val_auc")
+    assert "metric = 'val_auc': the recipe reports 'loss', 'accuracy', 'val_loss', 'val_accuracy'" in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert not [line for line in journal(tmp_path / "run") if isinstance(line, Dispatch)]
+
+
+def test_more_workers_than_cores_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.driver.run.cores", lambda: 1)
+    with pytest.warns(UserWarning, match="2 workers on 1 cores: they take turns") as caught:
+        run = select(tmp_path / "run", configs=CONFIGS[:1], engine=hy.Local(workers=2, devices=None))
+    assert run.status == "completed"
+    assert len(caught) == 1
+
+
+# ------------------------------------------------------------------------------------------------ the recipe
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("raise", r"RuntimeError: the moon is in the wrong house \(jobs\.py, line \d+\)"),
+        ("build", r"RuntimeError: no such optimizer \(jobs\.py, line \d+\)"),
+        ("nan", r"the loss is nan in trial 2, epoch 1, partition \d: this configuration diverged"),
+    ],
+)
+def test_one_config_that_fails_ends_its_own_trial(
+    tmp_path: Path, undisturbed: list[str], what: str, message: str
+) -> None:
+    configs = [{**config, "at": 13, "do": what} if n == 2 else config for n, config in enumerate(CONFIGS)]
+    run = select(tmp_path / "run", troubled, configs)
+    assert run.status == "partial"
+    assert [trial.status for trial in run.trials] == ["completed", "completed", "failed", "completed"]
+    assert [state for n, state in enumerate(digests(run)) if n != 2] == [undisturbed[n] for n in (0, 1, 3)]
+    assert re.search(message, run.trials[2].error)
+    assert run.best.id != 2
+
+
+def test_the_model_of_a_trial_that_failed_at_once(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", troubled, [CONFIGS[0], {**CONFIGS[1], "do": "build"}])
+    with pytest.raises(hy.TrialFailed, match=r"trial 1 \(failed\) has no stored model: .*no such optimizer") as caught:
+        run.trials[1].model()
+    assert caught.value.exit_code == 3
+
+
+def test_the_first_config_that_fails_in_preflight_ends_its_own_trial(tmp_path: Path, undisturbed: list[str]) -> None:
+    run = select(tmp_path / "run", troubled, [{**CONFIGS[0], "do": "build"}, *CONFIGS[1:]])
+    assert run.status == "partial"
+    assert digests(run)[1:] == undisturbed[1:]
+    assert "no such optimizer" in run.trials[0].error
+
+
+def test_a_config_that_kills_its_process_is_poison(tmp_path: Path, undisturbed: list[str]) -> None:
+    configs = [{**config, "at": 2, "do": "exit"} if n == 1 else config for n, config in enumerate(CONFIGS)]
+    run = select(tmp_path / "run", troubled, configs, **LOCAL)
+    assert run.status == "partial"
+    assert [state for n, state in enumerate(digests(run)) if n != 1] == [undisturbed[n] for n in (0, 2, 3)]
+    assert run.trials[1].error.startswith("poison: its unit (train, epoch 0, partitions [1])")
+    assert "ended with exit code 7" in run.trials[1].error
+    assert len([line for line in journal(run.directory) if isinstance(line, Lost)]) == 3
+    assert gone(agents(run.directory))
+
+
+def test_a_recipe_that_fails_for_all(tmp_path: Path) -> None:
+    with pytest.raises(hy.PreflightError, match=r"nothing was trained; preflight found 3 fault\(s\)") as caught:
+        select(tmp_path / "run", troubled, [{**config, "do": "build"} for config in CONFIGS])
+    assert len(caught.value.faults) == 3
+    assert all(f"trial {n}, config" in fault for n, fault in enumerate(caught.value.faults))
+    assert not [line for line in journal(tmp_path / "run") if isinstance(line, Dispatch)]
+    assert hy.load(tmp_path / "run").status == "failed"
+
+
+def test_all_trials_that_fail_after_preflight(tmp_path: Path) -> None:
+    with pytest.raises(hy.RunFailed, match=r"every trial failed:\n  trial 0, config .*the moon") as caught:
+        select(tmp_path / "run", troubled, [{**config, "at": 13, "do": "raise"} for config in CONFIGS])
+    assert caught.value.exit_code == 1
+    assert "and 1 more" in str(caught.value)
+    run = hy.load(tmp_path / "run")
+    with pytest.raises(hy.RunFailed, match="no trial has completed"):
+        run.best  # noqa: B018
+
+
+def test_a_state_with_something_that_cannot_be_stored(tmp_path: Path) -> None:
+    class Odd(Linear):
+        def state(self) -> Any:
+            return {**super().state(), "stream": threading.Lock()}
+
+    with pytest.raises(hy.PreflightError, match="stream"):
+        select(tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16))
+
+
+def test_a_metric_of_another_shape_in_each_partition(tmp_path: Path) -> None:
+    class Odd(Linear):
+        def train(self, batch: Any) -> Any:
+            return {**super().train(batch), "bins": [1.0] * (1 + (self.steps - 1) // 3)}
+
+        def train_partition(self, feed: Any) -> Any:
+            found = [self.train(batch) for batch in feed]
+            return {"loss": (1.0, 1.0), "bins": (found[-1]["bins"], 1.0)}
+
+        def evaluate_partition(self, feed: Any) -> Any:
+            return {"loss": (1.0, 1.0)}
+
+    with pytest.raises(hy.RunFailed, match="bins"):
+        select(tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16), metric="loss")
+
+
+# ------------------------------------------------------------------------------------------------ the directory
+
+
+def test_an_existing_directory_without_resume(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(hy.RunDirectoryError, match=r"exists: give another, or resume=True") as caught:
+        select(tmp_path)
+    assert caught.value.exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(hy.RunDirectoryError, match="exists"):
+        select(tmp_path, resume=True)  # not a run, and nothing of ours
+    with pytest.raises(hy.RunDirectoryError, match="exists"):
+        select(tmp_path / "thesis.tex")
+
+
+def test_an_empty_directory_is_welcome(tmp_path: Path) -> None:
+    assert select(tmp_path, configs=CONFIGS[:1]).status == "completed"
+
+
+def test_a_directory_in_use(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", troubled, [{**CONFIGS[0], "at": 13, "do": "hang"}], wait=False, **LOCAL)
+    try:
+        for attempt in (lambda: hy.resume(run.directory), lambda: select(run.directory, troubled, resume=True)):
+            with pytest.raises(hy.RunDirectoryError, match=r"in use by a live driver \(process \d+\)") as caught:
+                while True:
+                    attempt()
+            assert caught.value.exit_code == 2
+    finally:
+        run.stop()
+
+
+def test_no_run_there(tmp_path: Path) -> None:
+    for attempt in (hy.load, hy.resume):
+        with pytest.raises(hy.RunDirectoryError, match=r"no run here \(no journal\.jsonl\)"):
+            attempt(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ the journal
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Path:
+    """A run that ended in the middle."""
+    configs = [{**config, "once": str(tmp_path / "once")} for config in CONFIGS]
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "run", interrupting, configs)
+    return tmp_path / "run"
+
+
+def interrupting(config: dict[str, Any]) -> Any:
+    from jobs import Troubled, first_time
+
+    class Interrupting(Troubled):
+        def train(self, batch: Any) -> Any:
+            if self.steps == 15 and first_time(self._config.get("once")):
+                raise KeyboardInterrupt
+            return super().train(batch)
+
+    return Interrupting(config)
+
+
+def test_an_interrupted_run_goes_on(interrupted: Path, undisturbed: list[str]) -> None:
+    assert type(journal(interrupted)[-1]).__name__ == "Interrupted"
+    assert digests(hy.resume(interrupted)) == undisturbed
+    assert digests(hy.resume(interrupted)) == undisturbed  # nothing is left to do
+
+
+def test_select_with_resume_goes_on(interrupted: Path, undisturbed: list[str]) -> None:
+    with pytest.raises(hy.RunDirectoryError, match=r"holds a run with epochs=2, not 3: give another directory"):
+        select(interrupted, interrupting, epochs=3, resume=True)
+    assert digests(select(interrupted, interrupting, resume=True)) == undisturbed
+
+
+def test_a_torn_journal_goes_on_wherever_it_is_torn(interrupted: Path, undisturbed: list[str], tmp_path: Path) -> None:
+    path = Layout(interrupted).journal
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, cut in ((len(lines) - 1, 9), (len(lines) // 2, 30), (8, 1), (2, 5)):
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(interrupted, copy)
+        Layout(copy).journal.write_bytes(b"".join(lines[:number]) + lines[number][:cut])
+        run = hy.load(copy)
+        assert run.status in ("checking", "running")
+        assert digests(hy.resume(copy)) == undisturbed
+
+
+def test_a_journal_torn_in_its_first_line(interrupted: Path, undisturbed: list[str]) -> None:
+    """Nothing had happened yet: `resume` says so, `select(resume=True)` begins."""
+    path = Layout(interrupted).journal
+    path.write_bytes(path.read_bytes()[:40])
+    for attempt in (hy.load, hy.resume):
+        with pytest.raises(hy.RunDirectoryError, match="the journal is empty, the driver ended before"):
+            attempt(interrupted)
+    assert digests(select(interrupted, resume=True)) == undisturbed
+
+
+def test_a_driver_that_ended_before_it_had_a_journal(interrupted: Path, undisturbed: list[str]) -> None:
+    Layout(interrupted).journal.unlink()
+    assert digests(select(interrupted, resume=True)) == undisturbed
+
+
+def test_a_damaged_journal(interrupted: Path) -> None:
+    path = Layout(interrupted).journal
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], b"\xff\x00" + lines[5], *lines[6:]]))
+    before = path.read_bytes()
+    for attempt in (hy.load, hy.resume):
+        with pytest.raises(hy.JournalError, match=r"line 6: .*damaged here") as caught:
+            attempt(interrupted)
+        assert caught.value.exit_code == 1
+    assert path.read_bytes() == before
+
+
+def test_a_journal_of_a_newer_version(interrupted: Path) -> None:
+    path = Layout(interrupted).journal
+    text = path.read_text()
+    path.write_text(text.replace('"format":1', '"format":2', 1) + '{"type":"Teleported","at":1}\n')
+    for attempt in (hy.load, hy.resume):
+        with pytest.raises(hy.JournalError, match="newer Hopyard"):
+            attempt(interrupted)
+    Layout(interrupted).journal.write_text(text)
+    assert hy.load(interrupted).status == "running"
+
+
+def test_a_run_of_another_python(interrupted: Path) -> None:
+    about = Layout(interrupted).about
+    about.write_text(about.read_text().replace('"python":"3.', '"python":"9.'))
+    with pytest.raises(hy.RunDirectoryError, match=r"written by Python 9\.\d+, this is 3\."):
+        hy.resume(interrupted)
+    about.write_text("{}")
+    with pytest.raises(hy.RunDirectoryError, match=r"run\.json: .*the run directory is not whole"):
+        hy.resume(interrupted)
+
+
+# ------------------------------------------------------------------------------------------------ the disk
+
+
+def test_a_disk_that_is_full_for_the_journal(
+    small_disk: Callable[[str], Path], undisturbed: list[str], tmp_path: Path
+) -> None:
+    """It is made full in the middle of a unit; States go elsewhere."""
+    directory = small_disk("2m") / "run"
+    room = directory.parent / "filler"
+    configs = [{**c, "fill": str(room), "once": str(tmp_path / "once")} if n == 1 else c for n, c in enumerate(CONFIGS)]
+    with pytest.raises(hy.ResourceError, match=r"no room for the journal.*Nothing is lost") as caught:
+        select(directory, filling, configs, store=tmp_path / "states", **LOCAL)
+    assert caught.value.exit_code == 4
+    assert gone(agents(directory))
+    room.unlink()
+    run = hy.resume(directory)
+    assert run.status == "completed"
+    assert digests(run) == undisturbed
+
+
+@pytest.mark.parametrize("engine", [hy.Inline(), LOCAL["engine"]], ids=["inline", "local"])
+def test_a_disk_that_is_full_for_states(
+    small_disk: Callable[[str], Path], undisturbed: list[str], tmp_path: Path, engine: Any
+) -> None:
+    store = small_disk("2m")
+    room = store / "filler"
+    configs = [{**c, "fill": str(room), "once": str(tmp_path / "once")} if n == 1 else c for n, c in enumerate(CONFIGS)]
+    with pytest.raises(hy.ResourceError, match=r"no room for State .*hopyard resume") as caught:
+        select(tmp_path / "run", filling, configs, store=store, engine=engine)
+    assert caught.value.exit_code == 4
+    assert not list(store.glob(".part-*"))
+    room.unlink()
+    run = hy.resume(tmp_path / "run")
+    assert digests(run) == undisturbed
+
+
+def test_a_disk_that_is_full_from_the_start(small_disk: Callable[[str], Path], undisturbed: list[str]) -> None:
+    disk = small_disk("1m")
+    fill(disk / "filler")
+    with pytest.raises(hy.ResourceError, match="no room") as caught:
+        select(disk / "run")
+    assert caught.value.exit_code == 4
+    (disk / "filler").unlink()
+    assert digests(select(disk / "run", resume=True)) == undisturbed
+
+
+def filling(config: dict[str, Any]) -> Any:
+    """Makes a disk full in the tenth batch."""
+    from jobs import Troubled, fill, first_time
+
+    class Filling(Troubled):
+        def train(self, batch: Any) -> Any:
+            if "fill" in self._config and self.steps == 13 and first_time(self._config["once"]):
+                fill(Path(self._config["fill"]))
+            return super().train(batch)
+
+    return Filling(config)

@@ -1,0 +1,98 @@
+"""The face: the exported names, what importing them costs, and the signatures of ARCHITECTURE §5."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+
+NAMES = {
+    *("Batch", "Configs", "Context", "DataError", "Dataset", "Grid", "Hopper", "HopyardError", "Inexact", "Inline"),
+    *("JournalError", "Local", "PreflightError", "Random", "ResourceError", "Run", "RunDirectoryError", "RunFailed"),
+    *("Space", "SpecError", "Trainable", "Trial", "TrialFailed", "UsageError", "choice", "fit", "load", "load_model"),
+    *("loguniform", "quniform", "randint", "resume", "select", "torch", "uniform", "__version__"),
+}
+COMMON = {
+    "engine": None,  # resolved to Local()
+    "parallel": None,  # resolved to Hopper()
+    "seed": 0,
+    "directory": None,
+    "store": None,
+    "resume": False,
+    "exact": "warn",
+    "wait": True,
+    "encrypt": False,
+}
+
+
+def test_the_exported_names_are_these() -> None:
+    assert set(hy.__all__) == NAMES
+    assert len(hy.__all__) == len(NAMES)
+    assert set(dir(hy)) == NAMES
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_each_can_be_imported_and_has_a_docstring(name: str) -> None:
+    value = getattr(hy, name)
+    assert value is getattr(importlib.import_module("hopyard"), name)
+    assert name == "__version__" or (value.__doc__ and value.__doc__.strip())
+
+
+def test_another_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="module 'hopyard' has no attribute 'Trainer'"):
+        hy.Trainer  # noqa: B018
+
+
+def test_importing_it_imports_no_heavy_package() -> None:
+    code = "import sys, hopyard; print(sorted({'torch', 'pyarrow', 'numpy', 'zmq', 'pandas'} & sys.modules.keys()))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def parameters(function: Any) -> dict[str, Any]:
+    """Name → default, of keyword-only parameters."""
+    found = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
+
+
+def positional(function: Any) -> list[str]:
+    found = inspect.signature(function).parameters.values()
+    return [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def test_the_signature_of_select() -> None:
+    needed = dict.fromkeys(("search", "epochs", "metric", "mode"), inspect.Parameter.empty)
+    assert positional(hy.select) == ["recipe", "space", "data"]
+    assert parameters(hy.select) == needed | COMMON
+    assert list(parameters(hy.select)) == [*needed, *COMMON]
+
+
+def test_the_signature_of_fit() -> None:
+    assert positional(hy.fit) == ["recipe", "config", "data"]
+    assert parameters(hy.fit) == {"epochs": inspect.Parameter.empty, "metric": None, "mode": "min"} | COMMON
+
+
+def test_the_signatures_of_resume_load_and_load_model() -> None:
+    assert positional(hy.resume) == ["run_directory"]
+    assert positional(hy.load) == ["run_directory"]
+    assert parameters(hy.load) == {}
+    assert positional(hy.load_model) == ["directory", "recipe"]
+
+
+def test_errors_are_one_tree_with_their_exit_codes() -> None:
+    codes = {name: getattr(hy, name).exit_code for name in NAMES if isinstance(getattr(hy, name), type)
+             and issubclass(getattr(hy, name), Exception)}  # fmt: skip
+    assert codes == {
+        **dict.fromkeys(("HopyardError", "JournalError", "RunFailed", "Inexact"), 1),
+        **dict.fromkeys(("UsageError", "SpecError", "DataError", "PreflightError", "RunDirectoryError"), 2),
+        "TrialFailed": 3,
+        "ResourceError": 4,
+    }
+    assert all(issubclass(getattr(hy, name), hy.HopyardError) for name in codes)
+    assert issubclass(hy.SpecError, ValueError)
