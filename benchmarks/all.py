@@ -20,7 +20,8 @@ def main() -> int:
     for name in names:
         print(f"== {name}", flush=True)
         began = time.perf_counter()
-        code = subprocess.run([sys.executable, "-W", "ignore", Path(__file__).with_name(f"{name}.py")], check=False).returncode
+        script = Path(__file__).with_name(f"{name}.py")
+        code = subprocess.run([sys.executable, "-W", "ignore", script], check=False).returncode
         print(f"-- {name}: {time.perf_counter() - began:.0f} s, exit code {code}", flush=True)
         worst = max(worst, code)
     return worst

@@ -5,9 +5,9 @@
 16 configurations, 2 workers of one thread. The plain loop has its data as aligned tensors in memory, one thread, two
 processes at once with 8 configurations each, the same visit order, gathers and validation; it must end in bitwise the
 same weights, so the work is the same. Both clocks start when torch is imported; what torch puts off until its first
-optimizer (it imports its compiler) is in both. Ratio = Hopyard's wall time from the moment its agents are up to the result ÷
-half the sum over the configurations of the plain loop's time. Both in turn, medians. Start-up: until the agents are up,
-÷ as many simultaneous bare `import torch`.
+optimizer (it imports its compiler) is in both. Ratio = Hopyard's wall time from the moment its agents are up to the
+result ÷ half the sum over the configurations of the plain loop's time. Both in turn, medians. Start-up: until the
+agents are up, ÷ as many simultaneous bare `import torch`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ import hopyard as hy
 from hopyard.core.events import Began, Done, Finished, Joined
 
 FEATURES, PARTITIONS, EPOCHS, CONFIGS, WORKERS = 40, 4, 2, 16, 2
-SIZES = {"long": 24_000, "short": 1_200}
+SIZES = {"long": 24_000, "short": 1_600}
 """Rows of a training partition: units of about 0.3 s and 20 ms."""
 
 
 def configs() -> list[dict[str, Any]]:
     space = hy.Space(
-        lr=hy.choice([1e-3, 3e-3]), width=hy.choice([64, 128]), batch_size=hy.choice([64, 128]), dropout=hy.choice([0.0, 0.2])
+        lr=hy.choice([1e-3, 3e-3]),
+        width=hy.choice([64, 128]),
+        batch_size=hy.choice([64, 128]),
+        dropout=hy.choice([0.0, 0.2]),
     )
     return list(space.grid())
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from hopyard.core.events import Joined
 from hopyard.store.journal import read
 
-JOB = '''
+JOB = """
 import json, sys
 import numpy as np
 import hopyard as hy
@@ -56,7 +56,7 @@ else:
                     metric="val_loss", mode="min", directory=how["directory"], parallel=hy.Hopper(group=how["group"]),
                     engine=hy.Local(workers=how["workers"]) if how["workers"] else hy.Inline())
 print("DIGESTS " + json.dumps([t.state for t in run.trials] + [run.best.id, run.best.epoch]))
-'''
+"""
 TROUBLES = ("none", "kill", "kills", "stop", "zombie", "driver", "drivers")
 
 
@@ -64,7 +64,10 @@ def start(how: dict[str, object], folder: Path) -> subprocess.Popen[str]:
     script = folder / "job.py"
     script.write_text(JOB)
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(script), json.dumps(how)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-W", "ignore", str(script), json.dumps(how)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -146,6 +146,19 @@ def alive(pids: list[int]) -> list[int]:
     return found
 
 
+def children(process: subprocess.Popen[str]) -> list[int]:
+    """What runs in the session of a `driver`, itself apart: its agents, also those that are not ready yet."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == process.pid and int(entry.name) != process.pid and fields[0] not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
 def gone(pids: list[int], seconds: float = 1.0) -> bool:
     """Whether all of them end within so many seconds."""
     end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""The arrows between rooms run one way, and heavy packages are imported only where they are listed. No import is made."""
+"""The arrows between rooms run one way; heavy packages are imported only where they are listed. Nothing is run."""
 
 import ast
 from pathlib import Path
@@ -52,7 +52,7 @@ HEAVY = {
 
 
 def imports(path: Path) -> list[str]:
-    """Full names of all that a file imports, at the top or inside a function; those for type checkers only are left out."""
+    """Full names of all that a file imports, at the top or inside a function, but not for type checkers only."""
     found = []
     tree = ast.parse(path.read_text())
     skipped = {

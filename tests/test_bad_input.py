@@ -431,7 +431,7 @@ def test_a_disk_that_is_full_for_states(
     with pytest.raises(hy.ResourceError, match=r"no room for State .*hopyard resume") as caught:
         select(tmp_path / "run", filling, configs, store=store, engine=engine)
     assert caught.value.exit_code == 4
-    assert not list(store.glob(".part-*"))
+    assert not list(store.rglob(".part-*"))
     room.unlink()
     run = hy.resume(tmp_path / "run")
     assert digests(run) == undisturbed

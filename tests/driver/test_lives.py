@@ -17,7 +17,7 @@ import pytest
 import hopyard as hy
 from hopyard.core.events import Interrupted, Joined, Lost
 from hopyard.store.layout import Layout
-from jobs import CONFIGS, agents, digests, driver, gone, journal, memory, script, select
+from jobs import CONFIGS, agents, children, digests, driver, gone, journal, memory, script, select
 
 BODY = """
 select(Path("run"), troubled, {configs!r}, engine=hy.Local(2, devices=None))
@@ -46,7 +46,8 @@ def test_a_signal_ends_a_run_cleanly(tmp_path: Path, undisturbed: list[str], nam
     assert "Traceback" not in err
     directory = tmp_path / "run"
     assert isinstance(journal(directory)[-1], Interrupted)
-    assert gone(agents(directory), 0.2)
+    assert agents(directory)
+    assert gone(children(process), 0.2)
     assert memory() <= before
     run = hy.resume(directory)
     assert run.status == "completed"
@@ -80,7 +81,7 @@ def test_the_keyboard_ends_a_run_in_the_background(tmp_path: Path) -> None:
     last = journal(tmp_path / "run")[-1]
     assert isinstance(last, Interrupted)
     assert last.reason == "stopped by the user"
-    assert gone(agents(tmp_path / "run"), 0.2)
+    assert gone(children(process), 0.2)
 
 
 def test_a_recipe_of_main_and_one_of_a_module_beside_it(tmp_path: Path) -> None:

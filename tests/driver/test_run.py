@@ -178,6 +178,15 @@ def test_a_store_named_from_here_is_found_from_there(tmp_path: Path, monkeypatch
     assert list((tmp_path / "there").iterdir()) == []
 
 
+@pytest.mark.parametrize("local", [True, False], ids=["path", "url"])
+def test_two_runs_may_have_one_store(tmp_path: Path, local: bool) -> None:
+    """Their States have the same addresses, and each deletes what it does not need."""
+    store = str(tmp_path / "store") if local else "memory://two-runs"
+    runs = [select(tmp_path / name, configs=CONFIGS[:2], store=store, seed=seed) for seed, name in enumerate("ab")]
+    models = [hy.load(run.directory).best.model() for run in runs]
+    assert not np.array_equal(models[0].weights, models[1].weights)
+
+
 # ------------------------------------------------------------------------------------------------ wait and stop
 
 

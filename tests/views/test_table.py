@@ -81,7 +81,7 @@ def test_on_a_terminal(rough):
     lines = picture(rough[:70])
     assert re.match(r"running █+\S*░* \d+%  6 trials × 3 epochs  3 slots  idle \d", lines[0])
     assert re.search(r"about \d+ s left  1 worker lost$", lines[0])
-    head = ["trial", "config", "status", "epoch", "val_loss", "loss", "val_accuracy", "accuracy", "left", "worker"]
+    head = ["trial", "config", "status", "epoch", "val_loss", "loss", "val_accuracy", "left", "worker"]
     assert lines[1].split() == head
     assert len(lines) == 9
     assert sum(line.startswith("★") for line in lines) == 1

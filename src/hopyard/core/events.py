@@ -174,7 +174,19 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 
 Event = (
-    Began | Proposed | Exhausted | Joined | Checked | Done | Durable | Failed | Lost | Tick | Resumed | Interrupted | Finished
+    Began
+    | Proposed
+    | Exhausted
+    | Joined
+    | Checked
+    | Done
+    | Durable
+    | Failed
+    | Lost
+    | Tick
+    | Resumed
+    | Interrupted
+    | Finished
 )
 Line = Event | Dispatch | Check
 """What a line of the journal may hold."""
@@ -224,7 +236,7 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 def _worded(tree: Any) -> Any:
     """The tree with NaN and infinities as words."""
     if isinstance(tree, float) and not math.isfinite(tree):
-        return "NaN" if tree != tree else "Infinity" if tree > 0 else "-Infinity"
+        return "NaN" if math.isnan(tree) else "Infinity" if tree > 0 else "-Infinity"
     if isinstance(tree, dict):
         return {key: _worded(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):

@@ -1,7 +1,7 @@
 """What driver and agents say to each other: typed, versioned, MessagePack; never a pickle from an agent.
 
-Up go `Hello`, `Ready`, `Unfit`, `Beat`, `NoRoom` and four facts of the journal (`Checked`, `Done`, `Durable`, `Failed`), whose time the
-driver sets when they arrive. Down go `Setup` once, then `Work`, `Examine` and `End`.
+Up go `Hello`, `Ready`, `Unfit`, `Beat`, `NoRoom` and four facts of the journal (`Checked`, `Done`, `Durable`,
+`Failed`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Examine` and `End`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 
 def keyed(seed: int, purpose: str, *parts: int | str) -> int:
-    """A 63-bit number that depends on every argument and on nothing else. The encoding is frozen: results depend on it."""
+    """A 63-bit number that depends on every argument and on nothing else. Its encoding never changes: results would."""
     text = "/".join([str(seed), purpose, *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"hopyard").digest(), "big") >> 1
 

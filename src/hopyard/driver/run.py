@@ -118,7 +118,8 @@ def select(
         parallel: hy.Hopper() (the default).
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
         directory: of the run; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
-        store: where States are kept, any fsspec URL; default: inside the directory.
+        store: where States are kept, any fsspec URL; a folder is made there for each run. Default: inside the
+            directory.
         resume: go on with what is in `directory`, if there is a run.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
         wait: False: return at once; `run.wait()` waits.
@@ -455,9 +456,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
     with _freed_on_error(lock), _room(layout.root):
         if unborn:
             layout.journal.unlink(missing_ok=True)
-        store = order.store or str(layout.states.absolute())
-        if "://" not in store:  # whoever resumes may stand in another directory
-            store = str(Path(store).absolute())
+        store = str(layout.states.absolute()) if order.store is None else _room_of_its_own(order.store, layout)
         sources = list(dict.fromkeys(source.name for source in manifest.sources))[:20]
         about = About(
             hopyard=__version__,
@@ -477,6 +476,13 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
         return _run(_Drive(layout, lock, cargo.engine, cargo, manifest, spec, store, again=False), wait)
+
+
+def _room_of_its_own(store: str, layout: Layout) -> str:
+    """A folder in `store` for this run alone: its States have the same addresses as another run's, and what is not of
+    this run is deleted. Absolute, because whoever resumes may stand in another directory."""
+    name = f"{layout.root.absolute().name}-{secrets.token_hex(4)}"
+    return f"{store.rstrip('/')}/{name}" if "://" in store else str(Path(store).absolute() / name)
 
 
 def _unborn(layout: Layout) -> bool:

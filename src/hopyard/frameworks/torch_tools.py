@@ -38,7 +38,7 @@ def install(exact: bool | Literal["warn"], threads: int) -> None:
 
 
 def warm() -> None:
-    """What torch puts off until the first step of an optimizer (it imports its compiler, for 1.3 s), done beforehand."""
+    """What torch puts off until an optimizer's first step (it imports its compiler, for 1.3 s), done beforehand."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.0).step()

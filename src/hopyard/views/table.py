@@ -274,12 +274,13 @@ class Table:
         if len(trials) > rows:
             trials = _chosen(machine, best, max(1, rows - 1))
         names = self._names(machine)
-        metrics = words.columns(machine)[: METRICS if width >= 100 else 2]
+        metrics = words.columns(machine)[: METRICS if width >= 140 else 3 if width >= 110 else 2]
+        live = machine.status == "running"
         work = {unit.trial: (slot, unit) for slot, unit in machine.leases.standing().values()}
         grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
         grid.add_column("", width=1)
         grid.add_column("trial", justify="right", no_wrap=True)
-        grid.add_column("config", no_wrap=True, overflow="ellipsis", max_width=max(12, width // 3))
+        grid.add_column("config", no_wrap=True, overflow="ellipsis", max_width=max(12, width // (3 if live else 2)))
         grid.add_column("status", no_wrap=True)
         grid.add_column("epoch", no_wrap=True, min_width=9)
         for name in metrics:
@@ -287,8 +288,9 @@ class Table:
             grid.add_column(
                 Text(name, "bold underline" if style else "bold"), justify="right", no_wrap=True, style=style
             )
-        grid.add_column("left", justify="right", no_wrap=True)
-        grid.add_column("worker", no_wrap=True, overflow="ellipsis")
+        if live:
+            grid.add_column("left", justify="right", no_wrap=True)
+            grid.add_column("worker", no_wrap=True, overflow="ellipsis")
         for trial in trials:
             mark = "★" if trial is best else ""
             found = trial.metrics
@@ -298,7 +300,8 @@ class Table:
             cells += [Text(status, _COLOURS.get(status, "")), self._epoch(trial, slot, unit, now)]
             cells += [words.number(found.get(name)) if found else "" for name in metrics]
             left = self._left(trial) if trial.seconds and trial.status == "running" else None
-            cells += ["" if left is None else words.duration(left), self._worker(machine, slot)]
+            if live:
+                cells += ["" if left is None else words.duration(left), self._worker(machine, slot)]
             grid.add_row(*cells, style="bold" if trial is best else "red" if trial.status == "failed" else "")
         body: list[Grid | Text] = [grid]
         hidden = len(machine.trials) - len(trials)
