@@ -21,8 +21,9 @@ import numpy as np
 
 import hopyard as hy
 from hopyard.core.events import Joined, Line
-from hopyard.driver.run import Order, Run, begin
+from hopyard.driver.run import Run
 from hopyard.driver.ship import Cargo
+from hopyard.driver.start import Order, begin
 from hopyard.frameworks.array import Linear
 from hopyard.spec import Batch
 from hopyard.store.journal import read

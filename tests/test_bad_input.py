@@ -169,7 +169,7 @@ def test_a_metric_that_nobody_reports(tmp_path: Path) -> None:
 
 
 def test_more_workers_than_cores_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.driver.run.cores", lambda: 1)
+    monkeypatch.setattr("hopyard.driver.drive.cores", lambda: 1)
     with pytest.warns(UserWarning, match="2 workers on 1 cores: they take turns") as caught:
         run = select(tmp_path / "run", configs=CONFIGS[:1], engine=hy.Local(workers=2, devices=None))
     assert run.status == "completed"

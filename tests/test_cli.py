@@ -61,7 +61,7 @@ def runs(tmp_path, monkeypatch):
 def script(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "hopyard.driver.run", raising=False)
+    monkeypatch.delitem(sys.modules, "hopyard.driver.drive", raising=False)
     before = signal.getsignal(signal.SIGTERM)
 
     def write(text):
@@ -97,7 +97,7 @@ def test_run_gives_the_script_its_arguments_and_its_folder(script, tmp_path):
 )
 def test_the_exit_code_says_how_its_runs_ended(script, monkeypatch, statuses, code):
     finished = [types.SimpleNamespace(status=status) for status in statuses]
-    monkeypatch.setitem(sys.modules, "hopyard.driver.run", types.SimpleNamespace(FINISHED=finished))
+    monkeypatch.setitem(sys.modules, "hopyard.driver.drive", types.SimpleNamespace(FINISHED=finished))
     assert call("run", script("")).exit_code == code
     assert call("run", script("raise SystemExit(0)")).exit_code == code
 
@@ -310,9 +310,7 @@ def test_replay_and_resume(monkeypatch):
         found = call("replay", "x")
         assert found.exit_code == 1 and "1 of 9 States differ" in found.stderr and "trial 3" in found.stderr
         run = types.SimpleNamespace(status="partial", directory="runs/x")
-        monkeypatch.setitem(
-            sys.modules, "hopyard.driver.run", types.SimpleNamespace(resume=lambda path: run, FINISHED=[])
-        )
+        monkeypatch.setitem(sys.modules, "hopyard.driver.start", types.SimpleNamespace(resume=lambda path: run))
         assert call("resume", "x").exit_code == 3
     finally:
         signal.signal(signal.SIGTERM, before)

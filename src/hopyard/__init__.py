@@ -43,14 +43,14 @@ _WHERE = {
     "TrialFailed": "hopyard.errors",
     "UsageError": "hopyard.errors",
     "choice": "hopyard.space",
-    "fit": "hopyard.driver.run",
+    "fit": "hopyard.driver.start",
     "load": "hopyard.driver.run",
     "load_model": "hopyard.driver.saved",
     "loguniform": "hopyard.space",
     "quniform": "hopyard.space",
     "randint": "hopyard.space",
-    "resume": "hopyard.driver.run",
-    "select": "hopyard.driver.run",
+    "resume": "hopyard.driver.start",
+    "select": "hopyard.driver.start",
     "uniform": "hopyard.space",
 }
 """Public name → module that has it."""
@@ -79,11 +79,11 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from hopyard.data.dataset import Dataset as Dataset
     from hopyard.driver.run import Run as Run
-    from hopyard.driver.run import fit as fit
     from hopyard.driver.run import load as load
-    from hopyard.driver.run import resume as resume
-    from hopyard.driver.run import select as select
     from hopyard.driver.saved import load_model as load_model
+    from hopyard.driver.start import fit as fit
+    from hopyard.driver.start import resume as resume
+    from hopyard.driver.start import select as select
     from hopyard.driver.trial import Trial as Trial
     from hopyard.engines.inline import Inline as Inline
     from hopyard.engines.local import Local as Local

@@ -126,7 +126,7 @@ def _script_trace(error: Exception, script: Path) -> None:
 
 def _ended() -> int:
     """The exit code of the runs that this process drove to their end."""
-    driver = sys.modules.get("hopyard.driver.run")
+    driver = sys.modules.get("hopyard.driver.drive")
     codes = [STATUS.get(run.status, GOOD) for run in driver.FINISHED] if driver is not None else []
     return FAILED if FAILED in codes else SOME if SOME in codes else GOOD
 
@@ -150,7 +150,7 @@ def demo(
 @_verb
 def resume(run: RunName) -> int:
     """Go on with a run that was interrupted."""
-    from hopyard.driver.run import resume as go_on
+    from hopyard.driver.start import resume as go_on
 
     signal.signal(signal.SIGTERM, _term)
     found = go_on(run)

@@ -222,7 +222,7 @@ def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
 
 def test_stop_at_once_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the driver has not come so far that there is a loop to stop."""
-    from hopyard.driver import run as runs
+    from hopyard.driver import drive as runs
 
     sweep = runs.sweep
     monkeypatch.setattr(runs, "sweep", lambda root: (time.sleep(0.3), sweep(root))[1])

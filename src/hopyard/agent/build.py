@@ -128,6 +128,8 @@ def undisturbed() -> Iterator[None]:
             torch.set_rng_state(state)
             torch.set_num_threads(threads)
             torch.set_deterministic_debug_mode(exact)
+        elif "torch" in sys.modules:  # it came with the recipe
+            sys.modules["torch"].set_deterministic_debug_mode("default")
 
 
 def build(plan: Plan, trial: int, config: Config) -> Built:

@@ -31,6 +31,8 @@ BUILT = 32
 """Built models that a worker keeps, least recently used first out."""
 BUILT_BYTES = 2 << 30
 """Bytes of States of the models that it keeps; a model in memory is about as large again."""
+MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""Errors of the operating system that do not go away when the unit is tried again."""
 TRACE = 6000
 """Characters of a traceback that travel."""
 
@@ -76,7 +78,7 @@ class Worker:
             return _RUN[unit.kind](self, unit, config, begin)
         except ResourceError as error:  # no fault of the trial, and no other slot has more room
             return [NoRoom(self.slot, str(error))]
-        except Exception as error:  # noqa: BLE001 - whatever a recipe raises ends its trial, never the worker
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
             self._holds.pop(unit.trial, None)
             return [self._failure(unit, error)]
 
@@ -168,7 +170,7 @@ class Worker:
             if spec.validation:
                 names += [f"val_{name}" for name in built.trainable.evaluate(self._one("validate", built.batch_size))]
             encode(capture(built.trainable))
-        except Exception as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
             faults.append(f"trial {trial}, config {config!r}: {_story(error)}")
         else:
             if spec.metric is not None and spec.metric not in names:
@@ -253,11 +255,11 @@ class Worker:
             self._columns[key] = open_partition(self._plan.manifest, kind, partition)
         return self._columns[key]
 
-    def _failure(self, unit: Unit, error: Exception) -> Failed:
+    def _failure(self, unit: Unit, error: BaseException) -> Failed:
         fault: Fault = "user"
         if isinstance(error, DataError):
             fault = "data"
-        elif isinstance(error, (StateError, Lost, MemoryError, OSError)):
+        elif isinstance(error, (StateError, Lost, MemoryError, OSError)) and not isinstance(error, MISTAKES):
             fault = "system"
         trace = "".join(traceback.format_exception(error))
         return Failed(at=0.0, slot=self.slot, lease=unit.lease, fault=fault, error=_story(error), trace=trace[-TRACE:])
@@ -319,7 +321,7 @@ def finite(sums: Sums, where: str) -> None:
         )
 
 
-def _story(error: Exception) -> str:
+def _story(error: BaseException) -> str:
     """One line: what was raised, and by which line of the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -192,6 +192,9 @@ Line = Event | Dispatch | Check
 """What a line of the journal may hold."""
 Command = Dispatch | Check | Release | Delete | Replace | Warn | Finish
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding of anything may raise."""
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
@@ -211,10 +214,10 @@ def decode(text: bytes) -> Line:
     """
     try:
         return _decoder.decode(text)
-    except msgspec.MsgspecError as strict:
+    except UNREADABLE as strict:
         try:  # NaN and infinities stand as strings: only then numbers may be strings
             line: Line = msgspec.convert(_numbered(msgspec.json.decode(text)), Line)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             raise JournalError(f"no fact of format {FORMAT}: {strict}: {text[:120]!r}") from strict
         return line
 

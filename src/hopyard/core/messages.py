@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hopyard.core.events import Checked, Done, Durable, Failed
+from hopyard.core.events import UNREADABLE, Checked, Done, Durable, Failed
 from hopyard.errors import HopyardError
 from hopyard.spec import FORMAT, Config, RunSpec, Unit
 
@@ -128,7 +128,7 @@ def unpack_up(data: bytes) -> Up:
     """
     try:
         return _up.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise HopyardError(f"no message of format {FORMAT} from an agent: {error}") from error
 
 
@@ -140,5 +140,5 @@ def unpack_down(data: bytes) -> Down:
     """
     try:
         return _down.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise HopyardError(f"no message of format {FORMAT} from the driver: {error}") from error

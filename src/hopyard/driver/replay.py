@@ -7,8 +7,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopyard.driver.run import Order, begin, load
+from hopyard.driver.run import load
 from hopyard.driver.ship import Cargo
+from hopyard.driver.start import Order, begin
 from hopyard.errors import PreflightError, RunFailed
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs

@@ -175,7 +175,7 @@ class Router:
                 message = unpack_up(data)
                 if name[1:] != b"%d" % message.slot:
                     raise HopyardError(f"slot {message.slot} speaks under the name {name!r}")
-            except (HopyardError, UnicodeDecodeError, RecursionError) as error:
+            except HopyardError as error:
                 log.warning("dropped a message: %s", error)
                 continue
             if message.slot not in self._heard:

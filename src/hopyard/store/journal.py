@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from hopyard.core.events import Began, Line, decode, encode
+from hopyard.core.events import UNREADABLE, Began, Line, decode, encode
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT
 
@@ -39,7 +39,7 @@ def read(path: Path) -> tuple[list[Line], int]:
             _refuse_newer(path, text)
         try:
             line = decode(text)
-        except (JournalError, UnicodeDecodeError, RecursionError) as error:
+        except JournalError as error:
             raise JournalError(
                 f"{path}, line {number}: {error}. The journal is damaged here; what follows cannot be trusted. Restore "
                 "the file from a copy, or cut it off before this line to go on from there"
@@ -62,7 +62,7 @@ def _refuse_newer(path: Path, text: bytes) -> None:
     """A newer format may have changed all but these two fields, so they are looked at alone."""
     try:
         head = msgspec.json.decode(text, type=_Head)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return  # damaged, as whoever decodes the line will say
     if head.type == "Began" and head.format > FORMAT:
         raise JournalError(

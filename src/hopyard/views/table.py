@@ -276,13 +276,14 @@ class Table:
         names = self._names(machine)
         metrics = words.columns(machine)[: METRICS if width >= 140 else 3 if width >= 110 else 2]
         live = machine.status == "running"
+        room = width // 3 if live else width - 26 - 11 * len(metrics)
         work = {unit.trial: (slot, unit) for slot, unit in machine.leases.standing().values()}
         grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
         grid.add_column("", width=1)
-        grid.add_column("trial", justify="right", no_wrap=True)
-        grid.add_column("config", no_wrap=True, overflow="ellipsis", max_width=max(12, width // (3 if live else 2)))
-        grid.add_column("status", no_wrap=True)
-        grid.add_column("epoch", no_wrap=True, min_width=9)
+        grid.add_column("trial", justify="right", no_wrap=True, min_width=5)
+        grid.add_column("config", no_wrap=True, overflow="ellipsis", max_width=max(12, room))
+        grid.add_column("status", no_wrap=True, min_width=7 if live else 9)
+        grid.add_column("epoch", no_wrap=True, min_width=9 if live else 5)
         for name in metrics:
             style = "bold" if name == self.spec.metric else ""
             grid.add_column(

@@ -1,0 +1,179 @@
+"""Driving a run: agents up, the loop to its end, nothing left behind but the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hopyard import __version__
+from hopyard.core.events import Began, Resumed
+from hopyard.core.machine import Machine, fold
+from hopyard.core.messages import Setup
+from hopyard.data.manifest import Manifest
+from hopyard.driver.loop import Clock, Loop, View
+from hopyard.driver.run import Run, reasons
+from hopyard.driver.ship import PYTHON, Cargo, dump
+from hopyard.driver.wire import Direct, Link, Router
+from hopyard.engines.local import cores
+from hopyard.errors import ResourceError, RunFailed
+from hopyard.ports import Engine
+from hopyard.spec import RunSpec
+from hopyard.store.arena import Folder, memory_root, sweep
+from hopyard.store.journal import NO_ROOM, Journal, Lock, write_whole
+from hopyard.store.layout import Layout
+from hopyard.store.states import open_store
+
+log = logging.getLogger(__name__)
+
+FINISHED: list[Run] = []
+"""The runs that this process drove to their end, for `hopyard run`."""
+
+LINKS: dict[str, Callable[[Engine, Callable[[str], Setup], Layout, float], Link]] = {
+    "inline": lambda engine, setup, layout, silence: Direct(setup),
+}
+"""Engine → its link; the others dial home through a Router."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """Everything that a driver needs."""
+
+    layout: Layout
+    lock: Lock
+    engine: Engine
+    cargo: Cargo
+    manifest: Manifest
+    spec: RunSpec
+    store: str
+    again: bool
+
+
+def drive(it: Drive, wait: bool) -> Run:
+    """Drive it to its end, here or (`wait` False) in a thread of its own."""
+    if it.engine.name == "local" and it.engine.workers > cores():
+        warnings.warn(
+            f"{it.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
+            stacklevel=4,
+        )
+    with room(it.layout.root):
+        journal = Journal(it.layout.journal, resume=it.again)
+    machine = fold(journal.lines) if it.again else Machine(it.spec)
+    run = Run(it.layout, machine, it.cargo)
+    if wait:
+        _to_the_end(it, run, machine, journal)
+        return run
+
+    def background() -> None:
+        try:
+            _to_the_end(it, run, machine, journal)
+        except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
+            if not (run._stopped and isinstance(error, KeyboardInterrupt)):
+                run._error = error
+        finally:
+            run._ended.set()
+
+    run._ended.clear()
+    threading.Thread(target=background, name="hopyard-driver").start()
+    return run
+
+
+def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None:
+    """Bring up the agents, loop to the end, leave nothing behind but the run directory."""
+    layout, spec = it.layout, machine.spec
+    with contextlib.ExitStack() as stack:
+        stack.callback(it.lock.free)
+        stack.callback(journal.close)
+        token = secrets.token_hex(8)
+        root = memory_root(layout.root.absolute() / ".memory")
+        sweep(root)
+        recipe = dump(it.cargo.recipe, "recipe")
+        manifest = msgspec.json.encode(it.manifest)
+        folder = Folder(root, token)
+        stack.callback(folder.close)
+        store = open_store(it.store)
+        store.sweep()
+        clock = Clock()
+        known = {
+            "hopyard": __version__,
+            "python": PYTHON,
+            "threads": it.engine.threads,
+            "data": it.manifest.digest,
+        }
+        first = (
+            Resumed(at=clock.now(), fingerprint=known)
+            if it.again
+            else Began(at=clock.now(), spec=spec, fingerprint=known)
+        )
+        machine.handle(first)
+        journal.append([first])
+
+        def setup(device: str) -> Setup:
+            return Setup(spec, recipe, manifest, it.store, str(root), token, it.engine.threads, device)
+
+        make = LINKS.get(it.engine.name, _router)
+        loop = Loop(
+            machine,
+            journal,
+            make(it.engine, setup, layout, spec.silence),
+            store,
+            it.cargo.search.open(it.cargo.space, spec.seed),
+            it.engine.workers,
+            layout.log,
+            _views(spec),
+            1 + max((line.slot for line in journal.lines if hasattr(line, "slot")), default=-1),
+        )
+        run._halt = loop.stop
+        if run._stopped:  # before there was anything to halt
+            loop.stop(run._stopped)
+        loop.run()
+    FINISHED.append(run)
+    try:
+        write_whole(layout.report, run.report().encode())
+        run.gantt()
+    except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` tells the same from the journal
+        log.warning("%s: no report was written: %s", layout.root, error)
+    if machine.status == "failed":
+        raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+
+
+def _router(engine: Engine, setup: Callable[[str], Setup], layout: Layout, silence: float) -> Link:
+    return Router(engine, setup, layout.log, silence)
+
+
+def _views(spec: RunSpec) -> Sequence[View]:
+    from hopyard.views.table import Table
+
+    return [Table(spec)]
+
+
+@contextlib.contextmanager
+def room(root: Path) -> Iterator[None]:
+    """A full disk is no defect: exit 4, not a traceback."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise ResourceError(
+            f"{root}: no room for the run directory ({error.strerror}). Nothing is lost: make room, then start again "
+            "with resume=True"
+        ) from error
+
+
+@contextlib.contextmanager
+def freed_on_error(lock: Lock) -> Iterator[None]:
+    """Whoever fails before the loop has the lock gives it back."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            lock.free()
+        raise

@@ -1,0 +1,283 @@
+"""Starting a run: `select`, `fit`, `resume`. What was asked for is checked here, before anything is trained."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard import __version__
+from hopyard.agent.build import wants_context
+from hopyard.core.machine import fold
+from hopyard.data.dataset import Dataset
+from hopyard.driver.drive import Drive, drive, freed_on_error, room
+from hopyard.driver.run import About, Run, about_of, load, same_data, told
+from hopyard.driver.ship import PYTHON, Cargo, dump
+from hopyard.driver.ship import load as unpickle
+from hopyard.engines.local import Local
+from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.ports import Engine
+from hopyard.search.listed import Configs, Search
+from hopyard.space import Space
+from hopyard.spec import Config, Hopper, RunSpec
+from hopyard.store.journal import Lock, read, write_whole
+from hopyard.store.layout import Layout, find, fresh
+from hopyard.store.states import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that a run was asked to do."""
+
+    cargo: Cargo
+    epochs: int
+    metric: str | None
+    mode: Literal["min", "max"]
+    parallel: Hopper
+    seed: int
+    exact: bool | Literal["warn"]
+    store: str | None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of RunSpec that no argument sets: deadlines, silence, strikes."""
+
+
+def select(
+    recipe: Callable[..., Any],
+    space: Space | None,
+    data: Dataset,
+    *,
+    search: Search,
+    epochs: int,
+    metric: str,
+    mode: Literal["min", "max"],
+    engine: Engine | None = None,
+    parallel: Hopper | None = None,
+    seed: int = 0,
+    directory: str | Path | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    exact: bool | Literal["warn"] = "warn",
+    wait: bool = True,
+    encrypt: bool = False,
+) -> Run:
+    """Train many configurations of a recipe on a data set; find the best.
+
+    Args:
+        recipe: `recipe(config)` or `recipe(config, ctx)`; returns a hy.torch.Model or any hy.Trainable. Runs in
+            workers.
+        space: what to search; None where the search has its own list (hy.Configs).
+        data: what to train on.
+        search: hy.Grid(), hy.Random(n) or hy.Configs([...]).
+        epochs: passes of each trial over the training partitions.
+        metric: what decides, any name that the recipe reports: "val_loss", "val_accuracy", "loss", …
+        mode: "min" or "max".
+        engine: hy.Local() (the default) or hy.Inline().
+        parallel: hy.Hopper() (the default).
+        seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
+        directory: of the run; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
+        store: where States are kept, any fsspec URL; a folder is made there for each run. Default: inside the
+            directory.
+        resume: go on with what is in `directory`, if there is a run.
+        exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
+        wait: False: return at once; `run.wait()` waits.
+        encrypt: bulk by CURVE too; on one host bulk goes by shared memory and nothing changes.
+
+    Returns:
+        Run: `.best`, `.trials`, `.to_pandas()`, `.gantt(path)`.
+
+    Raises:
+        SpecError, DataError, PreflightError, RunDirectoryError: before anything is trained.
+        RunFailed: no trial completed.
+        ResourceError: disk or memory ran out; `hy.resume(directory)` goes on.
+    """
+    chosen = _engine(engine)
+    if not isinstance(search, Search):
+        raise SpecError(f"search = {search!r}: hy.Grid(), hy.Random(n) or hy.Configs([...]) is needed")
+    if not isinstance(metric, str) or not metric:
+        raise SpecError(f'metric = {metric!r}: the name of a metric is needed, for example "val_loss"')
+    if not isinstance(encrypt, bool):
+        raise SpecError(f"encrypt = {encrypt!r}: True or False is needed")
+    order = Order(
+        Cargo(recipe, data, space, search, chosen),
+        epochs,
+        metric,
+        mode,
+        Hopper() if parallel is None else parallel,
+        seed,
+        exact,
+        None if store is None else str(store),
+    )
+    return begin(order, directory, resume, wait)
+
+
+def fit(
+    recipe: Callable[..., Any],
+    config: Config,
+    data: Dataset,
+    *,
+    epochs: int,
+    metric: str | None = None,
+    mode: Literal["min", "max"] = "min",
+    engine: Engine | None = None,
+    parallel: Hopper | None = None,
+    seed: int = 0,
+    directory: str | Path | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    exact: bool | Literal["warn"] = "warn",
+    wait: bool = True,
+    encrypt: bool = False,
+) -> Run:
+    """Train one configuration: a Run of one trial. As `select`; without a metric the best epoch is the last."""
+    if not isinstance(config, dict):
+        raise SpecError(f"config = {config!r}: a dict is needed")
+    search = Configs([config])
+    cargo = Cargo(recipe, data, None, search, _engine(engine))
+    chosen = Hopper() if parallel is None else parallel
+    order = Order(cargo, epochs, metric, mode, chosen, seed, exact, None if store is None else str(store))
+    return begin(order, directory, resume, wait)
+
+
+def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: bool = True) -> Run:
+    """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with.
+
+    Args:
+        run_directory: its directory, or its name under `runs/`.
+        engine: another than it was started with.
+        wait: as for `select`.
+
+    Raises:
+        RunDirectoryError: no run there, in use by a live driver, or started by another Python version.
+        JournalError: the journal is damaged, or of a newer version.
+    """
+    layout = find(run_directory)
+    lock = Lock(layout.lock)
+    with freed_on_error(lock):
+        machine = fold(told(layout))
+        if machine.status in ("completed", "partial", "failed"):
+            lock.free()
+            return load(layout.root)
+        about = about_of(layout)
+        cargo: Cargo = unpickle(layout.recipe, about.python)
+        manifest = same_data(layout, cargo.data)
+        ready = Drive(layout, lock, engine or cargo.engine, cargo, manifest, machine.spec, about.store, again=True)
+        return drive(ready, wait)
+
+
+def _engine(engine: Engine | None) -> Engine:
+    if engine is None:
+        return Local()
+    if not callable(getattr(engine, "open", None)) or not hasattr(engine, "workers"):
+        raise SpecError(f"engine = {engine!r}: hy.Local(…) or hy.Inline() is needed")
+    return engine
+
+
+def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -> Run:
+    """Check the order, prepare the data, make the directory, drive the run. Raises as `select`."""
+    cargo = order.cargo
+    wants_context(cargo.recipe)
+    if not isinstance(cargo.data, Dataset):
+        raise SpecError(
+            f"data = {type(cargo.data).__name__}: a hy.Dataset is needed, for example hy.Dataset.numpy(x, y) or "
+            "hy.Dataset.parquet(path, features=[…], label=…)"
+        )
+    if not isinstance(order.parallel, Hopper):
+        raise SpecError(f"parallel = {order.parallel!r}: hy.Hopper() is needed")
+    if again and directory is None:
+        raise SpecError("resume=True: directory= says which run")
+    layout = Layout(Path(directory) if directory is not None else fresh())
+    unborn = again and _unborn(layout)
+    if again and layout.exists and not unborn:
+        return _again(order, layout, wait)
+    if not unborn and layout.root.exists() and (not layout.root.is_dir() or any(layout.root.iterdir())):
+        raise RunDirectoryError(
+            f"directory = {str(layout.root)!r} exists: give another, or resume=True to go on with the run in it"
+        )
+    sampler = cargo.search.open(cargo.space, order.seed)
+    group = order.parallel.group
+    spec = RunSpec(  # checked before the data is read
+        epochs=order.epochs,
+        partitions=1,
+        validation=0,
+        trials=sampler.total,
+        seed=order.seed,
+        metric=order.metric,
+        mode=order.mode,
+        exact=order.exact,
+        group=group if isinstance(group, int) else 0,
+        group_seconds=0.0 if group == "off" else 1.0,
+        **order.limits,
+    )
+    freight = dump(cargo, "the run (recipe, data, space, search, engine)") if _pickles(cargo) else b""
+    manifest = cargo.data.prepare()
+    spec = msgspec.structs.replace(spec, partitions=len(manifest.train), validation=len(manifest.validate))
+    if order.metric is not None and order.metric.startswith("val_") and not manifest.validate:
+        raise SpecError(
+            f"metric = {order.metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
+            'choose a metric of training such as "loss"'
+        )
+    with room(layout.root):
+        layout.root.mkdir(parents=True, exist_ok=True)
+        lock = Lock(layout.lock)
+    with freed_on_error(lock), room(layout.root):
+        if unborn:
+            layout.journal.unlink(missing_ok=True)
+        store = str(layout.states.absolute()) if order.store is None else _room_of_its_own(order.store, layout)
+        sources = list(dict.fromkeys(source.name for source in manifest.sources))[:20]
+        about = About(
+            hopyard=__version__,
+            python=PYTHON,
+            started=time.time(),
+            engine=cargo.engine.name,
+            workers=cargo.engine.workers,
+            threads=cargo.engine.threads,
+            store=store,
+            data=manifest.digest,
+            rows=manifest.rows,
+            sources=sources,
+            recipe=getattr(cargo.recipe, "__name__", type(cargo.recipe).__name__),
+        )
+        open_store(store)
+        write_whole(layout.recipe, freight)
+        write_whole(layout.manifest, msgspec.json.encode(manifest))
+        write_whole(layout.about, msgspec.json.encode(about))
+        return drive(Drive(layout, lock, cargo.engine, cargo, manifest, spec, store, again=False), wait)
+
+
+def _room_of_its_own(store: str, layout: Layout) -> str:
+    """A folder in `store` for this run alone: its States have the same addresses as another run's, and what is not of
+    this run is deleted. Absolute, because whoever resumes may stand in another directory."""
+    name = f"{layout.root.absolute().name}-{secrets.token_hex(4)}"
+    return f"{store.rstrip('/')}/{name}" if "://" in store else str(Path(store).absolute() / name)
+
+
+def _unborn(layout: Layout) -> bool:
+    """Whether a driver ended here before the first line of its journal was whole: nothing had happened."""
+    if layout.exists:
+        return not read(layout.journal)[0]
+    ours = {layout.recipe, layout.manifest, layout.about, layout.lock, layout.states}
+    return layout.lock.exists() and all(path in ours or path.name.startswith(".") for path in layout.root.iterdir())
+
+
+def _pickles(cargo: Cargo) -> bool:
+    """Each part on its own first, so that the message names the part."""
+    for name in ("recipe", "space", "search"):
+        dump(getattr(cargo, name), name)
+    return True
+
+
+def _again(order: Order, layout: Layout, wait: bool) -> Run:
+    """`resume=True` on a directory with a run: it must be the run that is asked for."""
+    known = fold(told(layout)[:1]).spec
+    for name in ("epochs", "metric", "mode", "seed"):
+        if getattr(known, name) != getattr(order, name):
+            raise RunDirectoryError(
+                f"{layout.root} holds a run with {name}={getattr(known, name)!r}, not {getattr(order, name)!r}: give "
+                "another directory, or hy.resume(directory) to go on with what it was started with"
+            )
+    return resume(layout.root, engine=order.cargo.engine, wait=wait)
