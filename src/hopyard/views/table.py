@@ -276,7 +276,7 @@ class Table:
         names = self._names(machine)
         metrics = words.columns(machine)[: METRICS if width >= 140 else 3 if width >= 110 else 2]
         live = machine.status == "running"
-        room = width // 3 if live else width - 26 - 11 * len(metrics)
+        room = width // 3 if live else width - 22 - 11 * len(metrics)
         work = {unit.trial: (slot, unit) for slot, unit in machine.leases.standing().values()}
         grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
         grid.add_column("", width=1)
