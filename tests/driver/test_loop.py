@@ -16,7 +16,7 @@ from hopyard.core.messages import Down, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.driver import loop as loops
 from hopyard.driver.loop import Loop
 from hopyard.driver.wire import Gone
-from hopyard.errors import PreflightError, ResourceError
+from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
 from hopyard.spec import Part, Ref, RunSpec
 from hopyard.store.journal import Journal, read
@@ -308,12 +308,25 @@ def test_a_slot_past_its_deadline_is_ended_and_replaced(
     assert it.link.waits[2] <= loops.GLANCE
 
 
-def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
-    """The last State was durable, an epoch's end before it not, and went with its slot: all is done again."""
-    it = stage([READY], [FIT], spec=RunSpec(epochs=2, partitions=1, validation=0, metric="loss"))
+def defective(stage: Callable[..., Stage], exact: Any) -> Stage:
+    """The last State was durable, an epoch's end before it not, and went with its slot: all is done again, otherwise."""
+    it = stage([READY], [FIT], spec=RunSpec(epochs=2, partitions=1, validation=0, metric="loss", exact=exact))
     it.link.receives += [lambda: [done(it.link.work[0])], lambda: [done(it.link.work[1])]]
     it.link.receives += [lambda: [durable(it.link.work[1], digest="d" * 64)], [Gone(0, "x")], [Ready(1, "here", 11)]]
     it.link.receives += [answer(it, 1), lambda: [done(it.link.work[3], 1), durable(it.link.work[3], 1, "e" * 64)]]
+    return it
+
+
+def test_exact_does_not_go_on_after_a_defect(stage: Callable[..., Stage]) -> None:
+    it = defective(stage, exact=True)
+    with pytest.raises(Inexact, match="trial 0, step 2 was done again and gave another State"):
+        it.loop.run()
+    assert it.link.closed == 1
+    assert isinstance(it.lines()[-1], Durable)
+
+
+def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
+    it = defective(stage, exact="warn")
     with caplog.at_level(logging.ERROR):
         it.loop.run()
     assert "defect: trial 0, step 2 was done again and gave another State" in caplog.text

@@ -42,7 +42,7 @@ from hopyard.core.events import (
 from hopyard.core.machine import Machine
 from hopyard.core.messages import Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.driver.wire import Gone, Link
-from hopyard.errors import PreflightError, ResourceError
+from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
 from hopyard.store.journal import Journal
 
@@ -276,6 +276,8 @@ class Loop:
         elif isinstance(command, Replace):
             self._end(command.slot)
             self._start()
+        elif isinstance(command, Warn) and command.defect and self.machine.spec.exact is True:
+            raise Inexact(command.text)
         elif isinstance(command, Warn):
             (log.error if command.defect else log.warning)("%s", command.text)
         elif self._finish is None:
