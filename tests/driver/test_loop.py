@@ -309,7 +309,7 @@ def test_a_slot_past_its_deadline_is_ended_and_replaced(
 
 
 def defective(stage: Callable[..., Stage], exact: Any) -> Stage:
-    """The last State was durable, an epoch's end before it not, and went with its slot: all is done again, otherwise."""
+    """The last State was durable, an epoch's end before it not, and went with its slot: it is done again, otherwise."""
     it = stage([READY], [FIT], spec=RunSpec(epochs=2, partitions=1, validation=0, metric="loss", exact=exact))
     it.link.receives += [lambda: [done(it.link.work[0])], lambda: [done(it.link.work[1])]]
     it.link.receives += [lambda: [durable(it.link.work[1], digest="d" * 64)], [Gone(0, "x")], [Ready(1, "here", 11)]]
