@@ -135,7 +135,7 @@ def main() -> int:
     equal = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plain = {"framework": asked.framework, "rows": 60000, "group": "auto", "resume": False}
+        plain = {"framework": asked.framework, "rows": 16000, "group": "auto", "resume": False}
         reference = digests(start({**plain, "workers": 0, "directory": str(folder / "reference")}, folder))
         for number in range(asked.runs):
             trouble = TROUBLES[number % len(TROUBLES)]
