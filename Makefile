@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 
-.PHONY: demo test check lint types arrows bench clean
+.PHONY: demo test check lint types bench clean
 
 demo: $(STAMP)
 	$(BIN)/hopyard demo

@@ -96,8 +96,8 @@ def test_run_gives_the_script_its_arguments_and_its_folder(script, tmp_path):
     [([], 0), (["completed"], 0), (["completed", "partial"], 3), (["partial", "failed"], 1)],
 )
 def test_the_exit_code_says_how_its_runs_ended(script, monkeypatch, statuses, code):
-    finished = [types.SimpleNamespace(status=status) for status in statuses]
-    monkeypatch.setitem(sys.modules, "hopyard.driver.drive", types.SimpleNamespace(FINISHED=finished))
+    finished = [types.SimpleNamespace(status=status, wait=lambda: None) for status in statuses]
+    monkeypatch.setitem(sys.modules, "hopyard.driver.drive", types.SimpleNamespace(DRIVEN=finished))
     assert call("run", script("")).exit_code == code
     assert call("run", script("raise SystemExit(0)")).exit_code == code
 

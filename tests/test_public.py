@@ -1,4 +1,4 @@
-"""The face: the exported names, what importing them costs, and the signatures of ARCHITECTURE §5."""
+"""The face: the exported names, what importing them costs, and the signatures."""
 
 from __future__ import annotations
 

@@ -125,10 +125,16 @@ def _script_trace(error: Exception, script: Path) -> None:
 
 
 def _ended() -> int:
-    """The exit code of the runs that this process drove to their end."""
+    """The exit code of the runs of this process; those in the background are waited for."""
     driver = sys.modules.get("hopyard.driver.drive")
-    codes = [STATUS.get(run.status, GOOD) for run in driver.FINISHED] if driver is not None else []
-    return FAILED if FAILED in codes else SOME if SOME in codes else GOOD
+    codes = []
+    for run in driver.DRIVEN if driver is not None else []:
+        try:
+            run.wait()
+            codes.append(STATUS.get(run.status, GOOD))
+        except HopyardError as error:
+            codes.append(error.exit_code)
+    return next((code for code in (FAILED, *set(codes) - {FAILED, SOME, GOOD}, SOME) if code in codes), GOOD)
 
 
 @app.command()

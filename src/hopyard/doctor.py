@@ -36,7 +36,19 @@ class Finding:
 
 FRAMEWORKS = {"torch": "torch"}
 """Framework → the extra that installs it."""
-NEEDED = ("msgspec", "pyzmq", "pyarrow", "numpy", "safetensors", "blake3", "cloudpickle", "fsspec", "rich", "typer")
+NEEDED = (
+    "msgspec",
+    "pyzmq",
+    "pyarrow",
+    "numpy",
+    "safetensors",
+    "blake3",
+    "cloudpickle",
+    "fsspec",
+    "platformdirs",
+    "rich",
+    "typer",
+)
 
 
 def examine() -> list[Finding]:

@@ -54,6 +54,9 @@ class Script:
         found = self.receives.pop(0)
         return list(found() if callable(found) else found)
 
+    def paused(self) -> float:
+        return 0.0
+
     def close(self) -> None:
         self.closed += 1
 

@@ -138,16 +138,17 @@ class Keeper:
                 if pending is None:
                     return
                 self._active = pending.where
-            data = self._arena.view(pending.where)
             try:
+                data = self._arena.view(pending.where)
                 self._store.put(pending.ref, data)
+                seal = digest(data)
             except ResourceError as error:
                 self._tell(NoRoom(self._slot, str(error)))
                 return
             except Exception as error:  # noqa: BLE001 - any kind of store; unsaid, the run would wait for ever
                 self._tell(NoRoom(self._slot, f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}"))
                 return
-            sealed = Durable(at=0.0, slot=self._slot, ref=pending.ref, digest=digest(data), bytes=len(data))
+            sealed = Durable(at=0.0, slot=self._slot, ref=pending.ref, digest=seal, bytes=len(data))
             self._tell(sealed)
             with self._condition:
                 self._active = ""

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -218,6 +219,8 @@ def die_with_parent(parent: int) -> None:
 
 def main() -> None:
     """`python -m hopyard.agent`, started by an engine."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each mapped column of each partition is a file
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the driver decides
     data = b""
     while not data.endswith(b"\n"):

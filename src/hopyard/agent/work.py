@@ -11,14 +11,15 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hopyard.agent.build import Built, Plan, build, install
 from hopyard.agent.keep import Keeper
 from hopyard.core.events import Checked, Done, Durable, Failed
 from hopyard.core.messages import NoRoom
-from hopyard.core.order import partition_seed, shuffle_seed
+from hopyard.core.order import partition_seed, shuffle_seed, validation_seed
 from hopyard.data.cache import open_partition
+from hopyard.data.columns import Columns
 from hopyard.data.feed import PartitionFeed
 from hopyard.errors import DataError, HopyardError, ResourceError
 from hopyard.frameworks import capture, restore, seed_all
@@ -66,7 +67,6 @@ class Worker:
         self._holds: dict[int, Ref] = {}
         """Trial → the State that its built model holds."""
         self._bytes: dict[int, int] = {}
-        self._columns: dict[tuple[str, int], Any] = {}
 
     # ---------------------------------------------------------------- units
 
@@ -106,7 +106,8 @@ class Worker:
         if where:
             self._keeper.keep(ref, where, always)
         self._holds[unit.trial] = ref
-        self._remember(unit.trial, size)
+        self._bytes[unit.trial] = size
+        self._bound()
         now = time.perf_counter()
         done = Done(
             at=0.0,
@@ -125,7 +126,9 @@ class Worker:
         parts = []
         for partition in unit.partitions:
             start = time.perf_counter()
-            feed = PartitionFeed(self._open("validate", partition), built.batch_size, None, None)
+            seed = validation_seed(self._plan.spec.seed, unit.trial, unit.epoch, partition)
+            seed_all(seed)
+            feed = PartitionFeed(self._open("validate", partition), built.batch_size, None, seed)
             parts.append(Part(partition, over(built.trainable, feed, train=False), time.perf_counter() - start))
         return [
             Done(
@@ -180,7 +183,7 @@ class Worker:
                 )
         return Checked(at=0.0, slot=self.slot, trial=trial, faults=tuple(faults), names=tuple(names))
 
-    def _one(self, kind: str, batch_size: int) -> Batch:
+    def _one(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
         return next(iter(PartitionFeed(self._open(kind, 0), batch_size, None, 0)))
 
     # ---------------------------------------------------------------- States
@@ -193,11 +196,13 @@ class Worker:
         if unit.start is None:
             return built, 0.0, 0
         self._built.move_to_end(unit.trial)
+        self._bound()
         if self._holds.get(unit.trial) == unit.start:
             return built, 0.0, 0
         self._holds.pop(unit.trial, None)
         begin = time.perf_counter()
-        moved = self._load(unit, built)
+        moved = self._bytes[unit.trial] = self._load(unit, built)
+        self._bound()
         self._holds[unit.trial] = unit.start
         return built, time.perf_counter() - begin, moved
 
@@ -239,9 +244,8 @@ class Worker:
         built = self._built[trial] = build(self._plan, trial, config)
         return built
 
-    def _remember(self, trial: int, size: int) -> None:
-        """Keep the model built, within bounds."""
-        self._bytes[trial] = size
+    def _bound(self) -> None:
+        """Let go of the models that were used least lately."""
         while len(self._built) > 1 and (
             len(self._built) > BUILT or sum(self._bytes.get(key, 0) for key in self._built) > BUILT_BYTES
         ):
@@ -249,11 +253,8 @@ class Worker:
             self._holds.pop(oldest, None)
             self._bytes.pop(oldest, None)
 
-    def _open(self, kind: Any, partition: int) -> Any:
-        key = kind, partition
-        if key not in self._columns:
-            self._columns[key] = open_partition(self._plan.manifest, kind, partition)
-        return self._columns[key]
+    def _open(self, kind: Literal["train", "validate"], partition: int) -> Columns:
+        return open_partition(self._plan.manifest, kind, partition)
 
     def _failure(self, unit: Unit, error: BaseException) -> Failed:
         fault: Fault = "user"

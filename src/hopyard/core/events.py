@@ -52,6 +52,8 @@ class Joined(Fact, frozen=True):
     host: str
     pid: int
     holds: tuple[int, ...] | None = None
+    fingerprint: dict[str, Any] = {}
+    """Versions and processor, as the agent found them."""
 
 
 class Checked(Fact, frozen=True):
@@ -148,7 +150,7 @@ class Release(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
-    """Command: the stored State is not kept any longer (ARCHITECTURE: stated retention)."""
+    """Command: the stored State is not kept any longer (the rule is in docs/architecture.md)."""
 
     ref: Ref
 
@@ -201,7 +203,7 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 def encode(line: Line) -> bytes:
     """One line of the journal, without its newline."""
-    if isinstance(line, Done) and not _finite(line):
+    if not _finite(_metrics(line)):
         return _encoder.encode(_worded(msgspec.to_builtins(line)))
     return _encoder.encode(line)
 
@@ -222,15 +224,22 @@ def decode(text: bytes) -> Line:
         return line
 
 
-def _finite(done: Done) -> bool:
-    for part in done.parts:
-        for values, _ in part.sums.values():
-            if isinstance(values, list):
-                if not all(map(math.isfinite, values)):
-                    return False
-            elif not math.isfinite(values):
-                return False
-    return all(map(math.isfinite, done.values.values()))
+def _finite(tree: Any) -> bool:
+    """Whether every number in sums, totals and values is finite."""
+    if isinstance(tree, float):
+        return math.isfinite(tree)
+    if isinstance(tree, dict):
+        return all(map(_finite, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return all(map(_finite, tree))
+    return True
+
+
+def _metrics(line: Line) -> Any:
+    """The part of a line that holds metrics."""
+    if isinstance(line, Done):
+        return [line.values, *[part.sums for part in line.parts]]
+    return line.unit.totals if isinstance(line, Dispatch) else None
 
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -251,6 +260,8 @@ def _numbered(tree: Any) -> Any:
     """The reverse of `_worded`; only metrics are looked at, a config may hold such a word itself."""
     if isinstance(tree, dict) and tree.get("type") == "Done":
         return _reworded(tree)
+    if isinstance(tree, dict) and tree.get("type") == "Dispatch":
+        return {**tree, "unit": {**tree["unit"], "totals": _reworded(tree["unit"]["totals"])}}
     return tree
 
 

@@ -36,6 +36,11 @@ def shuffle_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
     return keyed(seed, "shuffle", trial, epoch, partition)
 
 
+def validation_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
+    """Seeds what a model draws while it is validated on one partition."""
+    return keyed(seed, "validation", trial, epoch, partition)
+
+
 @lru_cache(maxsize=65536)
 def visit(trial: int, step: int, partitions: int) -> tuple[int, int]:
     """(epoch, partition) that `trial` visits after `step` finished partitions: the Latin rotation (i + k) mod P.

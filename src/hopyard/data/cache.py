@@ -120,7 +120,6 @@ def scratch(root: Path, key: str) -> Iterator[Path]:
         shutil.rmtree(left, ignore_errors=True)
     with full_disk(root):
         directory = Path(tempfile.mkdtemp(prefix=f".tmp-{key}-", dir=root))
-        directory.chmod(0o755)
     try:
         with full_disk(root):
             yield directory
@@ -251,7 +250,7 @@ def _lock(root: Path, name: str, how: int) -> int | None:
     folder = root / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, how)
             if _same_file(file, folder / name):

@@ -11,7 +11,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 ALIGN = 64
-"""Bytes. Misaligned inputs change the bits of a framework's matrix products (ARCHITECTURE §7)."""
+"""Bytes. Misaligned inputs change the bits of torch's `linear` (10 to 20 of 56 shapes, at 4 or 8 bytes)."""
 
 
 def aligned(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> Array:

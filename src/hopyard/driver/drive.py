@@ -16,14 +16,14 @@ import msgspec
 from hopyard import __version__
 from hopyard.core.events import Began, Resumed
 from hopyard.core.machine import Machine, fold
-from hopyard.core.messages import Setup
+from hopyard.core.messages import LIMIT, Setup
 from hopyard.data.manifest import Manifest
 from hopyard.driver.loop import Clock, Loop, View
 from hopyard.driver.run import Run, reasons
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.wire import Direct, Link, Router
 from hopyard.engines.local import cores
-from hopyard.errors import ResourceError, RunFailed
+from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.ports import Engine
 from hopyard.spec import RunSpec
 from hopyard.store.arena import Folder, memory_root, sweep
@@ -33,8 +33,8 @@ from hopyard.store.states import open_store
 
 log = logging.getLogger(__name__)
 
-FINISHED: list[Run] = []
-"""The runs that this process drove to their end, for `hopyard run`."""
+DRIVEN: list[Run] = []
+"""The runs that this process drives or drove, for the exit code of `hopyard run`."""
 
 LINKS: dict[str, Callable[[Engine, Callable[[str], Setup], Layout, float], Link]] = {
     "inline": lambda engine, setup, layout, silence: Direct(setup),
@@ -67,6 +67,7 @@ def drive(it: Drive, wait: bool) -> Run:
         journal = Journal(it.layout.journal, resume=it.again)
     machine = fold(journal.lines) if it.again else Machine(it.spec)
     run = Run(it.layout, machine, it.cargo)
+    DRIVEN.append(run)
     if wait:
         _to_the_end(it, run, machine, journal)
         return run
@@ -77,6 +78,7 @@ def drive(it: Drive, wait: bool) -> Run:
         except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
             if not (run._stopped and isinstance(error, KeyboardInterrupt)):
                 run._error = error
+                log.error("%s ended: %s: %s", run.directory, type(error).__name__, error)
         finally:
             run._ended.set()
 
@@ -95,6 +97,11 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         root = memory_root(layout.root.absolute() / ".memory")
         sweep(root)
         recipe = dump(it.cargo.recipe, "recipe")
+        if len(recipe) > LIMIT // 2:
+            raise SpecError(
+                f"recipe: its pickle has {len(recipe):,} bytes, at most {LIMIT // 2:,} are sent to each worker: it "
+                "carries data or weights; load them inside the recipe, from a file"
+            )
         manifest = msgspec.json.encode(it.manifest)
         folder = Folder(root, token)
         stack.callback(folder.close)
@@ -112,8 +119,6 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
             if it.again
             else Began(at=clock.now(), spec=spec, fingerprint=known)
         )
-        machine.handle(first)
-        journal.append([first])
 
         def setup(device: str) -> Setup:
             return Setup(spec, recipe, manifest, it.store, str(root), token, it.engine.threads, device)
@@ -128,13 +133,14 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
             it.engine.workers,
             layout.log,
             _views(spec),
-            1 + max((line.slot for line in journal.lines if hasattr(line, "slot")), default=-1),
+            first,
+            journal.lines,
+            folder.path,
         )
         run._halt = loop.stop
         if run._stopped:  # before there was anything to halt
             loop.stop(run._stopped)
         loop.run()
-    FINISHED.append(run)
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()

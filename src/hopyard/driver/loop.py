@@ -67,7 +67,7 @@ class View(Protocol):
 
 
 class Clock:
-    """Seconds since the epoch of Unix that never run backwards."""
+    """Seconds since the epoch of Unix that never run backwards, but stand while the driver does."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
@@ -75,6 +75,10 @@ class Clock:
     def now(self) -> float:
         """The time."""
         return self._offset + time.monotonic()
+
+    def skip(self, seconds: float) -> None:
+        """Time in which the driver did not run does not count: no deadline passes in it."""
+        self._offset -= seconds
 
 
 class Loop:
@@ -89,7 +93,9 @@ class Loop:
         workers: how many slots to keep up.
         log_of: slot → its log.
         views: shown what happens.
-        first: number of the first slot; those before it are of an earlier driver.
+        opening: the first event of this driver, `Began` or `Resumed`.
+        known: the lines of earlier drivers.
+        memory: the run's folder in shared memory; what an agent leaves there when it is ended goes with it.
     """
 
     def __init__(
@@ -102,7 +108,9 @@ class Loop:
         workers: int,
         log_of: Callable[[int], Path],
         views: Sequence[View] = (),
-        first: int = 0,
+        opening: Event | None = None,
+        known: Sequence[Line] = (),
+        memory: Path | None = None,
     ) -> None:
         self.machine = machine
         self._journal = journal
@@ -111,8 +119,12 @@ class Loop:
         self._sampler = sampler
         self._workers = workers
         self._log_of = log_of
-        self._views = views
-        self._next = first
+        self._views = list(views)
+        self._opening = opening
+        self._memory = memory
+        self._next = 1 + max((getattr(line, "slot", -1) for line in known), default=-1)
+        """Slots of earlier drivers keep their numbers."""
+        self._fingerprint = next((line.fingerprint for line in known if isinstance(line, Joined)), None)
         self._starting: set[int] = set()
         self._stillborn = 0
         self._came_up = False
@@ -136,6 +148,8 @@ class Loop:
             KeyboardInterrupt: from the user; the journal says so.
         """
         try:
+            if self._opening is not None:
+                self._commit([self._opening])
             self._sweep()
             self._propose()
             for _ in range(self._workers):
@@ -148,13 +162,11 @@ class Loop:
             # what no journal has
             line = Interrupted(at=self._clock.now(), reason=self._stop or "interrupted by the user")
             self._journal.append([line])
-            for view in self._views:
-                view.see([line], self.machine)
+            self._show(lambda view: view.see([line], self.machine))
             raise
         finally:
             self._link.close()
-            for view in self._views:
-                view.close(self.machine)
+            self._show(lambda view: view.close(self.machine))
         if self.machine.status == "failed" and self.machine.faults and not self.machine.names:
             raise PreflightError(self.machine.faults)
         self._sweep()
@@ -169,7 +181,9 @@ class Loop:
         now = self._clock.now()
         deadline = self.machine.leases.earliest()
         wait = GLANCE if deadline is None else min(GLANCE, max(0.0, deadline - now))
-        self._commit(self._facts(self._link.receive(wait)))
+        messages = self._link.receive(wait)
+        self._clock.skip(self._link.paused())
+        self._commit(self._facts(messages))
         if self._stop:
             raise KeyboardInterrupt(self._stop)
 
@@ -201,7 +215,8 @@ class Loop:
             self._starting.discard(message.slot)
             self._stillborn = 0
             self._came_up = True
-            return [Joined(at=now, slot=message.slot, host=message.host, pid=message.pid, holds=message.holds)]
+            self._compare(message)
+            return [Joined(at=now, **msgspec.structs.asdict(message))]
         if isinstance(message, Gone):
             return self._gone(message, now)
         if isinstance(message, Unfit):
@@ -228,12 +243,31 @@ class Loop:
             return [fact]
         return []
 
+    def _compare(self, message: Ready) -> None:
+        """Equal digests are promised for equal versions and processors only."""
+        first, found = self._fingerprint, message.fingerprint
+        if first is None or first == found:
+            self._fingerprint = found
+            return
+        names = sorted(name for name in first.keys() | found.keys() if first.get(name) != found.get(name))
+        text = f"slot {message.slot} has " + ", ".join(
+            f"{name} {found.get(name)!r}, the run was begun with {first.get(name)!r}" for name in names
+        )
+        if self.machine.spec.exact is True:
+            raise Inexact(f"{text}: its results may differ in the last bits; exact=True does not go on")
+        if self.machine.spec.exact == "warn":
+            log.warning("%s: its results may differ in the last bits", text)
+        self._fingerprint = found
+
     def _gone(self, message: Gone, now: float) -> list[Event]:
         """A slot ended: another takes its place."""
         stillborn = message.slot in self._starting
         self._end(message.slot)
         if stillborn:
             self._stillborn += 1
+            if self._stillborn >= STILLBORN and self.machine.slots:
+                log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._stillborn)
+                return []
             if self._stillborn >= STILLBORN:
                 raise ResourceError(
                     f"no worker comes up: {self._stillborn} in a row ended before they were ready, the last one "
@@ -259,8 +293,16 @@ class Loop:
         self._journal.append(lines)
         for command in commands:
             self._do(command)
-        for view in self._views:
-            view.see(lines, self.machine)
+        self._show(lambda view: view.see(lines, self.machine))
+
+    def _show(self, what: Callable[[View], None]) -> None:
+        """A view that fails, with its terminal for example, is let go; the run goes on."""
+        for view in list(self._views):
+            try:
+                what(view)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the run
+                self._views.remove(view)
+                log.warning("%s shows nothing any more: %s: %s", type(view).__name__, type(error).__name__, error)
 
     def _do(self, command: Command) -> None:
         if isinstance(command, Dispatch):
@@ -293,6 +335,9 @@ class Loop:
         self._starting.discard(slot)
         self._releases.pop(slot, None)
         self._link.end(slot)
+        if self._memory is not None:
+            for left in self._memory.glob(f"{slot}-*"):
+                left.unlink(missing_ok=True)
 
     def _tail(self, slot: int) -> str:
         """The last lines of an agent's log, to stand behind an error."""

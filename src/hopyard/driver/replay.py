@@ -70,4 +70,6 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
                     )
             if old.status == "completed" and now.status != "completed":
                 different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
+    if not states:
+        different.append("there was nothing to compare: no State of the run was stored again")
     return Replayed(states, different)

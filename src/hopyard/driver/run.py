@@ -35,6 +35,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     threads: int
     store: str
+    """URL or path; empty: inside the run directory."""
     data: str
     """Digest of the data."""
     rows: int
@@ -177,22 +178,27 @@ class Run:
         return target
 
     def to_pandas(self) -> Any:
-        """One row a trial: id, status, epoch, configuration, metrics of the last epoch, digest, error."""
+        """One row a trial: id, status, best epoch (from 0), configuration, metrics of the last epoch, digest, error.
+
+        A parameter that has the name of a metric, such as "loss", is in column "config/loss".
+        """
         try:
             import pandas
         except ImportError:
             raise HopyardError("to_pandas needs pandas: pip install pandas") from None
+        trials = self.trials
+        taken = {"trial", "status", "epoch", "state", "error"}.union(*[t.metrics for t in trials])
         rows = [
             {
                 "trial": t.id,
                 "status": t.status,
                 "epoch": t.epoch,
-                **t.config,
+                **{f"config/{name}" if name in taken else name: value for name, value in t.config.items()},
                 **t.metrics,
                 "state": t.state,
                 "error": t.error,
             }
-            for t in self.trials
+            for t in trials
         ]
         return pandas.DataFrame(rows)
 
@@ -202,7 +208,9 @@ class Run:
             about = about_of(self._layout)
             manifest = Manifest.load(self._layout.manifest, check=False)
             plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
-            self._known = Shelf(plan, open_store(about.store), getattr(self.cargo.data, "transform", None))
+            self._known = Shelf(
+                plan, open_store(place(self._layout, about)), getattr(self.cargo.data, "transform", None)
+            )
         return self._known
 
 
@@ -218,17 +226,20 @@ def told(layout: Layout) -> list[Line]:
 
 
 def about_of(layout: Layout) -> About:
-    """`run.json`; States that moved with their run directory are found where it is now.
+    """`run.json`.
 
     Raises:
         RunDirectoryError: it is not there, or not readable.
     """
     try:
-        about = msgspec.json.decode(layout.about.read_bytes(), type=About)
+        return msgspec.json.decode(layout.about.read_bytes(), type=About)
     except (OSError, msgspec.MsgspecError) as error:
         raise RunDirectoryError(f"{layout.about}: {error}; the run directory is not whole") from error
-    moved = Path(about.store).name == layout.states.name and not Path(about.store).exists() and layout.states.is_dir()
-    return msgspec.structs.replace(about, store=str(layout.states.absolute())) if moved else about
+
+
+def place(layout: Layout, about: About) -> str:
+    """Where the States are. Inside the directory they go where it goes: a copy of a run has States of its own."""
+    return about.store or str(layout.states.absolute())
 
 
 def same_data(layout: Layout, data: Dataset) -> Manifest:

@@ -16,7 +16,7 @@ from hopyard.agent.build import wants_context
 from hopyard.core.machine import fold
 from hopyard.data.dataset import Dataset
 from hopyard.driver.drive import Drive, drive, freed_on_error, room
-from hopyard.driver.run import About, Run, about_of, load, same_data, told
+from hopyard.driver.run import About, Run, about_of, load, place, same_data, told
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.ship import load as unpickle
 from hopyard.engines.local import Local
@@ -136,6 +136,8 @@ def fit(
     """Train one configuration: a Run of one trial. As `select`; without a metric the best epoch is the last."""
     if not isinstance(config, dict):
         raise SpecError(f"config = {config!r}: a dict is needed")
+    if not isinstance(encrypt, bool):
+        raise SpecError(f"encrypt = {encrypt!r}: True or False is needed")
     search = Configs([config])
     cargo = Cargo(recipe, data, None, search, _engine(engine))
     chosen = Hopper() if parallel is None else parallel
@@ -165,7 +167,9 @@ def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: boo
         about = about_of(layout)
         cargo: Cargo = unpickle(layout.recipe, about.python)
         manifest = same_data(layout, cargo.data)
-        ready = Drive(layout, lock, engine or cargo.engine, cargo, manifest, machine.spec, about.store, again=True)
+        ready = Drive(
+            layout, lock, engine or cargo.engine, cargo, manifest, machine.spec, place(layout, about), again=True
+        )
         return drive(ready, wait)
 
 
@@ -227,7 +231,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
     with freed_on_error(lock), room(layout.root):
         if unborn:
             layout.journal.unlink(missing_ok=True)
-        store = str(layout.states.absolute()) if order.store is None else _room_of_its_own(order.store, layout)
+        store = "" if order.store is None else _room_of_its_own(order.store, layout)
         sources = list(dict.fromkeys(source.name for source in manifest.sources))[:20]
         about = About(
             hopyard=__version__,
@@ -242,11 +246,11 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
             sources=sources,
             recipe=getattr(cargo.recipe, "__name__", type(cargo.recipe).__name__),
         )
-        open_store(store)
+        open_store(store or layout.states)
         write_whole(layout.recipe, freight)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        return drive(Drive(layout, lock, cargo.engine, cargo, manifest, spec, store, again=False), wait)
+        return drive(Drive(layout, lock, cargo.engine, cargo, manifest, spec, place(layout, about), again=False), wait)
 
 
 def _room_of_its_own(store: str, layout: Layout) -> str:
@@ -273,11 +277,20 @@ def _pickles(cargo: Cargo) -> bool:
 
 def _again(order: Order, layout: Layout, wait: bool) -> Run:
     """`resume=True` on a directory with a run: it must be the run that is asked for."""
-    known = fold(told(layout)[:1]).spec
+    machine = fold(told(layout))
+    known = machine.spec
     for name in ("epochs", "metric", "mode", "seed"):
         if getattr(known, name) != getattr(order, name):
             raise RunDirectoryError(
                 f"{layout.root} holds a run with {name}={getattr(known, name)!r}, not {getattr(order, name)!r}: give "
                 "another directory, or hy.resume(directory) to go on with what it was started with"
+            )
+    sampler = order.cargo.search.open(order.cargo.space, order.seed)
+    for trial in machine.trials.values():
+        if sampler.ask(trial.id) != trial.config:
+            raise RunDirectoryError(
+                f"{layout.root} holds a run whose trial {trial.id} has {trial.config}, the search proposes "
+                f"{sampler.ask(trial.id)}: give another directory, or hy.resume(directory) to go on with what it was "
+                "started with"
             )
     return resume(layout.root, engine=order.cargo.engine, wait=wait)

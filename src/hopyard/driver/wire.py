@@ -42,6 +42,7 @@ from hopyard.core.messages import (
 )
 from hopyard.errors import HopyardError
 from hopyard.ports import Crew, Engine, Home
+from hopyard.spec import FORMAT
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,10 @@ class Link(Protocol):
 
     def receive(self, seconds: float) -> list[Up | Gone]:
         """All that arrived, waiting up to `seconds` for the first of it."""
+        ...
+
+    def paused(self) -> float:
+        """Seconds since last asked in which this process did not run (stopped, or the machine was): nobody's fault."""
         ...
 
     def close(self) -> None:
@@ -124,6 +129,7 @@ class Router:
         self._crew: Crew = engine.open(Home(card, log_of))
         self._heard: dict[int, float] = {}
         self._checked = time.monotonic()
+        self._lag = 0.0
 
     def start(self, slot: int) -> None:
         """Bring up an agent."""
@@ -145,8 +151,8 @@ class Router:
         poller.register(self._router, zmq.POLLIN)
         for file in self._crew.watch():
             poller.register(file, zmq.POLLIN)
-        began = time.monotonic()
-        poller.poll(math.ceil(max(0.0, min(seconds, self._silence / 4)) * 1000))
+        wait = max(0.0, min(seconds, self._silence / 4))
+        poller.poll(math.ceil(wait * 1000))
         heard: list[Up | Gone] = []
         while (message := self._hear()) is not None:
             heard.append(message)
@@ -154,7 +160,9 @@ class Router:
         for slot, reason in self._crew.lost():
             self._heard.pop(slot, None)
             heard.append(Gone(slot, reason))
-        if began - self._checked > self._silence / 2:  # this process itself did not run: nobody else is to blame
+        lag = now - self._checked - wait
+        if lag > self._silence / 2:  # this process itself did not run: nobody else is to blame
+            self._lag += lag
             self._heard = dict.fromkeys(self._heard, now)
         self._checked = now
         for slot, last in list(self._heard.items()):
@@ -180,10 +188,18 @@ class Router:
                 continue
             if message.slot not in self._heard:
                 continue  # of an agent that was ended
+            if isinstance(message, Hello) and message.format != FORMAT:
+                log.error("slot %d speaks format %d, this driver %d", message.slot, message.format, FORMAT)
+                continue
             if isinstance(message, Hello):
                 self.send(message.slot, self._setup(self._crew.device(message.slot)))
             self._heard[message.slot] = time.monotonic()
             return message
+
+    def paused(self) -> float:
+        """What `receive` found of it."""
+        lag, self._lag = self._lag, 0.0
+        return lag
 
     def close(self) -> None:
         """Tell all to end, see that they do."""
@@ -251,6 +267,10 @@ class Direct:
             while True:
                 heard.append(self._outbox.get_nowait())
         return heard
+
+    def paused(self) -> float:
+        """Nobody waits for anybody here."""
+        return 0.0
 
     def close(self) -> None:
         """Store what is an epoch's end, give shared memory back."""

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +130,7 @@ class Processes:
         with contextlib.suppress(BrokenPipeError):
             stdin.write(self._home.card(slot))
             stdin.flush()
-        self._running[slot] = process, os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
+        self._running[slot] = process, _watched(process.pid)
 
     def end(self, slot: int) -> None:
         """Kill the process and wait for its end. A stopped one (SIGSTOP) ends too."""
@@ -163,9 +164,12 @@ class Processes:
 
     def close(self) -> None:
         """End all. Those that were told to end have a moment to do so by themselves."""
+        patience = time.monotonic() + 0.5
         for process, _ in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.5)
+                process.wait(max(0.0, patience - time.monotonic()))
+        for process, _ in self._running.values():
+            process.kill()
         for slot in list(self._running):
             self.end(slot)
 
@@ -187,6 +191,14 @@ class Processes:
                 process.stdin.close()
         if file >= 0:
             os.close(file)
+
+
+def _watched(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where there is none to be had."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
 
 
 def _story(code: int) -> str:

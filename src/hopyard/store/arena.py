@@ -55,8 +55,9 @@ _SMALLEST = 1 << 16
 _FILES = 256
 """Files of one arena: enough for the States of many small trials, few enough for the limit on open mappings."""
 
-_NAME = re.compile(r"\d+-[0-9a-f]{8}-\d+")
-"""slot, a number drawn by the arena, file. Words of other agents are matched before they become a path."""
+_WORD = re.compile(r"(\d+-[0-9a-f]{8}-\d+)\.(\d+)")
+"""slot, a number drawn by the arena, file; counter. Words of other agents are matched before they become a path. Files
+are used again, words never: what is said late of a State does not touch the one that lies in its file by then."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG, errno.ENOENT, errno.EMFILE, errno.ENFILE)
 """What makes a State go by the store alone. ENOENT: the folder was swept, the run is over."""
@@ -124,23 +125,27 @@ class Arena:
             with memoryview(file.map) as whole, whole[HEADER : HEADER + layout.total] as place:
                 layout.write(place)
         except BaseException:
-            self.settle(file.name)  # the counter stays odd until the next State is whole
+            with self._lock:
+                file.settled = True  # the counter stays odd until the next State is whole
             raise
         file.counter += 2
         _COUNTER.pack_into(file.map, _COUNTER_AT, file.counter)
-        return file.name
+        return f"{file.name}.{file.counter}"
 
     def view(self, where: str) -> memoryview:
         """The State as laid, to hash and to write from; good until `settle(where)`. KeyError when it is not here."""
         with self._lock:
-            file = self._files[where]
+            file = self._at(where)
+        if file is None:
+            raise KeyError(where)
         return memoryview(file.map)[HEADER : HEADER + file.length].toreadonly()
 
     def settle(self, where: str) -> None:
         """It is durable, or nobody needs it: the file may be used again. No error when it is not here."""
         with self._lock:
-            if where in self._files:
-                self._files[where].settled = True
+            file = self._at(where)
+            if file is not None:
+                file.settled = True
 
     def close(self) -> None:
         """Remove all files."""
@@ -148,6 +153,12 @@ class Arena:
             files, self._files = list(self._files.values()), OrderedDict()
         for file in files:
             self._drop(file)
+
+    def _at(self, where: str) -> _File | None:
+        """The file of this word; None when another State lies in it by now."""
+        name, _, counter = where.partition(".")
+        file = self._files.get(name)
+        return file if file is not None and str(file.counter) == counter else None
 
     def _find(self, total: int) -> _File | None:
         """A file for `total` bytes that nobody else will be given, mapped; None when there is no room."""
@@ -245,7 +256,8 @@ class Reader:
 
     def take(self, directory: Path, where: str, ref: Ref) -> Taken | None:
         """The State at `where`; None when it is gone, being written, or another one is there by now."""
-        held = self._open(directory / where) if _NAME.fullmatch(where) else None
+        word = _WORD.fullmatch(where)
+        held = self._open(directory / word[1]) if word else None
         if held is None or len(held) < HEADER:
             return None
         magic, counter, trial, step, attempt, length = _HEAD.unpack_from(held, 0)
