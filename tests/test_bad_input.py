@@ -336,9 +336,32 @@ def test_an_interrupted_run_goes_on(interrupted: Path, undisturbed: list[str]) -
 
 
 def test_select_with_resume_goes_on(interrupted: Path, undisturbed: list[str]) -> None:
+    configs = [{**config, "once": str(interrupted.parent / "once")} for config in CONFIGS]
     with pytest.raises(hy.RunDirectoryError, match=r"holds a run with epochs=2, not 3: give another directory"):
-        select(interrupted, interrupting, epochs=3, resume=True)
-    assert digests(select(interrupted, interrupting, resume=True)) == undisturbed
+        select(interrupted, interrupting, configs, epochs=3, resume=True)
+    with pytest.raises(
+        hy.RunDirectoryError, match=r"whose trial 0 has .*, the search proposes"
+    ):
+        select(interrupted, interrupting, CONFIGS, resume=True)
+    assert digests(select(interrupted, interrupting, configs, resume=True)) == undisturbed
+
+
+def test_a_copy_of_a_run_has_states_of_its_own(interrupted: Path, undisturbed: list[str]) -> None:
+    copy = shutil.copytree(interrupted, interrupted.parent / "copy")
+    shutil.copyfile(interrupted.parent / "once", interrupted.parent / "once-more")
+    assert digests(hy.resume(copy)) == undisturbed
+    assert digests(hy.resume(interrupted)) == undisturbed
+
+
+def test_a_journal_that_lacks_only_its_end(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", linear, CONFIGS)
+    path = run.directory / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert b'"Finished"' in lines[-1]
+    path.write_bytes(b"".join(lines[:-1]))
+    assert hy.load(run.directory).status == "running"
+    assert digests(hy.resume(run.directory)) == digests(run)
+    assert hy.load(run.directory).status == "completed"
 
 
 def test_a_torn_journal_goes_on_wherever_it_is_torn(interrupted: Path, undisturbed: list[str], tmp_path: Path) -> None:

@@ -105,3 +105,14 @@ def test_a_newer_version_may_add_fields_and_is_told_by_its_format():
     assert line == Tick(at=1.0)
     newer = decode(encode(Began(at=0.0, spec=SPEC, format=2)))
     assert isinstance(newer, Began) and newer.format == 2  # store.journal refuses it
+
+
+def test_nan_and_infinities_in_the_totals_of_a_fold():
+    totals = {"auc": ([1.0, math.inf, math.nan], 2.0)}
+    unit = Unit(3, 0, "fold", 1, (), None, totals=totals)
+    text = encode(Dispatch(at=1.0, slot=0, unit=unit))
+    assert b"null" not in text.replace(b'"start":null', b"")
+    values, rows = decode(text).unit.totals["auc"]
+    assert values[:2] == [1.0, math.inf] and math.isnan(values[2]) and rows == 2.0
+    done = Done(at=0.0, slot=0, lease=1, parts=(Part(0, {"loss": (1.0, math.nan)}, 0.5),), seconds=0.5)
+    assert math.isnan(decode(encode(done)).parts[0].sums["loss"][1])

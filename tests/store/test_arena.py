@@ -155,7 +155,7 @@ def test_no_room_gives_no_word_and_no_file(tmp_path: Path, code: int, monkeypatc
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert arena.lay(ref(1), Bytes(b"y" * MB)) == ""
-    assert [path.name for path in tmp_path.iterdir()] == [first]
+    assert [path.name for path in tmp_path.iterdir()] == [file(first)]
     arena.settle(first)
     assert file(arena.lay(ref(1), Bytes(b"y" * MB))) == file(first)
 
@@ -217,7 +217,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     where = Arena(folder, 0, MB).lay(ref(0), Bytes(b"x"))
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / where).stat().st_mode & 0o777 == 0o600
+    assert (folder / file(where)).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_reader_keeps_few_mappings_and_lets_go_of_removed_files(tmp_path: Path) -> None:
@@ -378,13 +378,13 @@ def test_memory_root_wants_room(tmp_path: Path) -> None:
 def test_removed_files_give_their_memory_back(tmp_path: Path) -> None:
     arena = Arena(tmp_path, 0, 10 * MB)
     where = arena.lay(ref(0), Bytes(b"x" * MB))
-    file = arena._files[where]
-    assert len(file.map) >= MB + HEADER
+    held = arena._files[file(where)]
+    assert len(held.map) >= MB + HEADER
     arena.close()
-    del file
+    del held
     gc.collect()
     with open("/proc/self/maps") as maps:
-        assert where not in maps.read()
+        assert file(where) not in maps.read()
 
 
 def test_what_is_said_late_of_a_state_does_not_touch_the_next_one_in_its_file(tmp_path: Path) -> None:
