@@ -255,11 +255,11 @@ def test_a_state_with_something_that_cannot_be_stored(tmp_path: Path) -> None:
 def test_a_metric_of_another_shape_in_each_partition(tmp_path: Path) -> None:
     class Odd(Linear):
         def train(self, batch: Any) -> Any:
-            return {**super().train(batch), "bins": [1.0] * (1 + (self.steps - 1) // 3)}
+            return {**super().train(batch), "bins": ([1.0] * (1 + (self.steps - 1) // 3), 1.0)}
 
         def train_partition(self, feed: Any) -> Any:
             found = [self.train(batch) for batch in feed]
-            return {"loss": (1.0, 1.0), "bins": (found[-1]["bins"], 1.0)}
+            return {"loss": (1.0, 1.0), "bins": found[-1]["bins"]}
 
         def evaluate_partition(self, feed: Any) -> Any:
             return {"loss": (1.0, 1.0)}
@@ -268,7 +268,45 @@ def test_a_metric_of_another_shape_in_each_partition(tmp_path: Path) -> None:
         select(tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16), metric="loss")
 
 
+def test_a_model_that_does_not_take_its_state_back_is_found_before_anything_is_trained(tmp_path: Path) -> None:
+    class Forgetful(Linear):
+        def load(self, tree: Any) -> None:
+            pass
+
+    class Restless(Linear):
+        def evaluate(self, batch: Any) -> Any:
+            return self.train(batch)
+
+    for made, words in ((Forgetful, "load does not bring back"), (Restless, "evaluate changes the State")):
+        with pytest.raises(hy.PreflightError, match=words):
+            select(tmp_path / words[:4], lambda config, made=made: made(WIDTH, 2, lr=0.1, batch_size=16))
+    with pytest.raises(hy.PreflightError, match=r"return \{name: \(sum over the rows, rows\)\}, not None"):
+        select(tmp_path / "none", lambda config: Silent(WIDTH, 2, lr=0.1, batch_size=16))
+
+
+class Silent(Linear):
+    def train(self, batch: Any) -> Any:
+        return None
+
+
+def test_an_optimizer_of_another_module() -> None:
+    import torch
+
+    loss = torch.nn.functional.cross_entropy
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    with pytest.raises(hy.SpecError, match="none of its parameters is one of the module's"):
+        hy.torch.Model(one, optimizer=torch.optim.SGD(other.parameters(), lr=0.1), loss=loss)
+
+
 # ------------------------------------------------------------------------------------------------ the directory
+
+
+def test_a_directory_where_nothing_was_trained_is_free(tmp_path: Path) -> None:
+    with pytest.raises(hy.PreflightError):
+        select(tmp_path / "run", linear, metric="los")
+    assert select(tmp_path / "run", linear).status == "completed"
+    with pytest.raises(hy.RunDirectoryError, match="exists: give another"):
+        select(tmp_path / "run", linear)
 
 
 def test_an_existing_directory_without_resume(tmp_path: Path) -> None:
@@ -339,9 +377,7 @@ def test_select_with_resume_goes_on(interrupted: Path, undisturbed: list[str]) -
     configs = [{**config, "once": str(interrupted.parent / "once")} for config in CONFIGS]
     with pytest.raises(hy.RunDirectoryError, match=r"holds a run with epochs=2, not 3: give another directory"):
         select(interrupted, interrupting, configs, epochs=3, resume=True)
-    with pytest.raises(
-        hy.RunDirectoryError, match=r"whose trial 0 has .*, the search proposes"
-    ):
+    with pytest.raises(hy.RunDirectoryError, match=r"whose trial 0 has .*, the search proposes"):
         select(interrupted, interrupting, CONFIGS, resume=True)
     assert digests(select(interrupted, interrupting, configs, resume=True)) == undisturbed
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -83,3 +84,13 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
         load(path, PYTHON)
     with pytest.raises(hy.RunDirectoryError, match=r"written by Python 2\.7"):
         load(path, "2.7")
+
+
+def test_a_recipe_that_says_torch_and_classes() -> None:
+    """cloudpickle takes `classes` for the module torch.classes, which is of a type of its own."""
+    import torch
+
+    def recipe(config: Any, ctx: Any) -> Any:
+        return torch.nn.Linear(config["width"], ctx.classes), ctx.ops
+
+    assert callable(cloudpickle.loads(dump(recipe, "recipe")))

@@ -21,7 +21,7 @@ from hopyard.core.order import partition_seed, shuffle_seed, validation_seed
 from hopyard.data.cache import open_partition
 from hopyard.data.columns import Columns
 from hopyard.data.feed import PartitionFeed
-from hopyard.errors import DataError, HopyardError, ResourceError
+from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
 from hopyard.frameworks import capture, restore, seed_all
 from hopyard.ports import Feed, Folding, Store, WholePartition
 from hopyard.spec import Batch, Config, Fault, Part, Ref, Sums, Unit
@@ -169,10 +169,20 @@ class Worker:
             fault = getattr(built.trainable, "fault", None)
             if limits is not None and fault is not None and (found := fault(batch, *limits)):
                 return Checked(at=0.0, slot=self.slot, trial=trial, faults=(found,), names=())
-            names += list(built.trainable.train(batch))
+            first = encode(capture(built.trainable))
+            names += gather([built.trainable.train(batch)])
+            trained = encode(capture(built.trainable))
             if spec.validation:
-                names += [f"val_{name}" for name in built.trainable.evaluate(self._one("validate", built.batch_size))]
-            encode(capture(built.trainable))
+                batch = self._one("validate", built.batch_size)
+                names += [f"val_{name}" for name in gather([built.trainable.evaluate(batch)])]
+                if encode(capture(built.trainable)) != trained:
+                    faults.append("evaluate changes the State: validation must leave state() as it was")
+            restore(built.trainable, decode(first))
+            if encode(capture(built.trainable)) != first:
+                faults.append(
+                    "load does not bring back what state() gave, so the model cannot hop: state() must give everything "
+                    "that training changes, and load(tree) must copy it back"
+                )
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
             faults.append(f"trial {trial}, config {config!r}: {_story(error)}")
         else:
@@ -296,6 +306,8 @@ def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
     numbers: dict[str, list[Any]] = {}
     rows: dict[str, float] = {}
     for report in reports:
+        if not isinstance(report, Mapping) or not all(isinstance(v, tuple) and len(v) == 2 for v in report.values()):
+            raise SpecError(f"train and evaluate return {{name: (sum over the rows, rows)}}, not {report!r:.200}")
         for name, (total, count) in report.items():
             detach = getattr(total, "detach", None)  # else it holds on to the graph of its batch
             numbers.setdefault(name, []).append(total if detach is None else detach())

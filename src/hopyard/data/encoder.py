@@ -223,6 +223,8 @@ class Encoder:
 
 def _bad(values: Array) -> Array:
     """Boolean array of shape (rows,): whether a value of the row is NaN, infinite or beyond float32."""
+    if not len(values):
+        return np.zeros(0, dtype=bool)
     return np.asarray(~(np.abs(values.reshape(len(values), -1)) <= LARGEST).all(axis=1))
 
 

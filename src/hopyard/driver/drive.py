@@ -23,7 +23,7 @@ from hopyard.driver.run import Run, reasons
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.wire import Direct, Link, Router
 from hopyard.engines.local import cores
-from hopyard.errors import ResourceError, RunFailed, SpecError
+from hopyard.errors import ResourceError, RunDirectoryError, RunFailed, SpecError
 from hopyard.ports import Engine
 from hopyard.spec import RunSpec
 from hopyard.store.arena import Folder, memory_root, sweep
@@ -140,7 +140,11 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         run._halt = loop.stop
         if run._stopped:  # before there was anything to halt
             loop.stop(run._stopped)
-        loop.run()
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            log.warning("interrupted; `hopyard resume %s` goes on", layout.root)
+            raise
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()
@@ -167,7 +171,9 @@ def room(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in NO_ROOM:
-            raise
+            raise RunDirectoryError(
+                f"{root}: {error.strerror}; give a directory= in which files can be made"
+            ) from error
         raise ResourceError(
             f"{root}: no room for the run directory ({error.strerror}). Nothing is lost: make room, then start again "
             "with resume=True"

@@ -157,10 +157,11 @@ class Loop:
             while self._finish is None:
                 self.turn()
             self._commit([Finished(at=self._clock.now(), status=self._finish.status)])
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit) as error:
             # past the machine: interrupted in the middle of a commit it is ahead of the journal, and would decide on
             # what no journal has
-            line = Interrupted(at=self._clock.now(), reason=self._stop or "interrupted by the user")
+            why = "interrupted by the user" if isinstance(error, KeyboardInterrupt) else "terminated"
+            line = Interrupted(at=self._clock.now(), reason=self._stop or why)
             self._journal.append([line])
             self._show(lambda view: view.see([line], self.machine))
             raise

@@ -6,6 +6,8 @@ copy of the user's files, and a resumed run trains what was started, not what th
 
 from __future__ import annotations
 
+import importlib
+import io
 import sys
 import sysconfig
 import threading
@@ -37,6 +39,16 @@ class Cargo:
     engine: Any
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle takes every attribute name of a function for a submodule that may be needed. `torch.classes` is one,
+    of a type of its own that it cannot pickle: a recipe that says `torch` and `ctx.classes` would fail."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and obj.__name__ in sys.modules:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
 def dump(value: Any, what: str) -> bytes:
     """Its pickle.
 
@@ -45,7 +57,9 @@ def dump(value: Any, what: str) -> bytes:
     """
     try:
         with _by_value():
-            return bytes(cloudpickle.dumps(value))
+            buffer = io.BytesIO()
+            _Pickler(buffer).dump(value)
+            return buffer.getvalue()
     except Exception as error:
         raise SpecError(
             f"{what} cannot be pickled: {type(error).__name__}: {error}. It must not hold open files, locks, "

@@ -13,6 +13,7 @@ import msgspec
 
 from hopyard import __version__
 from hopyard.agent.build import wants_context
+from hopyard.core.events import Dispatch
 from hopyard.core.machine import fold
 from hopyard.data.dataset import Dataset
 from hopyard.driver.drive import Drive, drive, freed_on_error, room
@@ -176,7 +177,7 @@ def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: boo
 def _engine(engine: Engine | None) -> Engine:
     if engine is None:
         return Local()
-    if not callable(getattr(engine, "open", None)) or not hasattr(engine, "workers"):
+    if isinstance(engine, type) or not callable(getattr(engine, "open", None)) or not hasattr(engine, "workers"):
         raise SpecError(f"engine = {engine!r}: hy.Local(…) or hy.Inline() is needed")
     return engine
 
@@ -192,10 +193,14 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         )
     if not isinstance(order.parallel, Hopper):
         raise SpecError(f"parallel = {order.parallel!r}: hy.Hopper() is needed")
+    if order.metric is not None and not isinstance(order.metric, str):
+        raise SpecError(f'metric = {order.metric!r}: the name of a metric is needed, for example "val_loss"')
+    if directory is not None and not isinstance(directory, (str, Path)):
+        raise SpecError(f"directory = {directory!r}: a path is needed")
     if again and directory is None:
         raise SpecError("resume=True: directory= says which run")
     layout = Layout(Path(directory) if directory is not None else fresh())
-    unborn = again and _unborn(layout)
+    unborn = _unborn(layout, again)
     if again and layout.exists and not unborn:
         return _again(order, layout, wait)
     if not unborn and layout.root.exists() and (not layout.root.is_dir() or any(layout.root.iterdir())):
@@ -260,10 +265,14 @@ def _room_of_its_own(store: str, layout: Layout) -> str:
     return f"{store.rstrip('/')}/{name}" if "://" in store else str(Path(store).absolute() / name)
 
 
-def _unborn(layout: Layout) -> bool:
-    """Whether a driver ended here before the first line of its journal was whole: nothing had happened."""
+def _unborn(layout: Layout, again: bool) -> bool:
+    """Whether a run ended here before anything was trained, in preflight for example: there is nothing to lose."""
     if layout.exists:
-        return not read(layout.journal)[0]
+        return (again or layout.lock.exists()) and not any(
+            isinstance(line, Dispatch) for line in read(layout.journal)[0]
+        )
+    if not again:
+        return False
     ours = {layout.recipe, layout.manifest, layout.about, layout.lock, layout.states}
     return layout.lock.exists() and all(path in ours or path.name.startswith(".") for path in layout.root.iterdir())
 
@@ -286,6 +295,13 @@ def _again(order: Order, layout: Layout, wait: bool) -> Run:
                 "another directory, or hy.resume(directory) to go on with what it was started with"
             )
     sampler = order.cargo.search.open(order.cargo.space, order.seed)
+    if order.cargo.data.prepare().digest != about_of(layout).data:
+        raise RunDirectoryError(f"{layout.root} holds a run on other data: give another directory")
+    if machine.exhausted and sampler.total != len(machine.trials):
+        raise RunDirectoryError(
+            f"{layout.root} holds a run of {len(machine.trials)} trials, the search proposes {sampler.total}: give "
+            "another directory, or hy.resume(directory) to go on with what it was started with"
+        )
     for trial in machine.trials.values():
         if sampler.ask(trial.id) != trial.config:
             raise RunDirectoryError(

@@ -291,6 +291,9 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
         yield f"module: parameter {lazy[0]!r} has no shape yet; call the module once on a row of the data"
     if isinstance(model.optimizer, torch.optim.LBFGS):
         yield "optimizer: LBFGS calls the loss several times for a step; write a Trainable of your own for it"
+    inside = {id(parameter) for parameter in model.module.parameters()}
+    if inside and not any(id(p) in inside for group in model.optimizer.param_groups for p in group["params"]):
+        yield "optimizer: none of its parameters is one of the module's; give it module.parameters()"
     if not callable(model.loss):
         yield f"loss = {model.loss!r}: loss(outputs, targets) is needed"
     for name, metric in model.metrics.items():
