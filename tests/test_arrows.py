@@ -40,7 +40,7 @@ PUBLIC = set(
             if isinstance(line, ast.Assign) and line.targets[0].id == "_WHERE"
         )
     )
-) | {"torch"}
+) | {"keras", "torch"}
 HEAVY = {
     "torch": {
         "frameworks/torch.py",
@@ -48,13 +48,25 @@ HEAVY = {
         "frameworks/torch_metrics.py",
         "frameworks/torch_state.py",
         "frameworks/torch_tools.py",
+        "frameworks/keras_torch.py",
         "demo.py",
     },
     "matplotlib": {"views/gantt.py", "views/chart.py"},
     "pandas": {"driver/run.py"},
     "IPython": {"views/table.py"},
-    "keras": set(),
-    "tensorflow": set(),
+    "keras": {
+        "frameworks/keras.py",
+        "frameworks/keras_callbacks.py",
+        "frameworks/keras_jax.py",
+        "frameworks/keras_shapes.py",
+        "frameworks/keras_state.py",
+        "frameworks/keras_sums.py",
+        "frameworks/keras_tensorflow.py",
+        "frameworks/keras_tools.py",
+        "frameworks/keras_torch.py",
+    },
+    "tensorflow": {"frameworks/keras_tensorflow.py", "frameworks/tensorflow_tools.py"},
+    "jax": {"frameworks/keras_jax.py", "frameworks/jax_tools.py"},
     "pyspark": set(),
     "kubernetes": set(),
     "optuna": set(),

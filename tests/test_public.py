@@ -16,7 +16,7 @@ NAMES = {
     *("Batch", "Configs", "Context", "DataError", "Dataset", "Grid", "Hopper", "HopyardError", "Inexact", "Inline"),
     *("JournalError", "Local", "PreflightError", "Random", "ResourceError", "Run", "RunDirectoryError", "RunFailed"),
     *("Space", "SpecError", "Trainable", "Trial", "TrialFailed", "UsageError", "choice", "fit", "load", "load_model"),
-    *("loguniform", "quniform", "randint", "resume", "select", "torch", "uniform", "__version__"),
+    *("loguniform", "quniform", "randint", "resume", "select", "torch", "keras", "uniform", "__version__"),
 }
 COMMON = {
     "engine": None,  # resolved to Local()

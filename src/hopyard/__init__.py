@@ -55,7 +55,7 @@ _WHERE = {
 }
 """Public name → module that has it."""
 
-_MODULES = {"torch": "hopyard.frameworks.torch"}
+_MODULES = {"keras": "hopyard.frameworks.keras", "torch": "hopyard.frameworks.torch"}
 """Public submodule → where it is."""
 
 __all__ = ["__version__", *sorted(_WHERE), *sorted(_MODULES)]  # noqa: PLE0604
@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from hopyard.errors import SpecError as SpecError
     from hopyard.errors import TrialFailed as TrialFailed
     from hopyard.errors import UsageError as UsageError
+    from hopyard.frameworks import keras as keras
     from hopyard.frameworks import torch as torch
     from hopyard.ports import Trainable as Trainable
     from hopyard.search.listed import Configs as Configs

@@ -68,6 +68,29 @@ class WholePartition(Protocol):
 
 
 @runtime_checkable
+class Expecting(Protocol):
+    """Optional for a Trainable: told what the data looks like, before anything else. Array name → (shape of one row,
+    NumPy dtype); a single input is "inputs", a single label "targets"."""
+
+    def expect(
+        self,
+        inputs: Mapping[str, tuple[tuple[int, ...], str]],
+        targets: Mapping[str, tuple[tuple[int, ...], str]],
+    ) -> None: ...
+
+
+@runtime_checkable
+class Likened(Protocol):
+    """Optional for a Trainable: which others differ from it in nothing but their State. A worker then builds (compiles)
+    one of them and lets the States of all pass through it."""
+
+    @property
+    def likeness(self) -> str:
+        """Equal for such; "": only those of the same trial."""
+        ...
+
+
+@runtime_checkable
 class EpochEnd(Protocol):
     """Optional for a Trainable: told when an epoch of its trial ends (before its State is taken)."""
 

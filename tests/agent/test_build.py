@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,7 +108,7 @@ def test_a_framework_is_imported_before_the_first_unit_only_if_the_recipe_names_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("hopyard.agent.build.importlib.import_module", asked.append)
+    monkeypatch.setattr("hopyard.agent.build.tools", lambda name: SimpleNamespace(prepare=lambda: asked.append(name)))
     foresee(linear)
     assert asked == []
 
@@ -117,15 +119,26 @@ def test_a_framework_is_imported_before_the_first_unit_only_if_the_recipe_names_
         return inner
 
     foresee(recipe)
-    assert asked == ["hopyard.frameworks.torch"]
+    assert asked == ["torch"]
     foresee(Linear)  # no code of its own to look at
     assert len(asked) == 1
+    foresee(partial(by_a_helper, width=3))
+    assert asked[1:] == ["tensorflow", "keras"]
+
+
+def by_a_helper(config: Any, width: int) -> Any:
+    return helper(width)
+
+
+def helper(width: int) -> Any:
+    import tensorflow as tf
+
+    return tf.keras.Sequential([tf.keras.layers.Dense(width)])
 
 
 def test_a_framework_that_the_recipe_imports_itself_is_seeded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
-    monkeypatch.setattr("hopyard.agent.build.imported", lambda: set() if not built else {"torch"})
-    monkeypatch.setattr("hopyard.agent.build.FRAMEWORKS", {})
+    monkeypatch.setattr("hopyard.agent.build.imported", lambda: [] if not built else ["torch"])
 
     def recipe(config: Any) -> Any:
         built.append(1)

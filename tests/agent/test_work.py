@@ -194,7 +194,7 @@ def test_no_more_models_stay_built_than_allowed(bench: Callable[..., Bench], mon
     monkeypatch.setattr(working, "BUILT", 2)
     it = bench()
     dones = [it.train(trial + 1, trial, trial=trial) for trial in range(4)]
-    assert list(it.worker._built) == [2, 3]
+    assert list(it.worker._built) == ["trial 2", "trial 3"]
     after = it.train(9, 1, trial=0, start=dones[0], at=Ref(0, 1, 1))
     assert after.hop_bytes > 0
     assert list(it.worker._built) == [3, 0]

@@ -6,29 +6,25 @@ before it is called, so that the first weights of a trial are the same wherever 
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from hopyard.core.order import build_seed
-from hopyard.data.manifest import Manifest
+from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
-from hopyard.frameworks import seed_all
-from hopyard.ports import EpochEnd
+from hopyard.frameworks import TOOLS, imported, seed_all, tools
+from hopyard.ports import EpochEnd, Expecting
 from hopyard.spec import Config, Context, RunSpec
 
 BATCH_SIZE = 32
 """When neither the recipe nor its configuration says, as in Keras."""
-
-FRAMEWORKS = {"torch": "hopyard.frameworks.torch_tools"}
-"""Framework → the module with its `install(exact, threads)`, which sets the process up, and `warm()`."""
 
 NEEDED = ("state", "load", "train", "evaluate")
 
@@ -50,6 +46,11 @@ class Built:
 
     trainable: Any
     batch_size: int
+
+    @property
+    def likeness(self) -> str | None:
+        """What `ports.Likened` says; None when the model is not of that kind."""
+        return getattr(self.trainable, "likeness", None)
 
     def end_epoch(self) -> None:
         """Tell the model, if it wants to know."""
@@ -77,36 +78,50 @@ def wants_context(recipe: Callable[..., Any]) -> bool:
     return len(needed) == 2
 
 
-def imported() -> set[str]:
-    """The frameworks that this process has imported."""
-    return FRAMEWORKS.keys() & sys.modules.keys()
-
-
 def warm() -> None:
     """What the imported frameworks put off until a first step, done while there is nothing else to do."""
     for framework in imported():
-        importlib.import_module(FRAMEWORKS[framework]).warm()
+        tools(framework).warm()
 
 
 def foresee(recipe: Callable[..., Any]) -> None:
-    """Import the frameworks that the recipe names, so that a worker that is ready has them, not its first unit."""
-    codes = [getattr(recipe, "__code__", None)]
+    """Import the frameworks that the recipe names, so that a worker that is ready has them, not its first unit. What
+    cannot be imported is the recipe's to complain of."""
+    names = named(recipe)
+    for framework in TOOLS:
+        if framework in names and importlib.util.find_spec(framework) is not None:
+            with suppress(ImportError):
+                tools(framework).prepare()
+
+
+def named(recipe: Callable[..., Any]) -> frozenset[str]:
+    """The frameworks that occur in the recipe's code, or in that of the user's own functions that it calls."""
+    function = getattr(recipe, "func", recipe)  # functools.partial
+    codes: list[Any] = [getattr(function, "__code__", None)]
+    scopes = [getattr(function, "__globals__", {})]
     names: set[str] = set()
+    seen: set[int] = set()
     while codes:
         code = codes.pop()
-        if isinstance(code, CodeType):
-            names.update(code.co_names)
-            codes.extend(code.co_consts)
-    for framework in sorted(FRAMEWORKS.keys() & names):
-        if importlib.util.find_spec(framework) is not None:
-            importlib.import_module(f"hopyard.frameworks.{framework}")
+        if not isinstance(code, CodeType) or id(code) in seen:
+            continue
+        seen.add(id(code))
+        names.update(code.co_names)
+        codes.extend(code.co_consts)
+        for name in code.co_names:
+            value = next((scope[name] for scope in scopes if name in scope), None)
+            if isinstance(value, ModuleType):  # `import keras as k`
+                names.add(value.__name__.partition(".")[0])
+            elif isinstance(value, FunctionType) and not value.__module__.startswith("hopyard."):
+                codes.append(value.__code__)
+                scopes.append(value.__globals__)
+    return frozenset(names.intersection(TOOLS))
 
 
 def install(plan: Plan) -> None:
     """Threads and determinism of every framework that is imported by now; none is imported for it."""
-    for framework, module in FRAMEWORKS.items():
-        if framework in sys.modules:
-            importlib.import_module(module).install(plan.spec.exact, plan.threads)
+    for framework in imported():
+        tools(framework).install(plan.spec.exact, plan.threads)
 
 
 @contextmanager
@@ -115,21 +130,14 @@ def undisturbed() -> Iterator[None]:
     import numpy as np
 
     python, numpy = random.getstate(), np.random.get_state()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        state, threads = torch.get_rng_state(), torch.get_num_threads()
-        exact = torch.get_deterministic_debug_mode()
+    held = {framework: tools(framework).held() for framework in imported()}
     try:
         yield
     finally:
+        for framework in imported():  # some may have come with the recipe
+            tools(framework).give_back(held.get(framework))
         random.setstate(python)
         np.random.set_state(numpy)
-        if torch is not None:
-            torch.set_rng_state(state)
-            torch.set_num_threads(threads)
-            torch.set_deterministic_debug_mode(exact)
-        elif "torch" in sys.modules:  # it came with the recipe
-            sys.modules["torch"].set_deterministic_debug_mode("default")
 
 
 def build(plan: Plan, trial: int, config: Config) -> Built:
@@ -142,21 +150,26 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     seed = build_seed(plan.spec.seed, trial)
     arguments: list[Any] = [dict(config)]
     if wants_context(plan.recipe):
-        inputs = {name: (tuple(info.shape), info.dtype) for name, info in plan.manifest.inputs.items()}
-        arguments.append(Context(plan.device, inputs, plan.manifest.classes, seed, trial))
+        arguments.append(Context(plan.device, _shapes(plan.manifest.inputs), plan.manifest.classes, seed, trial))
+    names = named(plan.recipe)
     while True:
         before = imported()
         install(plan)
         seed_all(seed)
-        made = plan.recipe(*arguments)
+        for framework in before:
+            if (fresh := getattr(tools(framework), "fresh", None)) is not None:
+                fresh(seed, framework in names)
+        made = _called(plan.recipe, arguments)
         if imported() == before:
             break  # else it imported its framework itself, too late to be seeded: build once more
+    for framework in before:
+        if (adopt := getattr(tools(framework), "adopt", None)) is not None:
+            made = adopt(made)
     missing = [name for name in NEEDED if not callable(getattr(made, name, None))]
     if missing:
-        raise SpecError(
-            f"the recipe returned {_short(made)}, which cannot train (no {', '.join(missing)}): return a "
-            "hy.torch.Model(module, optimizer=…, loss=…), or an object with the methods of hy.Trainable"
-        )
+        raise SpecError(_useless(made, missing))
+    if isinstance(made, Expecting):
+        made.expect(*(_shapes(infos) for infos in (plan.manifest.inputs, plan.manifest.targets)))
     if plan.device != "cpu" and callable(getattr(made, "place", None)):
         made.place(plan.device)
     size = getattr(made, "batch_size", None)
@@ -165,6 +178,38 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise SpecError(f"batch_size = {size!r}: a whole number of at least 1 is needed")
     return Built(made, size)
+
+
+def _shapes(infos: Mapping[str, ArrayInfo]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (tuple(info.shape), info.dtype) for name, info in infos.items()}
+
+
+def _called(recipe: Callable[..., Any], arguments: list[Any]) -> Any:
+    """What the recipe returns; a framework that is not there is named as what it is."""
+    try:
+        return recipe(*arguments)
+    except ModuleNotFoundError as error:
+        lacking = (error.name or "").partition(".")[0]
+        if lacking not in TOOLS or importlib.util.find_spec(lacking) is not None:
+            raise
+        extra = "keras" if lacking == "tensorflow" else lacking
+        other = ", or choose a backend that is there: hy.Local(env={'KERAS_BACKEND': 'torch'})"
+        raise SpecError(
+            f"the recipe needs {lacking}, which is not installed where the workers run ({sys.executable}): "
+            f"pip install 'hopyard[{extra}]'{other if 'keras' in sys.modules or lacking == 'tensorflow' else ''}"
+        ) from error
+
+
+def _useless(made: Any, missing: list[str]) -> str:
+    if any(kind.__module__.partition(".")[0] in ("tf_keras", "keras") for kind in type(made).__mro__):
+        return (
+            f"the recipe returned {_short(made)}, a model of Keras 2: Keras 3 is needed. Say `import keras` in the "
+            "place of tf_keras, and leave TF_USE_LEGACY_KERAS out of the environment"
+        )
+    return (
+        f"the recipe returned {_short(made)}, which cannot train (no {', '.join(missing)}): return a compiled "
+        "keras.Model, a hy.torch.Model(module, optimizer=…, loss=…), or an object with the methods of hy.Trainable"
+    )
 
 
 def _short(value: Any) -> str:

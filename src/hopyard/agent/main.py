@@ -49,6 +49,7 @@ from hopyard.core.messages import (
     unpack_down,
 )
 from hopyard.data.manifest import Manifest
+from hopyard.frameworks import environment, imported, tools
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.states import open_store
 
@@ -139,6 +140,8 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None]) 
     Raises:
         Exception: whatever loading the recipe raises.
     """
+    for name, value in environment(setup.threads).items():  # frameworks read it when they are imported
+        os.environ.setdefault(name, value)
     manifest = msgspec.json.decode(setup.manifest, type=Manifest)
     recipe = cloudpickle.loads(setup.recipe)
     foresee(recipe)
@@ -193,11 +196,8 @@ def fingerprint() -> dict[str, Any]:
         "machine": platform.machine(),
         "system": platform.system(),
     }
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        found["torch"] = str(torch.__version__)
-        found["torch_cpu"] = torch.backends.cpu.get_cpu_capability()
-        found["torch_threads"] = torch.get_num_threads()
+    for framework in imported():
+        found |= tools(framework).versions()
     return found
 
 

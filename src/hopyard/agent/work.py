@@ -63,10 +63,13 @@ class Worker:
         self._store = store
         self._arena = arena
         self._keeper = keeper
-        self._built: OrderedDict[int, Built] = OrderedDict()
-        self._holds: dict[int, Ref] = {}
-        """Trial → the State that its built model holds."""
-        self._bytes: dict[int, int] = {}
+        self._built: OrderedDict[str, Built] = OrderedDict()
+        """Built models by their likeness, or by their trial where none is like another; least recently used first."""
+        self._known: dict[int, tuple[str, int]] = {}
+        """Trial → its key in `_built` and its batch size."""
+        self._holds: dict[str, Ref] = {}
+        """Key → the State that the built model holds."""
+        self._bytes: dict[str, int] = {}
 
     # ---------------------------------------------------------------- units
 
@@ -79,13 +82,13 @@ class Worker:
         except ResourceError as error:  # no fault of the trial, and no other slot has more room
             return [NoRoom(self.slot, str(error))]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
-            self._holds.pop(unit.trial, None)
+            self._forget(unit.trial)
             return [self._failure(unit, error)]
 
     def _train(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
         spec = self._plan.spec
         built, hop, moved = self._ready(unit, config)
-        self._holds.pop(unit.trial, None)
+        self._forget(unit.trial)
         parts = []
         for partition in unit.partitions:
             start = time.perf_counter()
@@ -105,8 +108,9 @@ class Worker:
         where, stored, size = self._lay(ref, built)
         if where:
             self._keeper.keep(ref, where, always)
-        self._holds[unit.trial] = ref
-        self._bytes[unit.trial] = size
+        key, _ = self._known[unit.trial]
+        self._holds[key] = ref
+        self._bytes[key] = size
         self._bound()
         now = time.perf_counter()
         done = Done(
@@ -143,7 +147,7 @@ class Worker:
         ]
 
     def _fold(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
-        built = self._built.get(unit.trial) or self._build(unit.trial, config)
+        built = self._at_hand(unit.trial) or self._build(unit.trial, config, first=False)
         values = {}
         for name, (total, rows) in (unit.totals or {}).items():
             if not isinstance(built.trainable, Folding):
@@ -162,6 +166,7 @@ class Worker:
         spec = self._plan.spec
         names: list[str] = []
         faults: list[str] = []
+        notes: tuple[str, ...] = ()
         try:
             built = build(self._plan, trial, config)
             batch = self._one("train", built.batch_size)
@@ -183,6 +188,11 @@ class Worker:
                     "load does not bring back what state() gave, so the model cannot hop: state() must give everything "
                     "that training changes, and load(tree) must copy it back"
                 )
+            notes = tuple(getattr(built.trainable, "notes", ()))
+            if spec.exact is True:
+                faults += [f"exact=True: {note}" for note in notes]
+            if built.likeness is not None:  # its compiled steps are worth keeping
+                self._built.setdefault(built.likeness or f"trial {trial}", built)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
             faults.append(f"trial {trial}, config {config!r}: {_story(error)}")
         else:
@@ -191,7 +201,8 @@ class Worker:
                     f"metric = {spec.metric!r}: the recipe reports {', '.join(map(repr, names))}"
                     + ("" if spec.validation else "; there is no validation data, so no val_… metrics")
                 )
-        return Checked(at=0.0, slot=self.slot, trial=trial, faults=tuple(faults), names=tuple(names))
+        told = notes if spec.exact == "warn" else ()
+        return Checked(at=0.0, slot=self.slot, trial=trial, faults=tuple(faults), names=tuple(names), notes=told)
 
     def _one(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
         return next(iter(PartitionFeed(self._open(kind, 0), batch_size, None, 0)))
@@ -200,20 +211,19 @@ class Worker:
 
     def _ready(self, unit: Unit, config: Config) -> tuple[Built, float, int]:
         """(the trial's model holding the unit's State, seconds of moving it there, bytes that moved)."""
-        built = self._built.get(unit.trial)
+        built = self._at_hand(unit.trial)
         if unit.start is None or built is None:
-            built = self._build(unit.trial, config)
+            built = self._build(unit.trial, config, first=unit.start is None)
         if unit.start is None:
             return built, 0.0, 0
-        self._built.move_to_end(unit.trial)
-        self._bound()
-        if self._holds.get(unit.trial) == unit.start:
+        key, _ = self._known[unit.trial]
+        if self._holds.get(key) == unit.start:
             return built, 0.0, 0
-        self._holds.pop(unit.trial, None)
+        self._holds.pop(key, None)
         begin = time.perf_counter()
-        moved = self._bytes[unit.trial] = self._load(unit, built)
+        moved = self._bytes[key] = self._load(unit, built)
         self._bound()
-        self._holds[unit.trial] = unit.start
+        self._holds[key] = unit.start
         return built, time.perf_counter() - begin, moved
 
     def _load(self, unit: Unit, built: Built) -> int:
@@ -248,11 +258,34 @@ class Worker:
         layout.write(buffer)
         return "", [self._keeper.flush(ref, memoryview(buffer))], layout.total
 
-    def _build(self, trial: int, config: Config) -> Built:
-        self._built.pop(trial, None)
-        self._holds.pop(trial, None)
-        built = self._built[trial] = build(self._plan, trial, config)
-        return built
+    def _build(self, trial: int, config: Config, first: bool) -> Built:
+        """The trial's model: newly built, or one that is like it and is built (and compiled) already. `first`: with the
+        State of a fresh build; else with any State."""
+        fresh = build(self._plan, trial, config)
+        key = fresh.likeness or f"trial {trial}"
+        self._known[trial] = key, fresh.batch_size
+        held = None if fresh.likeness is None else self._built.get(key)
+        if held is None:
+            self._built[key] = fresh
+            self._holds.pop(key, None)
+        elif first:
+            self._holds.pop(key, None)
+            restore(held.trainable, capture(fresh.trainable))
+        self._built.move_to_end(key)
+        self._bound()
+        return Built((held or fresh).trainable, fresh.batch_size)
+
+    def _at_hand(self, trial: int) -> Built | None:
+        """The trial's model, if it is built already; it holds any State."""
+        key, size = self._known.get(trial, ("", 0))
+        if key not in self._built:
+            return None
+        self._built.move_to_end(key)
+        return Built(self._built[key].trainable, size)
+
+    def _forget(self, trial: int) -> None:
+        """The trial's model holds no State any more."""
+        self._holds.pop(self._known.get(trial, ("", 0))[0], None)
 
     def _bound(self) -> None:
         """Let go of the models that were used least lately."""

@@ -57,12 +57,14 @@ class Joined(Fact, frozen=True):
 
 
 class Checked(Fact, frozen=True):
-    """An agent built a trial and put one batch through it. `names`: the metrics it reports."""
+    """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
+    exact."""
 
     slot: int
     trial: int
     faults: tuple[str, ...]
     names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 class Done(Fact, frozen=True):

@@ -202,6 +202,7 @@ class Machine:
         else:
             self.status = "running"
             self.names = event.names
+        self._out += [Warn(f"not exact: {note}") for note in event.notes]
 
     def _refuse(self, trial: TrialBook, fault: Fault, faults: list[str]) -> None:
         """A trial did not pass preflight. When the first few do not, nobody will."""

@@ -1,8 +1,8 @@
-"""A model in a folder: `config.json` (configuration, metrics, encoding), `model.safetensors`, the pickled recipe."""
+"""A model in a folder: `config.json` (configuration, metrics, encoding), the weights (`model.safetensors`, of Keras
+`model.keras`), the pickled recipe."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from hopyard.core.books import TrialBook
 from hopyard.data.manifest import Manifest
 from hopyard.driver.ship import PYTHON, dump, load
 from hopyard.errors import RunDirectoryError
-from hopyard.frameworks import capture, restore
+from hopyard.frameworks import TOOLS, capture, restore, tools
 from hopyard.spec import Config, RunSpec
 from hopyard.store.tree import decode, encode
 
 CONFIG, WEIGHTS, RECIPE = "config.json", "model.safetensors", "recipe.pkl"
+OWN = "trainable"
+"""In the place of a framework: the recipe returned a Trainable of the user's own."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +49,12 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
     """
     directory.mkdir(parents=True, exist_ok=True)
     metrics: dict[str, float | None] = dict(book.history.get(-1 if epoch is None else epoch, {}))
-    module = getattr(built.trainable, "module", None)
-    if module is not None:
-        importlib.import_module("hopyard.frameworks.torch_tools").save_module(module, directory / WEIGHTS)
+    framework = getattr(built.trainable, "framework", None)
+    if framework in TOOLS:
+        its = tools(framework)
+        its.save_net(its.net(built.trainable), directory / its.WEIGHTS)
     else:  # a Trainable of the user's own: its whole State
+        framework = OWN
         (directory / WEIGHTS).write_bytes(encode(capture(built.trainable)))
     (directory / RECIPE).write_bytes(dump(plan.recipe, "recipe"))
     about = Saved(
@@ -59,7 +63,7 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
         config=book.config,
         epoch=epoch,
         metrics=metrics,
-        framework="torch" if module is not None else "trainable",
+        framework=framework,
         spec=plan.spec,
         manifest=plan.manifest,
     )
@@ -68,7 +72,7 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
 
 
 def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) -> Any:
-    """The model that `save` wrote: a torch module in evaluation mode, or the recipe's own Trainable.
+    """The model that `save` wrote: a torch module in evaluation mode, a keras.Model, or the recipe's own Trainable.
 
     Args:
         directory: the folder.
@@ -90,9 +94,8 @@ def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) 
     assert recipe is not None
     with undisturbed():
         built = build(Plan(recipe, about.manifest, about.spec), about.trial, about.config)
-    if about.framework == "torch":
-        module = built.trainable.module
-        importlib.import_module("hopyard.frameworks.torch_tools").load_module(module, root / WEIGHTS)
-        return module.eval()
+    if about.framework != OWN:
+        its = tools(about.framework)
+        return its.load_net(its.net(built.trainable), root / its.WEIGHTS)
     restore(built.trainable, decode((root / WEIGHTS).read_bytes()))
     return built.trainable

@@ -69,7 +69,8 @@ def select(
     """Train many configurations of a recipe on a data set; find the best.
 
     Args:
-        recipe: `recipe(config)` or `recipe(config, ctx)`; returns a hy.torch.Model or any hy.Trainable. Runs in
+        recipe: `recipe(config)` or `recipe(config, ctx)`; returns a compiled keras.Model, a hy.torch.Model
+            or any hy.Trainable. Runs in
             workers.
         space: what to search; None where the search has its own list (hy.Configs).
         data: what to train on.

@@ -15,7 +15,7 @@ from hopyard.data.encode import apply
 from hopyard.data.feed import PartitionFeed
 from hopyard.driver.saved import save
 from hopyard.errors import HopyardError, SpecError, TrialFailed
-from hopyard.frameworks import restore
+from hopyard.frameworks import TOOLS, restore, tools
 from hopyard.ports import Folding, Predicting, Store
 from hopyard.spec import Config
 from hopyard.store.tree import StateError, decode, digest
@@ -63,16 +63,14 @@ class Trial:
         return f"<Trial {self.id} {self.status} {self.config} epoch={self.epoch} {metrics}>"
 
     def model(self, which: Literal["best", "last"] = "best") -> Any:
-        """The trained model, in evaluation mode: a torch module, or the recipe's own Trainable.
+        """The trained model: a torch module in evaluation mode, a compiled keras.Model, or the recipe's own Trainable.
 
         Raises:
             TrialFailed: there is no such model.
         """
         trainable = self._built(which).trainable
-        module = getattr(trainable, "module", trainable)
-        if callable(getattr(module, "eval", None)):
-            module.eval()
-        return module
+        framework = getattr(trainable, "framework", None)
+        return trainable if framework not in TOOLS else tools(framework).net(trainable)
 
     def predict(self, data: Any, which: Literal["best", "last"] = "best") -> Any:
         """The model's outputs for every row of `data`, in its order.

@@ -1,26 +1,52 @@
-"""What trains: Trainables for torch and NumPy, and how their States become plain arrays and come back.
+"""What trains: Trainables for torch, Keras and NumPy, and how their States become plain arrays and come back.
 
-    array.py          a linear model in NumPy, the framework of the tests
-    torch.py          `Model`, and the names users need
-    torch_state.py    what a torch model's State is, and how it is copied into a model that is already built
-    torch_metrics.py  accuracy, AUC, F1, and sums over a partition
-    torch_tools.py    seeds, threads, files, labels
-    torch_leaf.py     torch tensors ↔ NumPy arrays
+    array.py             a linear model in NumPy, the framework of the tests
+    torch.py             `Model`, and the names users need
+    torch_state.py       what a torch model's State is, and how it is copied into a model that is already built
+    torch_metrics.py     accuracy, AUC, F1, and sums over a partition
+    torch_leaf.py        torch tensors ↔ NumPy arrays
+    keras.py             `Model`, a compiled Keras model as a Trainable
+    keras_state.py       what a Keras model's State is; which models differ in nothing else
+    keras_sums.py        Keras' metrics as sums over rows
+    keras_rows.py        rows and batches as Keras' loops take them
+    keras_shapes.py      whether a model and a dataset fit
+    keras_callbacks.py   the hooks of epochs and batches
+    keras_tensorflow.py  keras_jax.py  keras_torch.py: going over rows, on each backend
+    *_tools.py           of each framework: seeds, threads, determinism, files
 
-This module imports no framework: it looks for torch only among the modules that are imported already.
+This module imports no framework: it looks for one only among the modules that are imported already.
 """
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopyard.ports import Trainable, Tree
+
+TOOLS = {name: f"hopyard.frameworks.{name}_tools" for name in ("torch", "tensorflow", "jax", "keras")}
+"""Framework → the module with its tools. Each has `prepare()` and `warm()`, which import and do what is put off until a
+first step, `install(exact, threads)`, which sets the process up, `reseed(seed)`, called before each recipe and each
+partition, `versions()`, and `held()` and `give_back(held)`, for what a run changes in the process (None: as it is at
+first). Some have `fresh(seed, named)`, called before each recipe, `adopt(made)`, for what it returns, and WEIGHTS,
+`net`, `save_net`, `load_net`, for models in files."""
+
+_LACKING = {
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+"""dtypes of the package ml_dtypes, which NumPy cannot name by itself → safetensors' names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,19 +69,63 @@ def is_leaf(value: Any) -> bool:
     return hasattr(value, "array") and hasattr(value, "dtype") and hasattr(value, "kind")
 
 
+def imported() -> list[str]:
+    """The frameworks that this process has imported."""
+    return [name for name in TOOLS if name in sys.modules]
+
+
+def tools(framework: str) -> ModuleType:
+    """The module with the framework's tools; imports the framework."""
+    return importlib.import_module(TOOLS[framework])
+
+
+def environment(threads: int) -> dict[str, str]:
+    """What the environment of a worker should have before a framework is imported, where the user has not said
+    otherwise: the number of threads, and no chatter about instruction sets and missing GPUs."""
+    one = "--xla_cpu_multi_thread_eigen=false" if threads == 1 else ""
+    flags = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true", "NPROC": str(threads), "XLA_FLAGS": one}
+    return {name: value for name, value in flags.items() if value}
+
+
+def processor() -> str:
+    """The model of the processor, on which TensorFlow and XLA choose their kernels."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
 def lower(tree: Tree) -> Tree:
-    """The tree with Leaves in the place of torch tensors. Tensors of the host are not copied: the tree is good until
-    they change; those of a GPU are copied to the host.
+    """The tree with NumPy arrays, or Leaves, in the place of tensors. torch's on the host are not copied: the tree is
+    good until they change; those of a GPU, and other frameworks' tensors and variables, are copied.
 
     Raises:
         SpecError: a tensor that is sparse, quantized, nested, on the meta device, or of a dtype without a name.
     """
     torch = sys.modules.get("torch")
-    if torch is None:  # then nothing in the tree is a tensor
-        return tree
+    if torch is None:
+        return _map(tree, (), None)
     from hopyard.frameworks.torch_leaf import lower_tensor
 
     return _map(tree, torch.Tensor, lower_tensor)
+
+
+def lower_array(array: NDArray[Any]) -> NDArray[Any] | Leaf:
+    """The array, or a Leaf when its dtype is one that NumPy has not by itself."""
+    name = _LACKING.get(str(array.dtype))
+    if name is None:
+        return array
+    return Leaf(array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8), name, "ml_dtypes")
+
+
+def lift_array(leaf: Leaf) -> NDArray[Any]:
+    """The array of which `lower_array` made a Leaf; a view."""
+    import ml_dtypes
+
+    name = next(name for name, stored in _LACKING.items() if stored == leaf.dtype)
+    array: NDArray[Any] = leaf.array.view(getattr(ml_dtypes, name))
+    return array
 
 
 def lift(tree: Tree) -> Tree:
@@ -76,18 +146,19 @@ def restore(trainable: Trainable, tree: Tree) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed `random`, NumPy's global generator, and torch's on every device where torch is imported."""
+    """Seed `random`, NumPy's global generator, and those of every framework that is imported, on every device."""
+    for framework in imported():  # first: Keras draws from `random` when it makes its own generator
+        tools(framework).reseed(seed)
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)
 
 
-def _map(tree: Tree, tensor: type, change: Any) -> Tree:
+def _map(tree: Tree, tensor: Any, change: Any) -> Tree:
     kind = type(tree)
     if kind is dict:
         return {key: _map(value, tensor, change) for key, value in tree.items()}
+    if kind is np.ndarray:
+        return lower_array(tree) if tree.dtype.kind == "V" else tree
     if isinstance(tree, tensor):
         return change(tree)
     if isinstance(tree, (list, tuple)):
@@ -95,6 +166,8 @@ def _map(tree: Tree, tensor: type, change: Any) -> Tree:
         return items if isinstance(tree, list) else tuple(items)
     if isinstance(tree, dict):  # OrderedDict: what torch's state_dict gives
         return {key: _map(value, tensor, change) for key, value in tree.items()}
+    if hasattr(kind, "__array__") and not isinstance(tree, (np.generic, np.ndarray)):
+        return lower_array(np.array(tree))  # a tensor or variable of TensorFlow, JAX or Keras
     return tree
 
 
@@ -111,4 +184,6 @@ def _lift(tree: Tree) -> Tree:
         from hopyard.frameworks.torch_leaf import lift_leaf
 
         return lift_leaf(tree)
+    if is_leaf(tree) and tree.kind == "ml_dtypes":
+        return lift_array(tree).copy()
     return tree

@@ -21,10 +21,9 @@ from hopyard.frameworks.torch_metrics import AUC, F1, Tally, accuracy
 from hopyard.frameworks.torch_tools import (
     install,
     label_fault,
-    load_module,
-    module_state,
+    load_net,
     outputs_to_numpy,
-    save_module,
+    save_net,
     seed_all,
     tensors,
 )
@@ -38,10 +37,9 @@ __all__ = [
     "accuracy",
     "install",
     "label_fault",
-    "load_module",
-    "module_state",
+    "load_net",
     "outputs_to_numpy",
-    "save_module",
+    "save_net",
     "seed_all",
 ]
 
@@ -72,6 +70,7 @@ class Model:
 
     copies = True
     """`load` copies: it may be given views of shared memory."""
+    framework = "torch"
 
     def __init__(
         self,

@@ -17,6 +17,9 @@ import torch
 
 from hopyard.frameworks import seed_all
 
+WEIGHTS = "model.safetensors"
+"""The file of a saved model."""
+
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:
     """Set this process up for a run: `threads` for one operation, and between operations; deterministic kernels when
@@ -37,11 +40,46 @@ def install(exact: bool | Literal["warn"], threads: int) -> None:
             torch.set_deterministic_debug_mode("warn" if exact == "warn" else "error")
 
 
+def prepare() -> None:
+    """Import what recipes use, beforehand."""
+    import hopyard.frameworks.torch  # noqa: F401
+
+
 def warm() -> None:
     """What torch puts off until an optimizer's first step (it imports its compiler, for 1.3 s), done beforehand."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.0).step()
+
+
+def versions() -> dict[str, Any]:
+    """What equal digests may depend on."""
+    return {
+        "torch": str(torch.__version__),
+        "torch_cpu": torch.backends.cpu.get_cpu_capability(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def held() -> Any:
+    """What a run changes in this process."""
+    return torch.get_rng_state(), torch.get_num_threads(), torch.get_deterministic_debug_mode()
+
+
+def give_back(before: Any) -> None:
+    """Put it back."""
+    if before is None:  # torch came with the recipe
+        torch.set_deterministic_debug_mode("default")
+        return
+    state, threads, mode = before
+    torch.set_rng_state(state)
+    torch.set_num_threads(threads)
+    torch.set_deterministic_debug_mode(mode)
+
+
+def reseed(seed: int) -> None:
+    """Seed torch's generators on every device."""
+    torch.manual_seed(seed)
 
 
 def outputs_to_numpy(outputs: Any) -> Any:
@@ -57,19 +95,7 @@ def outputs_to_numpy(outputs: Any) -> Any:
     return np.array(tensor.numpy())
 
 
-def module_state(model: Any) -> dict[str, torch.Tensor]:
-    """The tensors of `model.module` by name, as they are in `model.safetensors`: contiguous, on the host, those that
-    are tied once."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.module.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor.detach().cpu().contiguous()
-    return found
-
-
-def save_module(module: torch.nn.Module, path: str | Path) -> None:
+def save_net(module: torch.nn.Module, path: str | Path) -> None:
     """Write the module's tensors as safetensors, under a temporary name first: `path` is there whole or not at all."""
     from safetensors.torch import save_model
 
@@ -82,11 +108,19 @@ def save_module(module: torch.nn.Module, path: str | Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def load_module(module: torch.nn.Module, path: str | Path) -> None:
-    """Read what `save_module` wrote into a module of the same build. RuntimeError when they differ."""
+def load_net(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
+    """Read what `save_net` wrote into a module of the same build; it is in evaluation mode then. RuntimeError when they
+    differ."""
     from safetensors.torch import load_model
 
     load_model(module, os.fspath(path))
+    return module.eval()
+
+
+def net(trainable: Any) -> torch.nn.Module:
+    """The module of a `Model`, in evaluation mode."""
+    module: torch.nn.Module = trainable.module
+    return module.eval()
 
 
 def label_fault(
@@ -154,10 +188,10 @@ def tensors(value: Any, device: torch.device) -> Any:
 __all__ = [
     "install",
     "label_fault",
-    "load_module",
-    "module_state",
+    "load_net",
+    "net",
     "outputs_to_numpy",
-    "save_module",
+    "save_net",
     "seed_all",
     "tensors",
 ]

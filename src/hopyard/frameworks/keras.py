@@ -1,0 +1,233 @@
+"""`Model`: a compiled Keras 3 model as a Trainable, on TensorFlow, JAX or PyTorch.
+
+What a step is stays Keras' own: `train_step` and `test_step` of the model, also where the user wrote them. How steps
+follow each other depends on the backend (`keras_tensorflow`, `keras_jax`, `keras_torch`). Losses and metrics stay in
+the variables where Keras adds them up, and are read once for each partition.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hopyard.errors import SpecError
+from hopyard.frameworks import keras_state, keras_sums
+from hopyard.frameworks.keras_callbacks import Hooks
+from hopyard.frameworks.keras_rows import One, Rows
+from hopyard.frameworks.keras_shapes import Info, label_fault, misfit, zeros
+from hopyard.ports import Feed
+from hopyard.spec import Batch, Sums, Values
+
+__all__ = ["Model"]
+
+
+class Model:
+    """What a recipe returns for Keras where there is more to say than the compiled model itself.
+
+    Args:
+        model: a compiled keras.Model: Sequential, functional, or a subclass, with its own `train_step` if it has one.
+        batch_size: rows; None: the config's `batch_size`, else 32.
+        class_weight: class → weight of its rows while training, as in `fit`; times the rows' own weights where the
+            data has some.
+        callbacks: what is to happen at the begin and end of epochs and training batches, for example
+            keras.callbacks.LearningRateScheduler. They may change model and optimizer, whose variables hop; what they
+            keep in themselves does not. Those that watch batches cost a call for each batch.
+
+    Raises:
+        SpecError: names the argument, what was given, what is allowed.
+    """
+
+    copies = True
+    """`load` copies: it may be given views of shared memory."""
+    framework = "keras"
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        batch_size: int | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ) -> None:
+        for fault in _faults(model, class_weight):
+            raise SpecError(f"hopyard.keras.Model: {fault}")
+        self.model = model
+        self.batch_size: int | None = batch_size
+        self.class_weight = None if class_weight is None else dict(class_weight)
+        self._hooks = Hooks(model, callbacks)
+        backend: Any = importlib.import_module(f"hopyard.frameworks.keras_{keras.backend.backend()}")
+        self._host: Callable[[Any], Any] = backend.host
+        self._new_loop: Callable[[keras.Model], Any] = backend.Loop
+        self._loop: Any = None
+        self._metrics: dict[str, keras.Metric] = {}
+        self._seeds: list[Any] = []
+        self._checked = False
+        self._likeness: str | None = None
+        self._known: tuple[Info, Info] | None = None
+
+    def expect(self, inputs: Info, targets: Info) -> None:
+        """Told what the data looks like, before anything else: creates variables that wait for it.
+
+        Args:
+            inputs: input name → (shape of one row, NumPy dtype); a single one is "inputs".
+            targets: the same of the labels; a single one is "targets".
+
+        Raises:
+            SpecError: the model takes other inputs.
+        """
+        self._known = inputs, targets
+        if fault := misfit(self.model, inputs):
+            raise SpecError(fault)
+        if not self._built():
+            self._build(zeros(inputs, targets, self.class_weight is not None))
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+
+    @property
+    def likeness(self) -> str:
+        """Models of equal likeness differ in nothing but their State; "" is like no other. See ARCHITECTURE: built
+        models are shared between configurations only if so."""
+        if self._likeness is None:
+            shared = not self._hooks and keras_state.likeness(self.model)
+            self._likeness = f"{shared} {self.class_weight}" if shared else ""
+        return self._likeness
+
+    @property
+    def traces(self) -> int:
+        """How often a step was traced (compiled) so far."""
+        return 0 if self._loop is None else int(self._loop.traces)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What cannot be exact, as far as the traced steps tell."""
+        return () if self._loop is None else tuple(self._loop.notes)
+
+    def state(self) -> dict[str, Any]:
+        """Every variable of model and optimizer; with callbacks, the epoch too.
+
+        Raises:
+            SpecError: the model has no variables yet.
+        """
+        if not self._built() or not self.model.optimizer.built:
+            raise SpecError(
+                "the model has no variables yet, because it has seen no data: give it a keras.Input, or train on a "
+                "batch first"
+            )
+        tree = keras_state.take(self.model, self._host)
+        return tree | {"epoch": self._hooks.state()} if self._hooks else tree
+
+    def load(self, tree: Any) -> None:
+        """Copy a State into the compiled model.
+
+        Raises:
+            SpecError: it is of a model that was built differently; then this one is unchanged.
+        """
+        keras_state.put(self.model, tree)
+        if self._hooks:
+            self._hooks.load(tree["epoch"])
+
+    def train_partition(self, feed: Feed) -> Sums:
+        """Train over a partition; sums of loss and metrics as seen while training."""
+        rows = Rows(feed, self.class_weight)
+        self._ready(rows)
+        if feed.seed is not None:
+            keras_state.reseed(self._seeds, feed.seed)
+        self._hooks.begin()
+        self.model.reset_metrics()
+        self._loop.train(rows, self._hooks.around)
+        return self._read(rows.rows)
+
+    def evaluate_partition(self, feed: Feed) -> Sums:
+        """Loss and metrics over a partition; changes nothing."""
+        rows = Rows(feed)
+        self._ready(rows)
+        before = [np.array(self._host(variable)) for variable in self._seeds]
+        if feed.seed is not None:
+            keras_state.reseed(self._seeds, feed.seed)
+        self.model.reset_metrics()
+        self._loop.evaluate(rows)
+        for variable, values in zip(self._seeds, before, strict=True):
+            variable.assign(values)
+        return self._read(rows.rows)
+
+    def train(self, batch: Batch) -> Sums:
+        """One step. The first one also checks that the metrics can be added up over partitions."""
+        sums = self.train_partition(One(batch))
+        if not self._checked:
+            keras_sums.check(self._metrics, batch.rows)
+            self._checked = True
+        return sums
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Loss and metrics of one batch; changes nothing."""
+        return self.evaluate_partition(One(batch))
+
+    def predict(self, batch: Batch) -> Any:
+        """Outputs as NumPy arrays, rows first; several as a dict by the names of the outputs."""
+        outputs = self.model.predict_on_batch(batch.inputs)
+        if isinstance(outputs, (list, tuple)):
+            names = getattr(self.model, "output_names", None) or [str(n) for n in range(len(outputs))]
+            return dict(zip(names, map(np.asarray, outputs), strict=True))
+        return np.asarray(outputs) if not isinstance(outputs, dict) else outputs
+
+    def end_epoch(self) -> None:
+        """Tell the callbacks."""
+        self._hooks.end()
+
+    def result(self, name: str, total: Values, rows: float) -> float:
+        """The value of metric `name` from its sum over `rows` rows."""
+        if not self._metrics and self._known is not None:
+            self._begin(zeros(*self._known, weighted=True))
+        if name not in self._metrics:
+            raise SpecError(f"no metric {name!r}; the model has {', '.join(map(repr, self._metrics)) or 'none yet'}")
+        return keras_sums.result(self._metrics[name], total, rows)
+
+    def fault(self, batch: Batch, low: float, high: float) -> str:
+        """What is wrong with a label column of [low, high] for this model; "" when nothing is."""
+        return label_fault(self.model, low, high)
+
+    def _built(self) -> bool:
+        return bool(self.model.built) and all(layer.built for layer in self.model._flatten_layers())
+
+    def _ready(self, rows: Rows) -> None:
+        if self._loop is None:
+            self._begin(rows.example())
+
+    def _begin(self, example: Any) -> None:
+        """Create what only a batch can: variables of metrics, of losses by output, and of a model without an Input."""
+        self._build(example)
+        self._metrics = keras_sums.named(self.model)
+        self._seeds = keras_state.seeds(self.model)
+        self._loop = self._new_loop(self.model)
+
+    def _build(self, example: Any) -> None:
+        # Keras does so itself at the start of `fit`; there is no public way to do it without a step
+        self.model._symbolic_build(data_batch=example)
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+
+    def _read(self, rows: float) -> Sums:
+        return keras_sums.read(self._metrics, self._host, rows)
+
+
+def _faults(model: Any, class_weight: Any) -> Iterator[str]:
+    """The arguments that cannot be."""
+    if not isinstance(model, keras.Model):
+        yield f"model = {type(model).__module__}.{type(model).__qualname__}: a compiled keras.Model is needed"
+        return
+    if not model.compiled:
+        yield (
+            f"model {model.name!r} is not compiled: call model.compile(optimizer=…, loss=…, metrics=[…]) before the "
+            "recipe returns it"
+        )
+    elif model.optimizer is None:
+        yield f"model {model.name!r} is compiled without an optimizer: give compile(optimizer=…) one"
+    if class_weight is not None and not (
+        isinstance(class_weight, Mapping)
+        and all(isinstance(label, int) and np.isscalar(weight) for label, weight in class_weight.items())
+    ):
+        yield f"class_weight = {class_weight!r}: a dict of class number → weight is needed"

@@ -1,0 +1,94 @@
+"""Keras' callbacks in a model that hops: the hooks of epochs and training batches, once each, wherever the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from hopyard.errors import SpecError
+
+_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_INSTEAD = {
+    "EarlyStopping": "the run keeps each trial's best epoch by itself (run.best.epoch)",
+    "ReduceLROnPlateau": "it needs val_loss, which is known only after the next epoch began; give the optimizer a "
+    "learning-rate schedule",
+    "ModelCheckpoint": "every epoch is stored by itself; run.best.save(directory) writes a model",
+    "BackupAndRestore": "every State is stored by itself; hy.resume(directory) goes on",
+    "TensorBoard": "the run directory has all metrics; run.to_pandas() gives them",
+    "CSVLogger": "run.to_pandas() gives all metrics",
+    "RemoteMonitor": "run.to_pandas() gives all metrics",
+    "ProgbarLogger": "the run shows its own progress",
+    "History": "run.trials[i].history has it",
+    "SwapEMAWeights": "validation goes on beside training and must not change weights",
+}
+
+
+class Hooks:
+    """The callbacks of one model, and where in its epochs it stands. False where there are none.
+
+    Raises:
+        SpecError: a callback that cannot work here; says what does its work.
+    """
+
+    def __init__(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        self._callbacks = list(callbacks)
+        self._epoch = 0
+        self._begun = False
+        self._batch = 0
+        for callback in self._callbacks:
+            if not isinstance(callback, keras.callbacks.Callback):
+                raise SpecError(f"hopyard.keras.Model: callbacks: {callback!r} is not a keras.callbacks.Callback")
+            for kind in type(callback).__mro__:
+                if kind.__module__.startswith("keras.") and kind.__name__ in _INSTEAD:
+                    raise SpecError(
+                        f"hopyard.keras.Model: callbacks: {kind.__name__} has no use here: {_INSTEAD[kind.__name__]}"
+                    )
+            callback.set_model(model)
+        self._model = model
+        watched = any(_overridden(callback, name) for callback in self._callbacks for name in _BATCH)
+        self.around: Callable[[Callable[[], Any]], None] | None = self._around if watched else None
+        """Runs one step between the hooks of a batch; None when nobody watches batches."""
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def state(self) -> dict[str, Any]:
+        """Where in its epochs the model stands."""
+        return {"epoch": self._epoch, "begun": self._begun, "batch": self._batch}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Take it over."""
+        self._epoch, self._begun, self._batch = tree["epoch"], tree["begun"], tree["batch"]
+
+    def begin(self) -> None:
+        """A partition begins: is it the first of its epoch?"""
+        if self._callbacks and not self._begun:
+            self._begun, self._batch = True, 0
+            self._call("on_epoch_begin", self._epoch)
+
+    def end(self) -> None:
+        """An epoch ended."""
+        if self._callbacks:
+            self._call("on_epoch_end", self._epoch)
+            self._epoch, self._begun = self._epoch + 1, False
+
+    def _around(self, step: Callable[[], Any]) -> None:
+        self._call("on_train_batch_begin", self._batch)
+        step()
+        logs = {name: float(keras.ops.convert_to_numpy(value)) for name, value in self._results().items()}
+        self._call("on_train_batch_end", self._batch, logs)
+        self._batch += 1
+
+    def _results(self) -> dict[str, Any]:
+        found = self._model.get_metrics_result()
+        return {name: value for name, value in found.items() if getattr(value, "shape", ()) == ()}
+
+    def _call(self, name: str, number: int, logs: dict[str, float] | None = None) -> None:
+        for callback in self._callbacks:
+            getattr(callback, name)(number, dict(logs or {}))
+
+
+def _overridden(callback: keras.callbacks.Callback, name: str) -> bool:
+    return name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)

@@ -1,0 +1,88 @@
+"""Whether a Keras model and a dataset fit: shapes of inputs, ranges of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+Info = Mapping[str, tuple[tuple[int, ...], str]]
+"""Array name → (shape of one row, NumPy dtype); a single input is "inputs", a single label "targets"."""
+
+
+def zeros(inputs: Info, targets: Info, weighted: bool) -> Any:
+    """(x,), (x, y) or (x, y, weights): two rows of nothing, in the form of the data."""
+    x, y = _example(inputs, "inputs"), _example(targets, "targets")
+    return (x, y, np.ones(2, np.float32)) if weighted else (x, y) if y is not None else (x,)
+
+
+def _example(info: Info, single: str) -> Any:
+    made = {name: np.zeros((2, *shape), dtype) for name, (shape, dtype) in info.items()}
+    return None if not made else made[single] if list(made) == [single] else made
+
+
+def misfit(model: keras.Model, inputs: Info) -> str:
+    """Why the model cannot take such rows; "" when it can, or when only a call can tell."""
+    wanted = getattr(model, "inputs", None)
+    if not wanted:
+        return ""
+    single = list(inputs) == ["inputs"]
+    if single and len(wanted) > 1:
+        return (
+            f"the model has {len(wanted)} inputs ({', '.join(tensor.name for tensor in wanted)}), the data has one: "
+            "give the Dataset features as a dict, input name → columns"
+        )
+    names = ["inputs"] if single else [tensor.name for tensor in wanted]
+    missing = [name for name in names if name not in inputs]
+    if missing:
+        return (
+            f"the model's input {missing[0]!r} is not in the data, which has {', '.join(map(repr, inputs))}: name "
+            "each keras.Input as the Dataset does"
+        )
+    for name, tensor in zip(names, wanted, strict=True):
+        shape, needed = tuple(inputs[name][0]), tuple(tensor.shape[1:])
+        if not _fits(shape, needed):
+            return (
+                f"the model's input {tensor.name!r} takes rows of shape {_text(needed)}, those of the data have shape "
+                f"{_text(shape)}: in recipe(config, ctx) write keras.Input(shape=ctx.inputs[{name!r}][0]), or reshape "
+                "in the model or in the Dataset's transform"
+            )
+    return ""
+
+
+def _fits(shape: tuple[int, ...], needed: tuple[int | None, ...]) -> bool:
+    """Keras itself adds or drops a last axis of size 1."""
+    if len(shape) == len(needed) + 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    elif len(shape) == len(needed) - 1 and needed[-1] == 1:
+        shape = (*shape, 1)
+    return len(shape) == len(needed) and all(n in (None, m) for n, m in zip(needed, shape, strict=True))
+
+
+def _text(shape: tuple[int | None, ...]) -> str:
+    return str(tuple("any" if n is None else n for n in shape)).replace("'any'", "any")
+
+
+def label_fault(model: keras.Model, low: float, high: float) -> str:
+    """What is wrong with labels of [low, high] for a model of one output; "" when nothing is, or none can tell.
+    TensorFlow on the CPU and JAX take a class number out of range without a word."""
+    outputs = getattr(model, "outputs", None)
+    if not outputs or len(outputs) != 1:
+        return ""
+    loss = model.loss
+    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
+    if name == "sparse_categorical_crossentropy":
+        classes = outputs[0].shape[-1]
+        ignored = getattr(loss, "ignore_class", None)
+        wrong = [int(label) for label in (low, high) if not 0 <= label < (classes or high + 1) and label != ignored]
+        if wrong:
+            return (
+                f"labels go from {low:g} to {high:g}, but the model has {classes} outputs, for labels 0 to "
+                f"{classes - 1}: label {wrong[0]} has none; give the model {int(high) + 1} outputs, or number the "
+                "labels from 0"
+            )
+    if name == "binary_crossentropy" and (low < 0 or high > 1):
+        return f"labels go from {low:g} to {high:g}, binary cross-entropy takes 0 to 1"
+    return ""

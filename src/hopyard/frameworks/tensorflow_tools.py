@@ -1,0 +1,111 @@
+"""Around TensorFlow: threads, determinism and seeds of the process.
+
+What is global to the process is changed here only, by `install`, which the agent calls, `fresh` and `reseed`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import suppress
+from typing import Any, Literal
+
+import tensorflow as tf
+from tensorflow.python.eager import context as eager
+from tensorflow.python.util import _pywrap_determinism as determinism
+
+from hopyard import frameworks
+
+
+def install(exact: bool | Literal["warn"], threads: int) -> None:
+    """Set this process up for a run: `threads` for one operation and between operations, where TensorFlow has not begun
+    yet (it takes no other number later; `versions` tells which it has); deterministic kernels unless `exact` is False
+    (an operation without one raises)."""
+    threading = tf.config.threading
+    for get, put in (
+        (threading.get_intra_op_parallelism_threads, threading.set_intra_op_parallelism_threads),
+        (threading.get_inter_op_parallelism_threads, threading.set_inter_op_parallelism_threads),
+    ):
+        if get() != threads:
+            with suppress(RuntimeError):
+                put(threads)
+    if exact is not False and not determinism.is_enabled():
+        tf.config.experimental.enable_op_determinism()
+
+
+def held() -> Any:
+    """What a run changes in this process."""
+    context = eager.context()
+    return determinism.is_enabled(), context._seed, getattr(context, "_rng", None)
+
+
+def give_back(before: Any) -> None:
+    """Put it back."""
+    context = eager.context()
+    enabled, context._seed, context._rng = before or (False, None, None)
+    determinism.enable(enabled)
+    _Drawn.since = _state()
+
+
+def fresh(seed: int, named: bool) -> None:
+    """Before a recipe is called. When it names TensorFlow, it may draw first weights from TensorFlow's generators, also
+    with a seed of its own, and what they have drawn before must not show."""
+    if named:
+        tf.random.set_seed(seed)
+        _Drawn.since = _state()
+    else:
+        reseed(seed)
+
+
+def reseed(seed: int) -> None:
+    """Seed TensorFlow's generators.
+
+    `tf.random.set_seed` also makes every compiled function be prepared again, in 130 ms and more. That is only worth it
+    where somebody draws from these generators; Keras does not (`keras.random` has its own).
+    """
+    context = eager.context()
+    _Drawn.ever = _Drawn.ever or (_Drawn.since is not None and _Drawn.since != _state())
+    if _Drawn.ever:
+        tf.random.set_seed(seed)
+    else:
+        context._seed, context._rng = seed, random.Random(seed)  # noqa: S311 - as TensorFlow does
+    _Drawn.since = _state()
+
+
+class _Drawn:
+    """Whether anybody in this process drew from TensorFlow's generators; changed by `fresh` and `reseed` only."""
+
+    ever = False
+    since: Any = None
+
+
+def _state() -> Any:
+    rng = getattr(eager.context(), "_rng", None)
+    return None if rng is None else hash(rng.getstate())
+
+
+def prepare() -> None:
+    """Import what recipes use, beforehand."""
+
+
+def warm() -> None:
+    """What TensorFlow puts off until its first operation, done beforehand."""
+    step = tf.function(lambda x: x + 1.0, autograph=False)
+    float(step(tf.constant(0.0)))
+
+
+def versions() -> dict[str, Any]:
+    """What equal digests may depend on."""
+    threading = tf.config.threading
+    return {
+        "tensorflow": str(tf.__version__),
+        "tensorflow_threads": [
+            threading.get_intra_op_parallelism_threads(),
+            threading.get_inter_op_parallelism_threads(),
+        ],
+        "tensorflow_flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
+        "cpu": frameworks.processor(),
+    }
+
+
+FLAGS = ("XLA_FLAGS", "TF_XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS", "TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS")
