@@ -197,10 +197,10 @@ def test_no_more_models_stay_built_than_allowed(bench: Callable[..., Bench], mon
     assert list(it.worker._built) == ["trial 2", "trial 3"]
     after = it.train(9, 1, trial=0, start=dones[0], at=Ref(0, 1, 1))
     assert after.hop_bytes > 0
-    assert list(it.worker._built) == [3, 0]
+    assert list(it.worker._built) == ["trial 3", "trial 0"]
     monkeypatch.setattr(working, "BUILT_BYTES", 1)
     it.train(10, 1, trial=2, start=dones[2], at=Ref(2, 1, 3))
-    assert list(it.worker._built) == [2]
+    assert list(it.worker._built) == ["trial 2"]
 
 
 def test_preflight_finds_the_metric_that_nobody_reports(bench: Callable[..., Bench]) -> None:

@@ -49,7 +49,7 @@ from hopyard.core.messages import (
     unpack_down,
 )
 from hopyard.data.manifest import Manifest
-from hopyard.frameworks import environment, imported, tools
+from hopyard.frameworks import environment, imported, quiet, tools
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.states import open_store
 
@@ -140,8 +140,7 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None]) 
     Raises:
         Exception: whatever loading the recipe raises.
     """
-    for name, value in environment(setup.threads).items():  # frameworks read it when they are imported
-        os.environ.setdefault(name, value)
+    quiet()
     manifest = msgspec.json.decode(setup.manifest, type=Manifest)
     recipe = cloudpickle.loads(setup.recipe)
     foresee(recipe)
@@ -169,6 +168,8 @@ def _serve(slot: int, line: Line) -> None:
     if not isinstance(setup, Setup):
         raise TypeError(f"the first message is Setup, not {type(setup).__name__}")
     line.beat(slot, setup.spec.silence / 6)
+    for name, value in environment(setup.threads).items():
+        os.environ.setdefault(name, value)
     try:
         hands = assemble(slot, setup, line.say)
     except Exception as error:  # noqa: BLE001 - told to the user, who must see it

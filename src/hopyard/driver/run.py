@@ -19,6 +19,7 @@ from hopyard.driver.ship import Cargo
 from hopyard.driver.ship import load as unpickle
 from hopyard.driver.trial import Shelf, Trial
 from hopyard.errors import HopyardError, RunDirectoryError, RunFailed
+from hopyard.frameworks import quiet
 from hopyard.spec import RunSpec, better
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout, find
@@ -42,6 +43,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[str]
     recipe: str
     """Name of the recipe's function."""
+    backend: str = ""
+    """Keras' backend, where the engine names one."""
 
 
 def load(run_directory: str | Path) -> Run:
@@ -206,6 +209,7 @@ class Run:
         """Where its models come from; opens the pickled recipe at the first use."""
         if self._known is None:
             about = about_of(self._layout)
+            quiet(about.backend)
             manifest = Manifest.load(self._layout.manifest, check=False)
             plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
             self._known = Shelf(

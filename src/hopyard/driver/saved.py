@@ -14,7 +14,7 @@ from hopyard.core.books import TrialBook
 from hopyard.data.manifest import Manifest
 from hopyard.driver.ship import PYTHON, dump, load
 from hopyard.errors import RunDirectoryError
-from hopyard.frameworks import TOOLS, capture, restore, tools
+from hopyard.frameworks import TOOLS, capture, quiet, restore, tools
 from hopyard.spec import Config, RunSpec
 from hopyard.store.tree import decode, encode
 
@@ -33,6 +33,8 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None
     metrics: dict[str, float | None]
     framework: str
+    backend: str = ""
+    """Keras' backend."""
     spec: RunSpec
     manifest: Manifest
 
@@ -64,6 +66,7 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
         epoch=epoch,
         metrics=metrics,
         framework=framework,
+        backend="" if framework == OWN else tools(framework).versions().get("keras_backend", ""),
         spec=plan.spec,
         manifest=plan.manifest,
     )
@@ -89,6 +92,7 @@ def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) 
         raise RunDirectoryError(f"{root}: no {CONFIG} here; a folder that run.best.save(…) wrote is wanted") from None
     except msgspec.MsgspecError as error:
         raise RunDirectoryError(f"{root / CONFIG}: not written by run.best.save(…): {error}") from error
+    quiet(about.backend)
     if recipe is None:
         recipe = load(root / RECIPE, about.python)
     assert recipe is not None

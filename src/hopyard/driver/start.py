@@ -251,6 +251,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
             rows=manifest.rows,
             sources=sources,
             recipe=getattr(cargo.recipe, "__name__", type(cargo.recipe).__name__),
+            backend=getattr(cargo.engine, "env", {}).get("KERAS_BACKEND", ""),
         )
         open_store(store or layout.states)
         write_whole(layout.recipe, freight)

@@ -20,6 +20,7 @@ This module imports no framework: it looks for one only among the modules that a
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import sys
 from dataclasses import dataclass
@@ -79,12 +80,20 @@ def tools(framework: str) -> ModuleType:
     return importlib.import_module(TOOLS[framework])
 
 
+def quiet(backend: str = "") -> None:
+    """Before TensorFlow or Keras is imported on behalf of the user: no chatter about instruction sets and missing GPUs
+    unless the environment asks for it, and Keras' `backend` if one is known."""
+    if "tensorflow" not in sys.modules:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if backend and "keras" not in sys.modules:
+        os.environ.setdefault("KERAS_BACKEND", backend)
+
+
 def environment(threads: int) -> dict[str, str]:
-    """What the environment of a worker should have before a framework is imported, where the user has not said
-    otherwise: the number of threads, and no chatter about instruction sets and missing GPUs."""
-    one = "--xla_cpu_multi_thread_eigen=false" if threads == 1 else ""
-    flags = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true", "NPROC": str(threads), "XLA_FLAGS": one}
-    return {name: value for name, value in flags.items() if value}
+    """What the environment of a worker's process should have before a framework is imported, where the user has not
+    said otherwise: the number of threads for those that cannot be told later, and GPUs that can be shared."""
+    flags = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "NPROC": str(threads)}
+    return flags | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})
 
 
 def processor() -> str:

@@ -1,0 +1,170 @@
+"""What the tests of Keras runs share: small data, and recipes that name their kind in their config.
+
+Nothing here imports a framework before a recipe is called: each backend is chosen by a worker's environment, and the
+test process imports TensorFlow only where a test needs a model in it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hopyard as hy
+
+WIDTH = 6
+ZOO: list[dict[str, Any]] = [
+    {"kind": "bare", "width": 8, "lr": 0.01, "batch_size": 16},
+    {"kind": "bare", "width": 8, "lr": 0.003},
+    {"kind": "bare", "width": 12, "lr": 0.01},
+    {"kind": "bare", "width": 12, "lr": 0.003, "batch_size": 16},
+    {"kind": "bare", "width": 8, "lr": 0.03, "batch_size": 16},
+    {"kind": "bare", "width": 12, "lr": 0.03, "batch_size": 24},
+    {"kind": "wrapped", "width": 8, "lr": 0.01, "batch_size": 64},
+    {"kind": "schedule", "width": 8, "lr": 0.05, "batch_size": 16},
+    {"kind": "callback", "width": 8, "lr": 0.05, "batch_size": 16},
+    {"kind": "tape", "width": 8, "lr": 0.1, "batch_size": 16},
+]
+"""Two architectures six times, and what else a Keras user may write."""
+FIXED = 20
+"""The batch size that the recipe itself gives "wrapped"; its config says another."""
+
+
+def table(rows: int, seed: int = 0) -> tuple[Any, Any]:
+    """x of shape (rows, 6) and float32, y of two classes."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, WIDTH)).astype(np.float32)
+    return x, (x @ rng.standard_normal(WIDTH) > 0).astype(np.int64)
+
+
+def dataset(rows: int = 600) -> hy.Dataset:
+    """Partitions of about 112 training rows and 37 of validation: with short last batches."""
+    return hy.Dataset.numpy(*table(rows), validation=0.25, partitions=4)
+
+
+def even() -> hy.Dataset:
+    """Four times 64 rows, and 32 of validation: every batch of 32 is whole, so that XLA compiles once."""
+    x, y = table(384)
+    return hy.Dataset.numpy(x[:256], y[:256], validation=hy.Dataset.numpy(x[256:], y[256:]), partitions=4)
+
+
+def select(directory: Path, recipe: Any, configs: Any, **more: Any) -> hy.Run:
+    """`hy.select` with all that most tests have in common."""
+    arguments = {
+        "search": hy.Configs(configs),
+        "epochs": 2,
+        "metric": "val_loss",
+        "mode": "min",
+        "engine": hy.Inline(),
+        "directory": directory,
+    } | more
+    data = arguments.pop("data") if "data" in arguments else dataset()
+    return hy.select(recipe, None, data, **arguments)
+
+
+def local(workers: int = 1, **env: str) -> hy.Local:
+    return hy.Local(workers=workers, devices=None, env=env)
+
+
+def net(config: dict[str, Any], rate: Any = None) -> Any:
+    """Dropout, batch norm, Adam: all that a State may hold."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            layers.Dense(config["width"]),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Dropout(0.3),
+            layers.Dense(2),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(rate or config["lr"]), loss, metrics=["accuracy"])
+    return model
+
+
+def zoo(config: dict[str, Any]) -> Any:
+    """A model of the kind that the config names."""
+    import keras
+
+    if path := os.environ.get("TRACES"):
+        note_traces(path)
+    kind = config["kind"]
+    if kind == "bare":
+        return net(config)
+    if kind == "wrapped":
+        return hy.keras.Model(net(config), batch_size=FIXED)
+    if kind == "schedule":
+        return net(config, keras.optimizers.schedules.ExponentialDecay(config["lr"], decay_steps=7, decay_rate=0.8))
+    if kind == "callback":
+        scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: config["lr"] / (1 + epoch))
+        return hy.keras.Model(net(config), callbacks=[scheduler])
+    return tape(config)
+
+
+def note_traces(path: str) -> None:
+    """From now on each run of the Python body of a step, so each trace, is a line of the file: process, step, width."""
+    import keras
+
+    if hasattr(keras.Sequential, "noted"):
+        return
+    keras.Sequential.noted = True
+    for name in ("train_step", "test_step"):
+        step = getattr(keras.Sequential, name)
+
+        def noted(self: Any, data: Any, name: str = name, step: Any = step) -> Any:
+            with Path(path).open("a") as file:
+                file.write(f"{os.getpid()} {name} {self.layers[0].units}\n")
+            return step(self, data)
+
+        setattr(keras.Sequential, name, noted)
+
+
+def tape(config: dict[str, Any]) -> Any:
+    """A Trainable that is written on TensorFlow itself, with momentum; its State holds tf.Variables and an array."""
+    import tensorflow as tf
+
+    class Tape:
+        batch_size = config["batch_size"]
+
+        def __init__(self) -> None:
+            draw = np.random.normal
+            self.weights = [tf.Variable(draw(size=s).astype(np.float32)) for s in ((WIDTH, 8), (8, 2))]
+            self.moments = [tf.Variable(tf.zeros_like(w)) for w in self.weights]
+            self.seen = np.zeros(1, np.int64)
+
+        def state(self) -> Any:
+            return {"weights": self.weights, "moments": self.moments, "seen": self.seen}
+
+        def load(self, tree: Any) -> None:
+            for name in ("weights", "moments"):
+                for variable, value in zip(getattr(self, name), tree[name], strict=True):
+                    variable.assign(value)
+            self.seen[:] = tree["seen"]
+
+        @tf.function(reduce_retracing=True)
+        def step(self, x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = self.loss(x, y)
+            for w, m, g in zip(self.weights, self.moments, tape.gradient(loss, self.weights), strict=True):
+                m.assign(0.9 * m + g / tf.cast(tf.shape(x)[0], tf.float32))
+                w.assign_sub(config["lr"] * m)
+            return loss
+
+        def loss(self, x: Any, y: Any) -> Any:
+            logits = tf.nn.tanh(x @ self.weights[0]) @ self.weights[1]
+            return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+
+        def train(self, batch: hy.Batch) -> Any:
+            self.seen += batch.rows
+            return {"loss": (self.step(batch.inputs, batch.targets), batch.rows)}
+
+        def evaluate(self, batch: hy.Batch) -> Any:
+            return {"loss": (self.loss(batch.inputs, batch.targets), batch.rows)}
+
+    return Tape()
