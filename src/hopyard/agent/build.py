@@ -38,6 +38,7 @@ class Plan:
     spec: RunSpec
     device: str = "cpu"
     threads: int = 1
+    """Of the frameworks, where they can be told; 0: as they are, in a process that is not the run's."""
 
 
 @dataclass(slots=True)

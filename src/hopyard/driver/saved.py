@@ -97,7 +97,7 @@ def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) 
         recipe = load(root / RECIPE, about.python)
     assert recipe is not None
     with undisturbed():
-        built = build(Plan(recipe, about.manifest, about.spec), about.trial, about.config)
+        built = build(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
     if about.framework != OWN:
         its = tools(about.framework)
         return its.load_net(its.net(built.trainable), root / its.WEIGHTS)

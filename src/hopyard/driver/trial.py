@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,7 +146,7 @@ class Trial:
                 f"{state.digest[:16]}"
             )
         with undisturbed():
-            built = build(shelf.plan, self.id, self.config)
+            built = build(replace(shelf.plan, threads=0), self.id, self.config)
         restore(built.trainable, decode(data))
         return built
 

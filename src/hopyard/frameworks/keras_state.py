@@ -8,6 +8,7 @@ function of the step. Variables of metrics are not part of it: they are read and
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -79,8 +80,9 @@ def likeness(model: keras.Model) -> str:
     """Equal for compiled models that differ in nothing but their State; "" where that cannot be told, because code of
     the user is part of the model or of how it is compiled.
 
-    Equal must be: `get_config()` (so dropout rates and names), what trains, the optimizer's config without its learning
-    rate (a variable, unless it is a schedule), loss, metrics and their weights, dtypes, eager or compiled.
+    Equal must be: `get_config()` (so dropout rates and names) but for seeds, which only first weights depend on, and
+    generators that begin anew with each partition; what trains; the optimizer's config without its learning rate (a
+    variable, unless it is a schedule); loss, metrics and their weights; dtypes; eager or compiled.
     """
     if not _plain(model):
         return ""
@@ -102,10 +104,7 @@ def likeness(model: keras.Model) -> str:
         [bool(variable.trainable) for variable in model.variables],
         [len(model.optimizer.variables), keras.config.epsilon(), keras.config.floatx()],
     ]
-    try:
-        return json.dumps(about, sort_keys=True)
-    except TypeError:
-        return ""
+    return hashlib.blake2b(json.dumps(_seedless(about), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _plain(model: keras.Model) -> bool:
@@ -127,6 +126,12 @@ def _plain(model: keras.Model) -> bool:
 
 def _replaced(part: Any) -> bool:
     return any(vars(part).get(name) is not None for name in _OVERRIDES)
+
+
+def _seedless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _seedless(item) for key, item in value.items() if key != "seed"}
+    return [_seedless(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _ours(value: Any) -> bool:

@@ -78,7 +78,9 @@ def give_back(before: Any) -> None:
     """Put it back."""
     from keras.src.utils import naming
 
-    if before is None:
+    if before is None:  # Keras came with the recipe
+        if _Slate.settings is not None:
+            _set(_Slate.settings)
         return
     settings, uids, state = before
     _set(settings)

@@ -18,15 +18,15 @@ from hopyard import frameworks
 
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:
-    """Set this process up for a run: `threads` for one operation and between operations, where TensorFlow has not begun
-    yet (it takes no other number later; `versions` tells which it has); deterministic kernels unless `exact` is False
-    (an operation without one raises)."""
+    """Set this process up for a run: `threads` for one operation and between operations (0: as it is), where TensorFlow
+    has not begun yet (it takes no other number later; `versions` tells which it has); deterministic kernels unless
+    `exact` is False (an operation without one raises)."""
     threading = tf.config.threading
     for get, put in (
         (threading.get_intra_op_parallelism_threads, threading.set_intra_op_parallelism_threads),
         (threading.get_inter_op_parallelism_threads, threading.set_inter_op_parallelism_threads),
     ):
-        if get() != threads:
+        if threads and get() != threads:
             with suppress(RuntimeError):
                 put(threads)
     if exact is not False and not determinism.is_enabled():

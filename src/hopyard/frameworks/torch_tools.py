@@ -22,14 +22,14 @@ WEIGHTS = "model.safetensors"
 
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:
-    """Set this process up for a run: `threads` for one operation, and between operations; deterministic kernels when
-    `exact` is True (an operation without one raises) or "warn" (it warns).
+    """Set this process up for a run: `threads` for one operation, and between operations (0: as it is); deterministic
+    kernels when `exact` is True (an operation without one raises) or "warn" (it warns).
 
     On CUDA, cuBLAS also needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before it starts: the engine's part.
     """
-    if torch.get_num_threads() != threads:
+    if threads and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-    if torch.get_num_interop_threads() != threads:
+    if threads and torch.get_num_interop_threads() != threads:
         # can be set once, before the first parallel work; of no influence on results
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(threads)
