@@ -105,6 +105,17 @@ def processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
+def on_host(value: Any) -> NDArray[Any]:
+    """A tensor or variable of any framework as a NumPy array; may be a view. (`np.asarray` warns of TensorFlow's.)"""
+    if type(value).__module__.startswith("keras."):
+        value = value.value
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    numpy = getattr(value, "numpy", None)
+    array: NDArray[Any] = numpy() if callable(numpy) else np.asarray(value)
+    return array
+
+
 def lower(tree: Tree) -> Tree:
     """The tree with NumPy arrays, or Leaves, in the place of tensors. torch's on the host are not copied: the tree is
     good until they change; those of a GPU, and other frameworks' tensors and variables, are copied.
@@ -176,7 +187,7 @@ def _map(tree: Tree, tensor: Any, change: Any) -> Tree:
     if isinstance(tree, dict):  # OrderedDict: what torch's state_dict gives
         return {key: _map(value, tensor, change) for key, value in tree.items()}
     if hasattr(kind, "__array__") and not isinstance(tree, (np.generic, np.ndarray)):
-        return lower_array(np.array(tree))  # a tensor or variable of TensorFlow, JAX or Keras
+        return lower_array(np.array(on_host(tree)))  # a tensor or variable of TensorFlow, JAX or Keras
     return tree
 
 

@@ -18,7 +18,7 @@ from hopyard.errors import SpecError
 from hopyard.frameworks import keras_state, keras_sums
 from hopyard.frameworks.keras_callbacks import Hooks
 from hopyard.frameworks.keras_rows import One, Rows
-from hopyard.frameworks.keras_shapes import Info, label_fault, misfit, zeros
+from hopyard.frameworks.keras_shapes import SINGLE, Info, arrange, label_fault, misfit, zeros
 from hopyard.ports import Feed
 from hopyard.spec import Batch, Sums, Values
 
@@ -83,7 +83,7 @@ class Model:
         if fault := misfit(self.model, inputs):
             raise SpecError(fault)
         if not self._built():
-            self._build(zeros(inputs, targets, self.class_weight is not None))
+            self._build(self._zeros())
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
 
@@ -132,7 +132,7 @@ class Model:
 
     def train_partition(self, feed: Feed) -> Sums:
         """Train over a partition; sums of loss and metrics as seen while training."""
-        rows = Rows(feed, self.class_weight)
+        rows = Rows(feed, self._arrange, self.class_weight)
         self._ready(rows)
         if feed.seed is not None:
             keras_state.reseed(self._seeds, feed.seed)
@@ -143,7 +143,7 @@ class Model:
 
     def evaluate_partition(self, feed: Feed) -> Sums:
         """Loss and metrics over a partition; changes nothing."""
-        rows = Rows(feed)
+        rows = Rows(feed, self._arrange, None)
         self._ready(rows)
         before = [np.array(self._host(variable)) for variable in self._seeds]
         if feed.seed is not None:
@@ -168,7 +168,7 @@ class Model:
 
     def predict(self, batch: Batch) -> Any:
         """Outputs as NumPy arrays, rows first; several as a dict by the names of the outputs."""
-        outputs = self.model.predict_on_batch(batch.inputs)
+        outputs = self.model.predict_on_batch(self._arrange(batch.inputs, None)[0])
         if isinstance(outputs, (list, tuple)):
             names = getattr(self.model, "output_names", None) or [str(n) for n in range(len(outputs))]
             return dict(zip(names, map(np.asarray, outputs), strict=True))
@@ -181,7 +181,7 @@ class Model:
     def result(self, name: str, total: Values, rows: float) -> float:
         """The value of metric `name` from its sum over `rows` rows."""
         if not self._metrics and self._known is not None:
-            self._begin(zeros(*self._known, weighted=True))
+            self._begin(self._zeros())
         if name not in self._metrics:
             raise SpecError(f"no metric {name!r}; the model has {', '.join(map(repr, self._metrics)) or 'none yet'}")
         return keras_sums.result(self._metrics[name], total, rows)
@@ -189,6 +189,14 @@ class Model:
     def fault(self, batch: Batch, low: float, high: float) -> str:
         """What is wrong with a label column of [low, high] for this model; "" when nothing is."""
         return label_fault(self.model, low, high)
+
+    def _arrange(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return arrange(self.model, x, y)
+
+    def _zeros(self) -> Any:
+        assert self._known is not None
+        x, y = self._arrange(*(zeros(info, single) for info, single in zip(self._known, SINGLE, strict=True)))
+        return (x,) if y is None else (x, y)
 
     def _built(self) -> bool:
         return bool(self.model.built) and all(layer.built for layer in self.model._flatten_layers())

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hopyard.errors import SpecError
+from hopyard.frameworks import on_host
 
 _BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _INSTEAD = {
@@ -77,7 +78,7 @@ class Hooks:
     def _around(self, step: Callable[[], Any]) -> None:
         self._call("on_train_batch_begin", self._batch)
         step()
-        logs = {name: float(keras.ops.convert_to_numpy(value)) for name, value in self._results().items()}
+        logs = {name: float(on_host(value)) for name, value in self._results().items()}
         self._call("on_train_batch_end", self._batch, logs)
         self._batch += 1
 

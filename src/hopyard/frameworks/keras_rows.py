@@ -5,7 +5,7 @@ Knows no framework: NumPy in, NumPy out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,16 @@ class Rows:
 
     Args:
         feed: the partition.
+        arrange: inputs and targets in the form that the model wants.
         class_weight: class → weight of its rows, on top of the rows' own weights.
     """
 
-    def __init__(self, feed: Feed, class_weight: Mapping[int, float] | None = None) -> None:
+    def __init__(
+        self, feed: Feed, arrange: Callable[[Any, Any], tuple[Any, Any]], class_weight: Mapping[int, float] | None
+    ) -> None:
         columns = feed.columns
-        x, y, weights = columns.inputs, columns.targets, weigh(columns.targets, columns.weights, class_weight)
+        x, y = arrange(columns.inputs, columns.targets)
+        weights = weigh(y, columns.weights, class_weight)
         self.data: Data = (x, y, weights) if weights is not None else (x, y) if y is not None else (x,)
         self.rows = feed.rows
         self._order = feed.order
@@ -123,8 +127,8 @@ def weigh(targets: Any, weights: Any, class_weight: Mapping[int, float] | None) 
     """
     if class_weight is None:
         return weights
-    if targets is None or isinstance(targets, dict):
-        given = "none" if targets is None else f"{len(targets)} ({', '.join(targets)})"
+    if targets is None or isinstance(targets, (dict, tuple)):
+        given = "none" if targets is None else len(targets)
         raise SpecError(f"class_weight: exactly one label is needed, this data has {given}")
     classes = targets.argmax(-1) if targets.ndim > 1 and targets.shape[-1] > 1 else targets.reshape(len(targets))
     made = np.ones(len(targets), np.float32)

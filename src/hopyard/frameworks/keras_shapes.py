@@ -12,15 +12,43 @@ Info = Mapping[str, tuple[tuple[int, ...], str]]
 """Array name → (shape of one row, NumPy dtype); a single input is "inputs", a single label "targets"."""
 
 
-def zeros(inputs: Info, targets: Info, weighted: bool) -> Any:
-    """(x,), (x, y) or (x, y, weights): two rows of nothing, in the form of the data."""
-    x, y = _example(inputs, "inputs"), _example(targets, "targets")
-    return (x, y, np.ones(2, np.float32)) if weighted else (x, y) if y is not None else (x,)
+SINGLE = ("inputs", "targets")
 
 
-def _example(info: Info, single: str) -> Any:
+def zeros(info: Info, single: str) -> Any:
+    """Two rows of nothing, in the form of the data: an array, a dict of such, or None."""
     made = {name: np.zeros((2, *shape), dtype) for name, (shape, dtype) in info.items()}
     return None if not made else made[single] if list(made) == [single] else made
+
+
+def arrange(model: keras.Model, x: Any, y: Any) -> tuple[Any, Any]:
+    """Inputs and labels that the data has by name, in the form in which a functional model has them: bare, a tuple, or
+    a dict. Other models get what there is."""
+    return _arranged(x, _form(model, "input")), _arranged(y, _form(model, "output"))
+
+
+def _form(model: keras.Model, which: str) -> Any:
+    """The name of a single input or output, or a tuple or dict of names; None when the model does not say."""
+    try:
+        struct = getattr(model, which)
+    except AttributeError:  # a subclass, or not built yet
+        return None
+    names = [tensor.name for tensor in model.inputs] if which == "input" else list(model.output_names)
+    if isinstance(struct, dict):
+        return {key: key for key in struct}
+    if isinstance(struct, (list, tuple)):
+        return tuple(names) if len(names) == len(struct) else None
+    return names[0]
+
+
+def _arranged(data: Any, form: Any) -> Any:
+    if not isinstance(data, dict) or form is None:
+        return data
+    if isinstance(form, str):
+        return data[form] if form in data else next(iter(data.values())) if len(data) == 1 else data
+    if isinstance(form, tuple):
+        return tuple(data[name] for name in form) if all(name in data for name in form) else data
+    return {name: data[name] for name in form} if all(name in data for name in form) else data
 
 
 def misfit(model: keras.Model, inputs: Info) -> str:
@@ -35,6 +63,8 @@ def misfit(model: keras.Model, inputs: Info) -> str:
             "give the Dataset features as a dict, input name → columns"
         )
     names = ["inputs"] if single else [tensor.name for tensor in wanted]
+    if len(wanted) == len(inputs) == 1:
+        names = list(inputs)
     missing = [name for name in names if name not in inputs]
     if missing:
         return (

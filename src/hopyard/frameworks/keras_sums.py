@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from hopyard.errors import SpecError
+from hopyard.frameworks import on_host
 from hopyard.spec import Sums
 
 _NOT_ADDITIVE = ("PearsonCorrelation", "ConcordanceCorrelation")
@@ -73,7 +74,7 @@ def check(found: dict[str, keras.Metric], rows: int) -> None:
     for name, metric in found.items():
         if is_mean(metric):
             continue
-        before = [keras.ops.convert_to_numpy(variable) for variable in metric.variables]
+        before = [np.array(on_host(variable)) for variable in metric.variables]
         once = _one(metric)
         twice = result(metric, np.concatenate([2 * np.asarray(a, np.float64).reshape(-1) for a in before]), rows)
         for variable, array in zip(metric.variables, before, strict=True):
@@ -90,9 +91,9 @@ def check(found: dict[str, keras.Metric], rows: int) -> None:
 
 def _one(metric: keras.Metric) -> float:
     value = metric.result()
-    if isinstance(value, dict) or np.size(keras.ops.convert_to_numpy(value)) != 1:
+    if isinstance(value, dict) or np.size(on_host(value)) != 1:
         raise SpecError(
             f"metric {metric.name!r} ({type(metric).__name__}) gives more than one number: one is needed, for example "
             'average="macro" for a score of several classes'
         )
-    return float(np.asarray(keras.ops.convert_to_numpy(value)).reshape(()))
+    return float(on_host(value).reshape(()))

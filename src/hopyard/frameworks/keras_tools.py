@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from hopyard.errors import SpecError
+from hopyard.frameworks import on_host
 
 WEIGHTS = "model.keras"
 """The file of a saved model."""
@@ -71,7 +72,7 @@ def held() -> Any:
     from keras.src.utils import naming
 
     uids = dict(naming.global_state.get_global_attribute("object_name_uids") or {})
-    return _settings(), uids, np.array(keras.ops.convert_to_numpy(_generator().state))
+    return _settings(), uids, np.array(on_host(_generator().state))
 
 
 def give_back(before: Any) -> None:
