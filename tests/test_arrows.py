@@ -58,6 +58,7 @@ HEAVY = {
         "frameworks/keras.py",
         "frameworks/keras_callbacks.py",
         "frameworks/keras_jax.py",
+        "frameworks/keras_likeness.py",
         "frameworks/keras_shapes.py",
         "frameworks/keras_state.py",
         "frameworks/keras_sums.py",

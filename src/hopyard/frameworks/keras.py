@@ -17,6 +17,7 @@ import numpy as np
 from hopyard.errors import SpecError
 from hopyard.frameworks import keras_state, keras_sums
 from hopyard.frameworks.keras_callbacks import Hooks
+from hopyard.frameworks.keras_likeness import likeness
 from hopyard.frameworks.keras_rows import One, Rows
 from hopyard.frameworks.keras_shapes import SINGLE, Info, arrange, label_fault, misfit, zeros
 from hopyard.ports import Feed
@@ -92,7 +93,7 @@ class Model:
         """Models of equal likeness differ in nothing but their State; "" is like no other. See ARCHITECTURE: built
         models are shared between configurations only if so."""
         if self._likeness is None:
-            shared = not self._hooks and keras_state.likeness(self.model)
+            shared = "" if self._hooks else likeness(self.model)
             self._likeness = f"{shared} {self.class_weight}" if shared else ""
         return self._likeness
 
@@ -112,7 +113,7 @@ class Model:
         Raises:
             SpecError: the model has no variables yet.
         """
-        if not self._built() or not self.model.optimizer.built:
+        if not self.model.built or not self.model.optimizer.built:
             raise SpecError(
                 "the model has no variables yet, because it has seen no data: give it a keras.Input, or train on a "
                 "batch first"
@@ -126,6 +127,10 @@ class Model:
         Raises:
             SpecError: it is of a model that was built differently; then this one is unchanged.
         """
+        if self._hooks and "epoch" not in tree:
+            raise SpecError(
+                "the State is of a model without callbacks: the recipe must build the same for the same config"
+            )
         keras_state.put(self.model, tree)
         if self._hooks:
             self._hooks.load(tree["epoch"])
@@ -157,9 +162,9 @@ class Model:
     def train(self, batch: Batch) -> Sums:
         """One step. The first one also checks that the metrics can be added up over partitions."""
         sums = self.train_partition(One(batch))
-        if not self._checked:
-            keras_sums.check(self._metrics, batch.rows)
+        if not self._checked and batch.rows > 1:
             self._checked = True
+            self._check_metrics(Rows(One(batch), self._arrange, None))
         return sums
 
     def evaluate(self, batch: Batch) -> Sums:
@@ -217,6 +222,18 @@ class Model:
         self.model._symbolic_build(data_batch=example)
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
+
+    def _check_metrics(self, rows: Rows) -> None:
+        """Raises SpecError when a metric cannot be put together from partitions."""
+        if not (tried := {name: metric for name, metric in self._metrics.items() if not keras_sums.is_mean(metric)}):
+            return
+        kept = []
+        for parts in ([0], [1], [0, 1]):
+            self.model.reset_metrics()
+            for part in parts:
+                self._loop.evaluate(rows.half(part))
+            kept.append(keras_sums.holdings(tried, self._host))
+        keras_sums.check(tried, *kept)
 
     def _read(self, rows: float) -> Sums:
         return keras_sums.read(self._metrics, self._host, rows)

@@ -5,6 +5,7 @@ Knows no framework: NumPy in, NumPy out.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,15 @@ class Rows:
         """The data of the first two rows."""
         two: Data = each(lambda array: array[:2], self.data)
         return two
+
+    def half(self, which: int) -> Rows:
+        """The first half of the rows, or the second, as one batch."""
+        cut = slice(0, self.rows // 2) if which == 0 else slice(self.rows // 2, self.rows)
+        made = copy.copy(self)
+        made.data = each(lambda array: array[cut], self.data)
+        made.rows = cut.stop - cut.start
+        made._order, made._ends = None, np.asarray([made.rows], np.int64)
+        return made
 
     def parts(self) -> Iterator[Part]:
         """The whole as one part, or as several where it is large."""

@@ -106,7 +106,9 @@ def label_fault(model: keras.Model, low: float, high: float) -> str:
     if name == "sparse_categorical_crossentropy":
         classes = outputs[0].shape[-1]
         ignored = getattr(loss, "ignore_class", None)
-        wrong = [int(label) for label in (low, high) if not 0 <= label < (classes or high + 1) and label != ignored]
+        wrong = [int(label) for label in (low, high) if label != ignored and not 0 <= label < (classes or high + 1)]
+        if wrong and classes is None:
+            return f"labels go from {low:g} to {high:g}: class numbers begin at 0"
         if wrong:
             return (
                 f"labels go from {low:g} to {high:g}, but the model has {classes} outputs, for labels 0 to "

@@ -36,7 +36,7 @@ _DRAWS = (
 
 def host(variable: Any) -> Any:
     """A variable's values, a copy."""
-    return variable.value.numpy()
+    return np.asarray(variable.value.numpy())  # a scalar is an array too
 
 
 class Loop:

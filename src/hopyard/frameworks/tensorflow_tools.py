@@ -42,9 +42,9 @@ def held() -> Any:
 def give_back(before: Any) -> None:
     """Put it back."""
     context = eager.context()
+    _Drawn.ever = _Drawn.ever or _advanced(context)
     enabled, context._seed, context._rng = before or (False, None, None)
     determinism.enable(enabled)
-    _Drawn.since = _state()
 
 
 def fresh(seed: int, named: bool) -> None:
@@ -52,7 +52,7 @@ def fresh(seed: int, named: bool) -> None:
     with a seed of its own, and what they have drawn before must not show."""
     if named:
         tf.random.set_seed(seed)
-        _Drawn.since = _state()
+        _Drawn.seed = seed
     else:
         reseed(seed)
 
@@ -64,24 +64,28 @@ def reseed(seed: int) -> None:
     where somebody draws from these generators; Keras does not (`keras.random` has its own).
     """
     context = eager.context()
-    _Drawn.ever = _Drawn.ever or (_Drawn.since is not None and _Drawn.since != _state())
+    _Drawn.ever = _Drawn.ever or _advanced(context)
     if _Drawn.ever:
         tf.random.set_seed(seed)
     else:
         context._seed, context._rng = seed, random.Random(seed)  # noqa: S311 - as TensorFlow does
-    _Drawn.since = _state()
+    _Drawn.seed = seed
 
 
 class _Drawn:
-    """Whether anybody in this process drew from TensorFlow's generators; changed by `fresh` and `reseed` only."""
+    """Whether a recipe or a step drew from TensorFlow's generators in this process, and the seed they were given last;
+    changed by the functions above only."""
 
     ever = False
-    since: Any = None
+    seed: int | None = None
 
 
-def _state() -> Any:
-    rng = getattr(eager.context(), "_rng", None)
-    return None if rng is None else hash(rng.getstate())
+def _advanced(context: Any) -> bool:
+    """Whether somebody drew since `reseed`; who set another seed since has generators of their own."""
+    seed = _Drawn.seed
+    if seed is None or context._seed != seed:
+        return False
+    return bool(context._rng.getstate() != random.Random(seed).getstate())  # noqa: S311 - as TensorFlow does
 
 
 def prepare() -> None:
