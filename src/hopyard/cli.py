@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 import typer
 
 from hopyard.errors import HopyardError, UsageError
+from hopyard.frameworks import quiet
 
 if TYPE_CHECKING:
     from hopyard.core.events import Line
@@ -98,6 +99,7 @@ def run(
     if not script.is_file():
         raise UsageError(f"{script}: no such file; the path of a Python script is wanted")
     signal.signal(signal.SIGTERM, _term)
+    quiet()
     sys.argv = [str(script), *(arguments or [])]
     sys.path.insert(0, str(script.resolve().parent))
     try:

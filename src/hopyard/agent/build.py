@@ -96,7 +96,7 @@ def foresee(recipe: Callable[..., Any]) -> None:
 
 
 def named(recipe: Callable[..., Any]) -> frozenset[str]:
-    """The frameworks that occur in the recipe's code, or in that of the user's own functions that it calls."""
+    """The frameworks that occur in the recipe's code, or in that of the functions and classes that it names."""
     function = getattr(recipe, "func", recipe)  # functools.partial
     codes: list[Any] = [getattr(function, "__code__", None)]
     scopes = [getattr(function, "__globals__", {})]
@@ -113,9 +113,12 @@ def named(recipe: Callable[..., Any]) -> frozenset[str]:
             value = next((scope[name] for scope in scopes if name in scope), None)
             if isinstance(value, ModuleType):  # `import keras as k`
                 names.add(value.__name__.partition(".")[0])
-            elif isinstance(value, FunctionType) and not value.__module__.startswith("hopyard."):
-                codes.append(value.__code__)
-                scopes.append(value.__globals__)
+            elif isinstance(value, (FunctionType, type)) and not value.__module__.startswith(("hopyard.", "builtins")):
+                functions = [value] if isinstance(value, FunctionType) else vars(value).values()
+                for function in functions:
+                    if isinstance(function, FunctionType):
+                        codes.append(function.__code__)
+                        scopes.append(function.__globals__)
     return frozenset(names.intersection(TOOLS))
 
 
@@ -161,6 +164,9 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
             if (fresh := getattr(tools(framework), "fresh", None)) is not None:
                 fresh(seed, framework in names)
         made = _called(plan.recipe, arguments)
+        for framework in before:
+            if (settle := getattr(tools(framework), "settle", None)) is not None:
+                settle()
         if imported() == before:
             break  # else it imported its framework itself, too late to be seeded: build once more
     for framework in before:

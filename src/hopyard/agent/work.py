@@ -175,6 +175,7 @@ class Worker:
             if limits is not None and fault is not None and (found := fault(batch, *limits)):
                 return Checked(at=0.0, slot=self.slot, trial=trial, faults=(found,), names=())
             first = encode(capture(built.trainable))
+            seed_all(0)
             names += gather([built.trainable.train(batch)])
             trained = encode(capture(built.trainable))
             if spec.validation:
@@ -189,6 +190,8 @@ class Worker:
                     "that training changes, and load(tree) must copy it back"
                 )
             notes = tuple(getattr(built.trainable, "notes", ()))
+            if not faults and not notes and (note := self._repeats(built, trained)):
+                notes = (note,)
             if spec.exact is True:
                 faults += [f"exact=True: {note}" for note in notes]
             if built.likeness is not None:  # its compiled steps are worth keeping
@@ -203,6 +206,18 @@ class Worker:
                 )
         told = notes if spec.exact == "warn" else ()
         return Checked(at=0.0, slot=self.slot, trial=trial, faults=tuple(faults), names=tuple(names), notes=told)
+
+    def _repeats(self, built: Built, trained: bytes | bytearray) -> str:
+        """What is wrong when the step that gave `trained` gives something else from the same State, batch and seed."""
+        seed_all(0)
+        built.trainable.train(self._one("train", built.batch_size))
+        if encode(capture(built.trainable)) == trained:
+            return ""
+        return (
+            "the same step, done again from the same State with the same batch and seed, gives other bits: it draws "
+            "from a generator that nobody can seed from outside (draw from batch.seed), depends on something that "
+            "state() leaves out, or on an operation that is not deterministic"
+        )
 
     def _one(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
         return next(iter(PartitionFeed(self._open(kind, 0), batch_size, None, 0)))

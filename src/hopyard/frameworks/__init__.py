@@ -37,8 +37,8 @@ TOOLS = {name: f"hopyard.frameworks.{name}_tools" for name in ("torch", "tensorf
 """Framework → the module with its tools. Each has `prepare()` and `warm()`, which import and do what is put off until a
 first step, `install(exact, threads)`, which sets the process up, `reseed(seed)`, called before each recipe and each
 partition, `versions()`, and `held()` and `give_back(held)`, for what a run changes in the process (None: as it is at
-first). Some have `fresh(seed, named)`, called before each recipe, `adopt(made)`, for what it returns, and WEIGHTS,
-`net`, `save_net`, `load_net`, for models in files."""
+first). Some have `fresh(seed, named)` and `settle()`, called before and after each recipe, `adopt(made)`, for what it
+returned, and WEIGHTS, `net`, `save_net`, `load_net`, for models in files."""
 
 _LACKING = {
     "bfloat16": "BF16",

@@ -42,7 +42,7 @@ def held() -> Any:
 def give_back(before: Any) -> None:
     """Put it back."""
     context = eager.context()
-    _Drawn.ever = _Drawn.ever or _advanced(context)
+    _Drawn.by_step = _Drawn.by_step or _advanced(context)
     enabled, context._seed, context._rng = before or (False, None, None)
     determinism.enable(enabled)
 
@@ -50,11 +50,19 @@ def give_back(before: Any) -> None:
 def fresh(seed: int, named: bool) -> None:
     """Before a recipe is called. When it names TensorFlow, it may draw first weights from TensorFlow's generators, also
     with a seed of its own, and what they have drawn before must not show."""
-    if named:
+    if named or _Drawn.by_recipe:
         tf.random.set_seed(seed)
         _Drawn.seed = seed
     else:
         reseed(seed)
+
+
+def settle() -> None:
+    """After a recipe was called."""
+    context = eager.context()
+    if _advanced(context):
+        _Drawn.by_recipe = True
+        context._rng = random.Random(_Drawn.seed)  # noqa: S311 - as TensorFlow does
 
 
 def reseed(seed: int) -> None:
@@ -64,8 +72,8 @@ def reseed(seed: int) -> None:
     where somebody draws from these generators; Keras does not (`keras.random` has its own).
     """
     context = eager.context()
-    _Drawn.ever = _Drawn.ever or _advanced(context)
-    if _Drawn.ever:
+    _Drawn.by_step = _Drawn.by_step or _advanced(context)
+    if _Drawn.by_step:
         tf.random.set_seed(seed)
     else:
         context._seed, context._rng = seed, random.Random(seed)  # noqa: S311 - as TensorFlow does
@@ -76,7 +84,8 @@ class _Drawn:
     """Whether a recipe or a step drew from TensorFlow's generators in this process, and the seed they were given last;
     changed by the functions above only."""
 
-    ever = False
+    by_recipe = False
+    by_step = False
     seed: int | None = None
 
 

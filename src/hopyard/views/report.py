@@ -228,7 +228,7 @@ def _next(machine: Machine, about: dict[str, Any], directory: str) -> str:
             "  import hopyard as hy",
             f"  run = hy.load({directory!r})",
             "  model = run.best.model()              # the best trial, at its best epoch",
-            '  run.best.save("best")                 # config.json, model.safetensors, the recipe',
+            '  run.best.save("best")                 # config.json, the weights, the recipe',
             f"  run.trials[{best.id}].predict(data)",
         ]
     return "\n".join(lines)
