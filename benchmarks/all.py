@@ -1,4 +1,4 @@
-"""Every benchmark in turn, each with its figures; about 15 minutes on 2 quiet cores. A machine that does other work at
+"""Every benchmark in turn, each with its figures; about 25 minutes on 2 quiet cores. A machine that does other work at
 the same time spoils them.
 
     python benchmarks/all.py [NAME …]
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-ALL = ("scheduler", "control", "hop", "data_vs_limit", "efficiency", "exact")
+ALL = ("scheduler", "control", "hop", "data_vs_limit", "efficiency", "keras_vs_limit", "exact")
 
 
 def main() -> int:

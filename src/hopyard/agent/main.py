@@ -176,6 +176,7 @@ def _serve(slot: int, line: Line) -> None:
         line.answer(Unfit(slot, f"{type(error).__name__}: {error}"))
         traceback.print_exc()
         return
+    hands.worker.prepare()
     line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint()))
     warm()
     while True:

@@ -71,6 +71,10 @@ class Worker:
         """Key → the State that the built model holds."""
         self._bytes: dict[str, int] = {}
 
+    def prepare(self) -> None:
+        """Set the process up, before anything runs in it: TensorFlow takes its number of threads only once."""
+        install(self._plan)
+
     # ---------------------------------------------------------------- units
 
     def run(self, unit: Unit, config: Config) -> Sequence[Done | Failed | Durable | NoRoom]:

@@ -72,7 +72,9 @@ def held() -> Any:
     from keras.src.utils import naming
 
     uids = dict(naming.global_state.get_global_attribute("object_name_uids") or {})
-    return _settings(), uids, np.array(on_host(_generator().state))
+    generator = naming.global_state.get_global_attribute("global_seed_generator")
+    # none is made for this: to make one is TensorFlow's first operation, after which it takes no number of threads
+    return _settings(), uids, None if generator is None else np.array(on_host(generator.state))
 
 
 def give_back(before: Any) -> None:
@@ -90,7 +92,8 @@ def give_back(before: Any) -> None:
         "object_name_uids", default=collections.defaultdict(int), set_to_default=True
     )
     counts.update(uids)
-    _generator().state.assign(state)
+    if state is not None:
+        _generator().state.assign(state)
 
 
 def reseed(seed: int) -> None:

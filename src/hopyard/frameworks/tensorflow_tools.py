@@ -5,9 +5,10 @@ What is global to the process is changed here only, by `install`, which the agen
 
 from __future__ import annotations
 
+import logging
 import os
 import random
-from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -16,21 +17,35 @@ from tensorflow.python.util import _pywrap_determinism as determinism
 
 from hopyard import frameworks
 
+log = logging.getLogger(__name__)
+
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:
-    """Set this process up for a run: `threads` for one operation and between operations (0: as it is), where TensorFlow
-    has not begun yet (it takes no other number later; `versions` tells which it has); deterministic kernels unless
-    `exact` is False (an operation without one raises)."""
+    """Set this process up for a run: `threads` for one operation and between operations (0: as it is); deterministic
+    kernels unless `exact` is False (an operation without one raises). TensorFlow takes its threads only before its
+    first operation; when it has begun with others, that is said, once, and `versions` tells which it has."""
     threading = tf.config.threading
     for get, put in (
         (threading.get_intra_op_parallelism_threads, threading.set_intra_op_parallelism_threads),
         (threading.get_inter_op_parallelism_threads, threading.set_inter_op_parallelism_threads),
     ):
         if threads and get() != threads:
-            with suppress(RuntimeError):
+            try:
                 put(threads)
+            except RuntimeError:
+                _begun(get(), threads)
     if exact is not False and not determinism.is_enabled():
         tf.config.experimental.enable_op_determinism()
+
+
+@lru_cache
+def _begun(here: int, threads: int) -> None:
+    log.warning(
+        "TensorFlow has begun in this process with %s threads, the run asks for %d: its results may differ in the last "
+        "bits from those of workers of their own (hy.Local). Start the run before TensorFlow's first operation",
+        here or "the default number of",
+        threads,
+    )
 
 
 def held() -> Any:
