@@ -241,7 +241,10 @@ class Direct:
         except Exception as error:  # noqa: BLE001 - told to the user as any agent would
             self._outbox.put(Unfit(slot, f"{type(error).__name__}: {error}"))
             return
-        self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint()))
+        with undisturbed():
+            self._hands.worker.prepare()
+            told = fingerprint()
+        self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), None, told))
 
     def end(self, slot: int) -> None:
         """Forget the worker."""
