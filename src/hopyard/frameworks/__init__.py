@@ -23,6 +23,7 @@ import importlib
 import os
 import random
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -85,8 +86,11 @@ def quiet(backend: str = "") -> None:
     unless the environment asks for it, and Keras' `backend` if one is known."""
     if "tensorflow" not in sys.modules:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if backend and "keras" not in sys.modules:
-        os.environ.setdefault("KERAS_BACKEND", backend)
+    if backend and "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
+        os.environ["KERAS_BACKEND"] = backend
+        with suppress(ImportError):  # whoever asked for the model will hear of it
+            importlib.import_module("keras")
+        del os.environ["KERAS_BACKEND"]  # the next run may have another
 
 
 def environment(threads: int) -> dict[str, str]:

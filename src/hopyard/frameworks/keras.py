@@ -81,7 +81,7 @@ class Model:
             SpecError: the model takes other inputs.
         """
         self._known = inputs, targets
-        if fault := misfit(self.model, inputs):
+        if fault := misfit(self.model, inputs, targets):
             raise SpecError(fault)
         if not self._built():
             self._build(self._zeros())

@@ -29,6 +29,8 @@ def arrange(model: keras.Model, x: Any, y: Any) -> tuple[Any, Any]:
 
 def _form(model: keras.Model, which: str) -> Any:
     """The name of a single input or output, or a tuple or dict of names; None when the model does not say."""
+    if isinstance(model, keras.Sequential):
+        return which
     try:
         struct = getattr(model, which)
     except AttributeError:  # a subclass, or not built yet
@@ -51,8 +53,30 @@ def _arranged(data: Any, form: Any) -> Any:
     return {name: data[name] for name in form} if all(name in data for name in form) else data
 
 
-def misfit(model: keras.Model, inputs: Info) -> str:
+def misfit(model: keras.Model, inputs: Info, targets: Info) -> str:
     """Why the model cannot take such rows; "" when it can, or when only a call can tell."""
+    return _inputs_misfit(model, inputs) or _labels_misfit(model, targets)
+
+
+def _labels_misfit(model: keras.Model, targets: Info) -> str:
+    names = _form(model, "output")
+    if model.loss is not None and not targets:
+        outputs = f" for {', '.join(map(repr, names))}" if isinstance(names, (dict, tuple)) else ""
+        return f"the data has no label, but the model's loss needs one{outputs}: name it, Dataset(…, label=…)"
+    if not isinstance(names, (dict, tuple)) or len(names) < 2 or not isinstance(model.loss, (dict, list, tuple)):
+        return ""
+    wanted = set(names if not isinstance(model.loss, dict) else model.loss)
+    missing = [name for name in names if name in wanted and name not in targets]
+    if not missing:
+        return ""
+    there = "one label without a name" if list(targets) == ["targets"] else ", ".join(map(repr, targets))
+    return (
+        f"the model's output {missing[0]!r} has no label in the data, which has {there}: give the Dataset label={{…}}, "
+        f"output name → column, for {', '.join(map(repr, names))}"
+    )
+
+
+def _inputs_misfit(model: keras.Model, inputs: Info) -> str:
     wanted = getattr(model, "inputs", None)
     if not wanted:
         return ""
@@ -102,8 +126,11 @@ def label_fault(model: keras.Model, low: float, high: float) -> str:
     if not outputs or len(outputs) != 1:
         return ""
     loss = model.loss
+    whole = float(low).is_integer() and float(high).is_integer()
     name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
     if name == "sparse_categorical_crossentropy":
+        if not whole:
+            return f"labels go from {low:g} to {high:g}: sparse categorical cross-entropy takes whole numbers from 0"
         classes = outputs[0].shape[-1]
         ignored = getattr(loss, "ignore_class", None)
         wrong = [int(label) for label in (low, high) if label != ignored and not 0 <= label < (classes or high + 1)]

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hopyard.errors import SpecError
+from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks.keras_rows import Rows
 from hopyard.frameworks.keras_rows import each as over_leaves
 
@@ -39,6 +39,10 @@ def host(variable: Any) -> Any:
     return np.asarray(variable.value.numpy())  # a scalar is an array too
 
 
+class StepError(HopyardError):
+    """An operation of the model failed."""
+
+
 class Loop:
     """The compiled steps of one model. Owner of its traces.
 
@@ -52,6 +56,12 @@ class Loop:
         self.traces = 0
         self.notes: list[str] = []
 
+    def _call(self, step: Callable[..., Any], *tensors: Any) -> None:
+        try:
+            step(*tensors)
+        except tf.errors.OpError as error:
+            raise StepError(_plainly(error)) from None
+
     def train(self, rows: Rows, each: Callable[[Any], Any] | None = None) -> None:
         """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
         batch, when it is given; then a batch is a call."""
@@ -61,7 +71,7 @@ class Loop:
             return
         for part in rows.batch_by_batch() if each is not None else rows.parts():
             step = self._compiled(True, part.data)
-            self._around(each, partial(step, _tensors(part.data), _index(part.order), _index(part.ends)))
+            self._around(each, partial(self._call, step, _tensors(part.data), _index(part.order), _index(part.ends)))
 
     def evaluate(self, rows: Rows) -> None:
         """Loss and metrics over the rows, left in the variables of the metrics."""
@@ -70,7 +80,7 @@ class Loop:
                 self._model.test_step(_tensors(batch))
             return
         for part in rows.parts():
-            self._compiled(False, part.data)(_tensors(part.data), _index(part.ends))
+            self._call(self._compiled(False, part.data), _tensors(part.data), _index(part.ends))
 
     @staticmethod
     def _around(each: Callable[[Any], Any] | None, call: Callable[[], Any]) -> None:
@@ -145,6 +155,19 @@ class Loop:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _plainly(error: Any) -> str:
+    """What an operation complains of, without TensorFlow's account of where each of its nodes was made."""
+    lines = [line.strip() for line in str(error.message).splitlines()]
+    told = [
+        line
+        for line in lines
+        if line
+        and not line.startswith(("File ", "Detected at", "Graph execution error", "Stack trace", "[[{{", "<stdin>"))
+        and not line.startswith("Errors may have originated")
+    ]
+    return f"{type(error).__name__}: {told[-1] if told else lines[0]}"
 
 
 def _tensors(data: Any) -> Any:
