@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import keras_state, keras_sums
+from hopyard.frameworks import keras_state, keras_sums, keras_tools
 from hopyard.frameworks.keras_callbacks import Hooks
 from hopyard.frameworks.keras_likeness import likeness
 from hopyard.frameworks.keras_rows import One, Rows
@@ -56,6 +56,7 @@ class Model:
     ) -> None:
         for fault in _faults(model, class_weight):
             raise SpecError(f"hopyard.keras.Model: {fault}")
+        self._settings = keras_tools.settings()
         self.model = model
         self.batch_size: int | None = batch_size
         self.class_weight = None if class_weight is None else dict(class_weight)
@@ -87,6 +88,7 @@ class Model:
             self._build(self._zeros())
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
+        assert self.likeness is not None  # told now: some metrics tell more once they have seen a batch
 
     @property
     def likeness(self) -> str:
@@ -164,6 +166,11 @@ class Model:
         sums = self.train_partition(One(batch))
         if not self._checked and batch.rows > 1:
             self._checked = True
+            if not any(rows for _, rows in sums.values()):
+                raise SpecError(
+                    "a train_step of your own keeps its loss in no metric, so nobody can know it: update a "
+                    'keras.metrics.Mean(name="loss") of the model in it, as Keras\' guide to custom steps does'
+                )
             self._check_metrics(Rows(One(batch), self._arrange, None))
         return sums
 
@@ -207,6 +214,7 @@ class Model:
         return bool(self.model.built) and all(layer.built for layer in self.model._flatten_layers())
 
     def _ready(self, rows: Rows) -> None:
+        keras_tools.apply(self._settings)  # a step is traced under those of its recipe
         if self._loop is None:
             self._begin(rows.example())
 
@@ -227,16 +235,28 @@ class Model:
         """Raises SpecError when a metric cannot be put together from partitions."""
         if not (tried := {name: metric for name, metric in self._metrics.items() if not keras_sums.is_mean(metric)}):
             return
+        before = [np.array(self._host(variable)) for variable in self._seeds]
         kept = []
         for parts in ([0], [1], [0, 1]):
             self.model.reset_metrics()
             for part in parts:
                 self._loop.evaluate(rows.half(part))
             kept.append(keras_sums.holdings(tried, self._host))
+        drawn = [np.array(self._host(variable)) for variable in self._seeds]
+        for variable, values in zip(self._seeds, before, strict=True):
+            variable.assign(values)
+        if not all(map(np.array_equal, before, drawn)):
+            return  # it draws in inference too: halves cannot be compared
         keras_sums.check(tried, *kept)
 
     def _read(self, rows: float) -> Sums:
-        return keras_sums.read(self._metrics, self._host, rows)
+        sums = keras_sums.read(self._metrics, self._host, rows)
+        tracker = self.model._loss_tracker
+        if (
+            tracker is not None and sums.get("loss", (0.0, 0.0))[1] == 0
+        ):  # one step keeps its loss itself, the other not
+            sums |= keras_sums.read({"loss": tracker}, self._host, rows)
+        return sums
 
 
 def _faults(model: Any, class_weight: Any) -> Iterator[str]:

@@ -41,9 +41,10 @@ def likeness(model: keras.Model) -> str:
 
 def _about(model: keras.Model) -> Any:
     optimizer, asked = model.optimizer, model._compile_config.config
-    for part in (model, optimizer, *model._flatten_layers(include_self=False)):
+    optimizers = [optimizer, *filter(None, [getattr(optimizer, "inner_optimizer", None)])]
+    for part in (model, *optimizers, *model._flatten_layers(include_self=False)):
         _plain(part)
-    if any(key.startswith("_exclude_from_weight_decay") for key in vars(optimizer)):
+    if any(key.startswith("_exclude_from_weight_decay") for one in optimizers for key in vars(one)):
         raise _Unlike
     told = keras.saving.serialize_keras_object(model)
     told.pop("compile_config", None)

@@ -53,9 +53,9 @@ def _arranged(data: Any, form: Any) -> Any:
     return {name: data[name] for name in form} if all(name in data for name in form) else data
 
 
-def misfit(model: keras.Model, inputs: Info, targets: Info) -> str:
+def misfit(model: keras.Model, inputs: Info, targets: Info | None = None) -> str:
     """Why the model cannot take such rows; "" when it can, or when only a call can tell."""
-    return _inputs_misfit(model, inputs) or _labels_misfit(model, targets)
+    return _inputs_misfit(model, inputs) or ("" if targets is None else _labels_misfit(model, targets))
 
 
 def _labels_misfit(model: keras.Model, targets: Info) -> str:

@@ -26,8 +26,8 @@ def named(model: keras.Model) -> dict[str, keras.Metric]:
         if isinstance(inner, list):  # those given to `compile`, which Keras names by output when there are several
             names = metric.result() if inner else {}
             found |= dict(zip(names, inner, strict=True))
-        else:
-            found.setdefault(metric.name, metric)
+        elif metric.name not in found or found[metric.name] is model._loss_tracker:  # whose step keeps its loss itself
+            found[metric.name] = metric
     return found
 
 

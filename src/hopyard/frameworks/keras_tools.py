@@ -36,9 +36,11 @@ def versions() -> dict[str, Any]:
 
 
 class _Slate:
-    """Keras' global settings as they were before the first recipe."""
+    """Keras' global settings as they were before the first recipe, and the generator of `keras.random` that compiled
+    steps draw from; changed by `fresh` and `_generator` only."""
 
     settings: tuple[Any, ...] | None = None
+    generator: Any = None
 
 
 def fresh(seed: int, named: bool) -> None:
@@ -47,20 +49,23 @@ def fresh(seed: int, named: bool) -> None:
     from keras.src.utils import naming
 
     if _Slate.settings is None:
-        _Slate.settings = _settings()
-    if _settings() != _Slate.settings:
-        _set(_Slate.settings)
+        _Slate.settings = settings()
+    apply(_Slate.settings)
     naming.reset_uids()  # `keras.utils.clear_session` does so too, and forgets all compiled functions
     reseed(seed)
 
 
-def _settings() -> tuple[Any, ...]:
+def settings() -> tuple[Any, ...]:
+    """Keras' global settings, on which a step depends when it is traced."""
     config = keras.config
     return config.dtype_policy(), config.floatx(), config.epsilon(), config.image_data_format()
 
 
-def _set(settings: tuple[Any, ...]) -> None:
-    policy, floatx, epsilon, order = settings
+def apply(wanted: tuple[Any, ...]) -> None:
+    """Set Keras' global settings to what `settings` gave."""
+    if settings() == wanted:
+        return
+    policy, floatx, epsilon, order = wanted
     keras.config.set_floatx(floatx)
     keras.config.set_epsilon(epsilon)
     keras.config.set_image_data_format(order)
@@ -74,7 +79,7 @@ def held() -> Any:
     uids = dict(naming.global_state.get_global_attribute("object_name_uids") or {})
     generator = naming.global_state.get_global_attribute("global_seed_generator")
     # none is made for this: to make one is TensorFlow's first operation, after which it takes no number of threads
-    return _settings(), uids, None if generator is None else np.array(on_host(generator.state))
+    return settings(), uids, None if generator is None else np.array(on_host(generator.state))
 
 
 def give_back(before: Any) -> None:
@@ -83,10 +88,10 @@ def give_back(before: Any) -> None:
 
     if before is None:  # Keras came with the recipe
         if _Slate.settings is not None:
-            _set(_Slate.settings)
+            apply(_Slate.settings)
         return
-    settings, uids, state = before
-    _set(settings)
+    wanted, uids, state = before
+    apply(wanted)
     naming.reset_uids()
     counts = naming.global_state.get_global_attribute(
         "object_name_uids", default=collections.defaultdict(int), set_to_default=True
@@ -103,9 +108,15 @@ def reseed(seed: int) -> None:
 
 
 def _generator() -> Any:
+    """Keras' own generator: always the same one, because compiled steps hold on to it, also after a recipe that called
+    `keras.utils.set_random_seed`, which makes Keras forget it."""
+    from keras.src.backend.common import global_state
     from keras.src.random import seed_generator
 
-    return seed_generator.global_seed_generator()
+    if _Slate.generator is None:
+        _Slate.generator = seed_generator.global_seed_generator()
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, _Slate.generator)
+    return _Slate.generator
 
 
 def adopt(made: Any) -> Any:
