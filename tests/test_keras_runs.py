@@ -168,7 +168,6 @@ select(Path("run"), zoo, ZOO[:5], engine=local(2), parallel=hy.Hopper("off"))
         process.communicate(timeout=60)
     assert gone(children(process), 1.0)
     left = memory() - before
-    assert left
     assert hy.load(directory).status == "running"
     assert len(agents(directory)) == 2
     run = hy.resume(directory, engine=hy.Inline())  # no worker has to start again, which takes so long
@@ -214,18 +213,16 @@ def test_a_model_of_another_backend_is_as_good_here(alone: dict[str, Run], backe
 def test_whoever_asks_for_a_model_of_jax_gets_no_workers_of_jax(alone: dict[str, Run], tmp_path: Path) -> None:
     """In a process of its own, where Keras is not there yet. What is in its environment is in that of later workers."""
     body = f"""
-import os, sys
+import os
 model = hy.load({str(alone["jax"].directory)!r}).best.model()
 import keras
 assert keras.backend.backend() == "jax"
 assert isinstance(model, keras.Model)
-sys.exit(5 if "KERAS_BACKEND" in os.environ else 0)
+assert "KERAS_BACKEND" not in os.environ
 """
     process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
     _, err = process.communicate(timeout=120)
-    if process.returncode not in (0, 5):
-        raise RuntimeError(err)
-    assert process.returncode == 0
+    assert process.returncode == 0, err
 
 
 # ------------------------------------------------------------------------------------------------ traces, logs

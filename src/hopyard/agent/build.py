@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from hopyard.core.order import build_seed
@@ -97,29 +98,57 @@ def foresee(recipe: Callable[..., Any]) -> None:
 
 def named(recipe: Callable[..., Any]) -> frozenset[str]:
     """The frameworks that occur in the recipe's code, or in that of the functions and classes that it names."""
-    function = getattr(recipe, "func", recipe)  # functools.partial
-    codes: list[Any] = [getattr(function, "__code__", None)]
-    scopes = [getattr(function, "__globals__", {})]
+    waiting: list[Any] = [recipe]
     names: set[str] = set()
     seen: set[int] = set()
-    while codes:
-        code = codes.pop()
-        if not isinstance(code, CodeType) or id(code) in seen:
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(code))
-        names.update(code.co_names)
-        codes.extend(code.co_consts)
-        for name in code.co_names:
-            value = next((scope[name] for scope in scopes if name in scope), None)
-            if isinstance(value, ModuleType):  # `import keras as k`
-                names.add(value.__name__.partition(".")[0])
-            elif isinstance(value, (FunctionType, type)) and not value.__module__.startswith(("hopyard.", "builtins")):
-                functions = [value] if isinstance(value, FunctionType) else vars(value).values()
-                for function in functions:
-                    if isinstance(function, FunctionType):
-                        codes.append(function.__code__)
-                        scopes.append(function.__globals__)
+        seen.add(id(value))
+        if isinstance(value, FunctionType):
+            names |= (inside := _names(value.__code__))
+            waiting += _reached(value, inside)
+        elif isinstance(value, MethodType):
+            waiting.append(value.__func__)
+        elif isinstance(value, partial):
+            waiting.append(value.func)
+        elif isinstance(value, ModuleType):  # `import keras as k`
+            names.add(value.__name__.partition(".")[0])
+        elif isinstance(value, type):
+            if not _installed(value):
+                waiting += vars(value).values()
+        elif callable(value):
+            waiting.append(type(value))
     return frozenset(names.intersection(TOOLS))
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names in a function's code and in that of the functions in it."""
+    inner = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _reached(function: FunctionType, names: set[str]) -> list[Any]:
+    """Modules, functions and classes that a function's code names: in its module, around it, in modules of the user."""
+    if _installed(function):
+        return []
+    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not filled yet
+            found.append(cell.cell_contents)
+    for module in [value for value in found if isinstance(value, ModuleType)]:
+        if not _installed(module):
+            found += [getattr(module, name) for name in names if hasattr(module, name)]
+    return [value for value in found if isinstance(value, (ModuleType, FunctionType, type))]
+
+
+def _installed(value: Any) -> bool:
+    """Whether it is not the user's own code, and so names no framework that the user does not name too."""
+    name = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
+    root = name.partition(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return (root in sys.stdlib_module_names and root != "__main__") or root == "hopyard" or "site-packages" in file
 
 
 def install(plan: Plan) -> None:
