@@ -11,6 +11,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.events import Dispatch, Joined
+from hopyard.frameworks.array import Linear
 from jobs import journal
 from keras_jobs import WIDTH, dataset, local, net, select, table
 
@@ -464,6 +465,18 @@ def test_what_only_a_step_done_twice_can_tell(tmp_path: Path, layer: Callable[[]
 
 
 # ------------------------------------------------------------------------------------------------ pickled functions
+
+
+def test_a_class_in_a_recipe_may_use_names_of_its_module(tmp_path: Path) -> None:
+    """A default, a decorator, an annotation."""
+
+    def recipe(config: Any) -> Any:
+        class Plain(Linear):
+            default = WIDTH
+
+        return Plain(Plain.default, 2, lr=0.1, batch_size=16)
+
+    assert select(tmp_path / "run", recipe, [{}], epochs=1, engine=local(1)).status == "completed"
 
 
 def test_the_model_is_fine_otherwise(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ copy of the user's files, and a resumed run trains what was started, not what th
 
 from __future__ import annotations
 
+import dis
 import importlib
 import io
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -41,12 +42,30 @@ class Cargo:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle takes every attribute name of a function for a submodule that may be needed. `torch.classes` is one,
-    of a type of its own that it cannot pickle: a recipe that says `torch` and `ctx.classes` would fail."""
+    of a type of its own that it cannot pickle: a recipe that says `torch` and `ctx.classes` would fail.
+
+    And it carries the globals that functions use, but not those that only the body of a class in a function uses:
+    defaults, decorators, annotations."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and obj.__name__ in sys.modules:
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        made = super()._dynamic_function_reduce(func)
+        scope = made[2][1]["__globals__"]
+        for name in _named_in_classes(func.__code__):
+            if name in func.__globals__:
+                scope.setdefault(name, func.__globals__[name])
+        return made
+
+
+def _named_in_classes(code: CodeType) -> set[str]:
+    """The names that the bodies of classes in a function look up."""
+    found = {line.argval for line in dis.get_instructions(code) if line.opname in ("LOAD_NAME", "LOAD_CLASSDEREF")}
+    inner = [_named_in_classes(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return found.union(*inner)
 
 
 def dump(value: Any, what: str) -> bytes:
