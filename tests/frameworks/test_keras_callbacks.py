@@ -192,6 +192,14 @@ def test_a_rate_by_batch_is_that_of_fit() -> None:
     assert bytes(encode(state)) == bits(fitted)
 
 
+def test_nothing_is_told_of_metrics_at_an_epochs_end() -> None:
+    """They come from several workers, and are put together by the driver."""
+    told: list[Any] = []
+    trainable = with_hooks([LambdaCallback(on_epoch_end=lambda epoch, logs: told.append(logs))])
+    epoch(trainable)
+    assert told == [{}]
+
+
 def test_metrics_of_more_than_one_number_are_not_told() -> None:
     told: list[Any] = []
     callback = LambdaCallback(on_train_batch_end=lambda batch, logs: told.append(set(logs)))

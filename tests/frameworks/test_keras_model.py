@@ -692,6 +692,24 @@ def test_an_operation_that_fails_is_told_in_a_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.xfail(
+    strict=True, raises=ValueError, reason="bug: the example that builds has two rows, whatever is wanted"
+)
+def test_a_fixed_number_of_rows_in_a_batch() -> None:
+    def net() -> keras.Model:
+        built = keras.Sequential(
+            [keras.Input(batch_shape=(4, WIDTH, 1)), layers.GRU(2, stateful=True), layers.Dense(1)]
+        )
+        built.compile(optimizers.SGD(0.1), "mse")
+        return built
+
+    whole, fitted = Model(made(net)), Model(made(net))
+    x, y = data(1, 28)
+    whole.train_partition(feed_of(x[..., None], y, size=4, seed=None))
+    fitted.model.fit(x[..., None], y, batch_size=4, shuffle=False, verbose=0)
+    assert bits(whole) == bits(fitted)
+
+
 def test_class_weight_needs_one_label() -> None:
     trainable = Model(made(forked), class_weight={0: 2.0})
     x, y, _ = forked_rows()

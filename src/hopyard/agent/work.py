@@ -6,6 +6,7 @@ The same in a process of its own and inline. It knows nothing of sockets, of oth
 from __future__ import annotations
 
 import math
+import re
 import time
 import traceback
 from collections import OrderedDict
@@ -34,6 +35,8 @@ BUILT_BYTES = 2 << 30
 """Bytes of States of the models that it keeps; a model in memory is about as large again."""
 MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Errors of the operating system that do not go away when the unit is tried again."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Keras paints some of its errors for a terminal."""
 TRACE = 6000
 """Characters of a traceback that travel."""
 
@@ -381,8 +384,8 @@ def finite(sums: Sums, where: str) -> None:
     found = sums.get("loss")
     if found is not None and not isinstance(found[0], list) and not math.isfinite(found[0]):
         raise NotFinite(
-            f"the loss is {found[0]} in {where}: this configuration diverged (a lower learning rate, clip_norm= or "
-            "another initialisation may help)"
+            f"the loss is {found[0]} in {where}: this configuration diverged (a lower learning rate, clipped "
+            "gradients or another initialisation may help)"
         )
 
 
@@ -391,4 +394,5 @@ def _story(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
-    return f"{kind}{error}{'' if isinstance(error, HopyardError) else place}"
+    text = COLOURS.sub("", str(error))
+    return f"{kind}{text}{'' if isinstance(error, HopyardError) else place}"

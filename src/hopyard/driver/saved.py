@@ -13,7 +13,7 @@ from hopyard.agent.build import Built, Plan, build, undisturbed
 from hopyard.core.books import TrialBook
 from hopyard.data.manifest import Manifest
 from hopyard.driver.ship import PYTHON, dump, load
-from hopyard.errors import RunDirectoryError
+from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.frameworks import TOOLS, capture, quiet, restore, tools
 from hopyard.spec import Config, RunSpec
 from hopyard.store.tree import decode, encode
@@ -49,6 +49,11 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
         epoch: whose weights `built` holds.
         built: the model.
     """
+    if directory.suffix in (".keras", ".h5", ".safetensors", ".pt"):
+        raise SpecError(
+            f"save({str(directory)!r}): a folder is written, with {CONFIG}, the weights and the recipe; give it a name "
+            f"without {directory.suffix}"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     metrics: dict[str, float | None] = dict(book.history.get(-1 if epoch is None else epoch, {}))
     framework = getattr(built.trainable, "framework", None)
