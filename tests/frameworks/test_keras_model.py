@@ -692,9 +692,6 @@ def test_an_operation_that_fails_is_told_in_a_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValueError, reason="bug: the example that builds has two rows, whatever is wanted"
-)
 def test_a_fixed_number_of_rows_in_a_batch() -> None:
     def net() -> keras.Model:
         built = keras.Sequential(

@@ -101,11 +101,11 @@ def test_inputs_and_labels_come_arranged() -> None:
     assert [data[0][0].tolist() for data in rows.batches()] == [[0, 1, 2, 3], [4, 5]]
 
 
-def test_the_example_is_of_two_rows() -> None:
+def test_the_example_is_a_batch() -> None:
     rows = Rows(PartitionFeed(columns(9, True), 4, 1), as_is, None)
     x, y, weights = rows.example()
-    assert {name: array.shape for name, array in x.items()} == {"a": (2, 3), "b": (2,)}
-    assert y["y"].shape == weights.shape == (2,)
+    assert {name: array.shape for name, array in x.items()} == {"a": (4, 3), "b": (4,)}
+    assert y["y"].shape == weights.shape == (4,)
     assert Rows(PartitionFeed(columns(1), 4), as_is, None).example()[0]["b"].shape == (1,)
 
 

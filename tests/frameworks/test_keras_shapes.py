@@ -118,7 +118,6 @@ def test_labels_that_fit(loss: Any, targets: Info, as_dict: bool) -> None:
     assert misfit(labelled(loss, as_dict), BOTH, targets) == ""
 
 
-@pytest.mark.xfail(strict=True, reason="bug: an output whose loss is None needs no label, and Keras' fit takes it")
 @pytest.mark.parametrize(
     ("loss", "as_dict"), [({"out_one": "mse", "out_two": None}, True), (["mse", None], False)], ids=["dict", "list"]
 )

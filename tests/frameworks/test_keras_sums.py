@@ -243,7 +243,6 @@ def test_a_sum_that_a_layer_keeps() -> None:
     trainable.train(next(iter(feed_of(x, y))))  # not refused
 
 
-@pytest.mark.xfail(strict=True, reason="bug: of two metrics of one name Keras tells the last, `named` the first")
 def test_of_two_layers_metrics_of_one_name_the_last_is_told() -> None:
     class Adds(keras.layers.Layer):
         def __init__(self, times: float) -> None:

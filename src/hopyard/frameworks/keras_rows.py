@@ -54,9 +54,9 @@ class Rows:
         self._ends = np.cumsum(np.asarray(feed.sizes, np.int64))
 
     def example(self) -> Data:
-        """The data of the first two rows."""
-        two: Data = each(lambda array: array[:2], self.data)
-        return two
+        """The data of the first rows, as many as a batch has."""
+        first: Data = each(lambda array: array[: int(self._ends[0])], self.data)
+        return first
 
     def half(self, which: int) -> Rows:
         """The first half of the rows, or the second, as one batch."""

@@ -65,7 +65,8 @@ def _labels_misfit(model: keras.Model, targets: Info) -> str:
         return f"the data has no label, but the model's loss needs one{outputs}: name it, Dataset(…, label=…)"
     if not isinstance(names, (dict, tuple)) or len(names) < 2 or not isinstance(model.loss, (dict, list, tuple)):
         return ""
-    wanted = set(names if not isinstance(model.loss, dict) else model.loss)
+    pairs = model.loss.items() if isinstance(model.loss, dict) else zip(names, model.loss, strict=False)
+    wanted = {name for name, loss in pairs if loss is not None}
     missing = [name for name in names if name in wanted and name not in targets]
     if not missing:
         return ""

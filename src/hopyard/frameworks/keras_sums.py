@@ -26,7 +26,7 @@ def named(model: keras.Model) -> dict[str, keras.Metric]:
         if isinstance(inner, list):  # those given to `compile`, which Keras names by output when there are several
             names = metric.result() if inner else {}
             found |= dict(zip(names, inner, strict=True))
-        elif metric.name not in found or found[metric.name] is model._loss_tracker:  # whose step keeps its loss itself
+        else:  # the last of a name, as Keras does: it may be that of a step that keeps its loss itself
             found[metric.name] = metric
     return found
 
