@@ -110,7 +110,7 @@ def users_modules() -> list[ModuleType]:
     paths = sysconfig.get_paths()
     installed = tuple({str(Path(paths[key])) for key in ("stdlib", "platstdlib", "purelib", "platlib")})
     found = []
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         if name.split(".")[0] in ("__main__", "hopyard", "__mp_main__") or not isinstance(file, str):
             continue
