@@ -92,7 +92,7 @@ def foresee(recipe: Callable[..., Any]) -> None:
     names = named(recipe)
     for framework in TOOLS:
         if framework in names and importlib.util.find_spec(framework) is not None:
-            with suppress(ImportError):
+            with suppress(ImportError, ValueError):
                 tools(framework).prepare()
 
 
@@ -126,7 +126,8 @@ def named(recipe: Callable[..., Any]) -> frozenset[str]:
 def _names(code: CodeType) -> set[str]:
     """The names in a function's code and in that of the functions in it."""
     inner = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return set(code.co_names).union(*inner)
+    dotted = {name.partition(".")[0] for name in code.co_names}  # import keras.layers
+    return dotted.union(code.co_names, *inner)
 
 
 def _reached(function: FunctionType, names: set[str]) -> list[Any]:

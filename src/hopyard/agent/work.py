@@ -104,6 +104,8 @@ class Worker:
             seed_all(seed)
             feed = PartitionFeed(self._open("train", partition), built.batch_size, shuffle, seed)
             sums = over(built.trainable, feed, train=True)
+            if spec.exact is True and (notes := getattr(built.trainable, "notes", ())):
+                raise SpecError(f"exact=True: {notes[0]}")
             finite(sums, f"trial {unit.trial}, epoch {unit.epoch}, partition {partition}")
             parts.append(Part(partition, sums, time.perf_counter() - start))
         step = unit.step + len(unit.partitions)
@@ -201,7 +203,7 @@ class Worker:
                 notes = (note,)
             if spec.exact is True:
                 faults += [f"exact=True: {note}" for note in notes]
-            if built.likeness is not None:  # its compiled steps are worth keeping
+            if built.likeness is not None and not notes:  # its compiled steps are worth keeping
                 self._built.setdefault(built.likeness or f"trial {trial}", built)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
             faults.append(f"trial {trial}, config {config!r}: {_story(error)}")

@@ -273,6 +273,6 @@ def _faults(model: Any, class_weight: Any) -> Iterator[str]:
         yield f"model {model.name!r} is compiled without an optimizer: give compile(optimizer=…) one"
     if class_weight is not None and not (
         isinstance(class_weight, Mapping)
-        and all(isinstance(label, int) and np.isscalar(weight) for label, weight in class_weight.items())
+        and all(isinstance(label, (int, np.integer)) and np.isscalar(weight) for label, weight in class_weight.items())
     ):
         yield f"class_weight = {class_weight!r}: a dict of class number → weight is needed"

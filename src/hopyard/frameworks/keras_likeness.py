@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-_APART = {"_tracker", "_lock", "_variables", "_metrics", "name", "_path"}
+_APART = {"_tracker", "_lock", "_variables", "_metrics", "_path"}
 """Attributes of losses and metrics that say nothing about what they compute."""
 _SCALARS = (bool, int, float, str)
 
