@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,28 @@ def own_cache(data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For this process, whatever the system's rule for caches is, and for those that it starts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(data_cache))
     monkeypatch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A classic session with two real executors of one core each, shared by all tests of this process."""
+    pyspark_sql = pytest.importorskip("pyspark.sql")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = pyspark_sql.SparkSession.builder.master("local-cluster[2,1,1024]")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
 
 
 @pytest.fixture

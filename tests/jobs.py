@@ -93,8 +93,25 @@ def do(what: str) -> None:
     if what.startswith("driver "):  # agents are children of their driver
         os.kill(os.getppid(), getattr(signal, what.split()[1]))
         time.sleep(60)
+    if what.startswith("meet "):  # wait until a second worker is there as well
+        folder = Path(what.removeprefix("meet "))
+        (folder / str(os.getpid())).touch()
+        end = time.monotonic() + 30
+        while len(list(folder.iterdir())) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+    if what in ("task", "executor"):
+        os.kill(above("python" if what == "task" else "java"), signal.SIGKILL)
+        time.sleep(60)
     if what == "hang":
         time.sleep(60)
+
+
+def above(program: str) -> int:
+    """The next process above this one that runs `program`: an agent's Spark task, or its executor."""
+    process = os.getppid()
+    while program not in os.readlink(f"/proc/{process}/exe").rpartition("/")[2]:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return process
 
 
 def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: Any) -> Run:

@@ -68,7 +68,7 @@ HEAVY = {
     },
     "tensorflow": {"frameworks/keras_tensorflow.py", "frameworks/tensorflow_tools.py"},
     "jax": {"frameworks/keras_jax.py", "frameworks/jax_tools.py"},
-    "pyspark": set(),
+    "pyspark": {"engines/sitter.py", "engines/spark.py"},
     "kubernetes": set(),
     "optuna": set(),
     "mlflow": set(),

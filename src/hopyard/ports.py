@@ -169,11 +169,19 @@ class Crew(Protocol):
         ...
 
     def lost(self) -> list[tuple[int, str]]:
-        """(slot, reason) of agents that ended since last asked."""
+        """(slot, reason) of agents that ended since last asked.
+
+        Raises:
+            ResourceError: no agent can ever come up; says why.
+        """
         ...
 
     def watch(self) -> list[int]:
         """File descriptors that become readable when an agent ends."""
+        ...
+
+    def waits(self, slot: int) -> bool:
+        """Whether there is no place yet where its agent could be started; then its silence means nothing."""
         ...
 
     def device(self, slot: int) -> str:
@@ -201,6 +209,11 @@ class Engine(Protocol):
     @property
     def threads(self) -> int:
         """Intra-op threads of each worker; recorded, because results may depend on it."""
+        ...
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host by which its agents reach this process, port to listen on; 0: any that is free)."""
         ...
 
     def open(self, home: Home) -> Crew: ...

@@ -25,10 +25,11 @@ SETUP = Setup(RunSpec(epochs=1, partitions=1, validation=0), b"recipe", b"{}", "
 class Cards:
     """An engine that starts nobody, and keeps the cards for the test."""
 
-    name, workers, threads = "cards", 2, 1
+    name, workers, threads, address = "cards", 2, 1, ("127.0.0.1", 0)
 
     def __init__(self) -> None:
         self.cards: dict[int, Card] = {}
+        self.waiting: set[int] = set()
         self.ended: list[int] = []
 
     def open(self, home: Home) -> Cards:
@@ -46,6 +47,9 @@ class Cards:
 
     def watch(self) -> list[int]:
         return []
+
+    def waits(self, slot: int) -> bool:
+        return slot in self.waiting
 
     def device(self, slot: int) -> str:
         return "cuda" if slot == 1 else "cpu"
@@ -215,6 +219,21 @@ def test_a_new_agent_has_a_grace(wire: Callable[..., Wire], monkeypatch: pytest.
     now = time.monotonic()
     monkeypatch.setattr("hopyard.driver.wire.time.monotonic", lambda: now + GRACE + 0.3)
     it.router._checked = now + GRACE + 0.3
+    assert [type(message) for message in it.router.receive(0.0)] == [Gone]
+
+
+def test_a_slot_without_a_place_is_not_silent(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+    it = wire(silence=0.2)
+    it.engine.waiting.add(0)
+    it.router.start(0)
+    now = time.monotonic()
+    monkeypatch.setattr("hopyard.driver.wire.time.monotonic", lambda: now + GRACE + 0.3)
+    it.router._checked = now + GRACE + 0.3
+    assert it.router.receive(0.0) == []
+    it.engine.waiting.clear()
+    later = now + 2 * GRACE + 0.9
+    monkeypatch.setattr("hopyard.driver.wire.time.monotonic", lambda: later)
+    it.router._checked = later
     assert [type(message) for message in it.router.receive(0.0)] == [Gone]
 
 

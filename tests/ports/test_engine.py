@@ -28,12 +28,19 @@ def home(tmp_path: Path) -> Home:
     return Home(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
-@pytest.fixture(params=["inline", "local"])
+@pytest.fixture(params=["inline", "local", "spark"])
 def crew(request: pytest.FixtureRequest, home: Home) -> Iterator[Crew]:
-    engine: Any = {"inline": hy.Inline(), "local": hy.Local(workers=2, devices=None)}[request.param]
+    engines: dict[str, Callable[[], Any]] = {
+        "inline": hy.Inline,
+        "local": lambda: hy.Local(workers=2, devices=None),
+        "spark": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2),
+    }
+    engine = engines[request.param]()
     assert engine.name == request.param
     assert engine.workers >= 1
     assert engine.threads == 1
+    host, port = engine.address
+    assert host == "127.0.0.1" and port == 0
     made = engine.open(home)
     yield made
     made.close()
@@ -41,7 +48,7 @@ def crew(request: pytest.FixtureRequest, home: Home) -> Iterator[Crew]:
 
 def test_nobody_is_there_before_the_start(crew: Crew) -> None:
     assert crew.lost() == []
-    assert crew.watch() == []
+    assert not select.select(crew.watch(), [], [], 0)[0]
 
 
 def test_starting_returns_at_once_and_nothing_is_lost(crew: Crew) -> None:
@@ -141,5 +148,6 @@ def all_of(crew: Callable[..., Any]) -> list[str]:
 
 def test_no_engine_has_more_than_the_port() -> None:
     from hopyard.engines.inline import Alone
+    from hopyard.engines.spark import Executors
 
-    assert all_of(Alone) == all_of(Processes) == all_of(Crew)
+    assert all_of(Alone) == all_of(Processes) == all_of(Executors) == all_of(Crew)

@@ -78,7 +78,7 @@ def select(
         epochs: passes of each trial over the training partitions.
         metric: what decides, any name that the recipe reports: "val_loss", "val_accuracy", "loss", …
         mode: "min" or "max".
-        engine: hy.Local() (the default) or hy.Inline().
+        engine: hy.Local() (the default), hy.Spark(spark, workers=…) or hy.Inline().
         parallel: hy.Hopper() (the default).
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
         directory: of the run; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
@@ -179,7 +179,7 @@ def _engine(engine: Engine | None) -> Engine:
     if engine is None:
         return Local()
     if isinstance(engine, type) or not callable(getattr(engine, "open", None)) or not hasattr(engine, "workers"):
-        raise SpecError(f"engine = {engine!r}: hy.Local(…) or hy.Inline() is needed")
+        raise SpecError(f"engine = {engine!r}: hy.Local(…), hy.Spark(spark, …) or hy.Inline() is needed")
     return engine
 
 

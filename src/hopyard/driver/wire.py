@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -40,7 +40,7 @@ from hopyard.core.messages import (
     pack,
     unpack_up,
 )
-from hopyard.errors import HopyardError
+from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import Crew, Engine, Home
 from hopyard.spec import FORMAT
 
@@ -93,7 +93,6 @@ class Router:
         setup: slot's device → what each agent is told once.
         log_of: slot → its log.
         silence: seconds after which an agent that says nothing is lost.
-        address: to bind; a free port is taken.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class Router:
         setup: Callable[[str], Setup],
         log_of: Callable[[int], Path],
         silence: float,
-        address: str = "tcp://127.0.0.1",
     ) -> None:
         self._setup = setup
         self._silence = silence
@@ -120,11 +118,12 @@ class Router:
         self._router.setsockopt(zmq.LINGER, 500)
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.RCVHWM, 0)
-        port = self._router.bind_to_random_port(address)
+        host, port = engine.address
+        port = _bound(self._router, host, port)
 
         def card(slot: int) -> bytes:
             keys = server_public.decode(), public.decode(), secret.decode()
-            return msgspec.json.encode(Card(slot, f"{address}:{port}", *keys)) + b"\n"
+            return msgspec.json.encode(Card(slot, f"tcp://{host}:{port}", *keys)) + b"\n"
 
         self._crew: Crew = engine.open(Home(card, log_of))
         self._heard: dict[int, float] = {}
@@ -166,7 +165,9 @@ class Router:
             self._heard = dict.fromkeys(self._heard, now)
         self._checked = now
         for slot, last in list(self._heard.items()):
-            if now - last > self._silence:
+            if self._crew.waits(slot):
+                self._heard[slot] = now + GRACE
+            elif now - last > self._silence:
                 del self._heard[slot]
                 heard.append(Gone(slot, f"said nothing for {now - last:.0f} seconds"))
         return [message for message in heard if not isinstance(message, (Beat, Hello))]
@@ -209,6 +210,22 @@ class Router:
         self._router.close()
         self._auth.stop()
         self._context.term()
+
+
+def _bound(router: Any, host: str, port: int) -> int:
+    """The port that it listens on: for this host alone where nobody else has to reach it.
+
+    Raises:
+        ResourceError: the port is taken.
+    """
+    where = "tcp://127.0.0.1" if host in ("127.0.0.1", "localhost") else "tcp://*"
+    try:
+        if port:
+            router.bind(f"{where}:{port}")
+            return port
+        return int(router.bind_to_random_port(where))
+    except zmq.ZMQError as error:
+        raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
 
 
 class _Allowed:

@@ -25,6 +25,11 @@ class Inline:
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
             raise SpecError(f"Inline(threads={self.threads!r}): a whole number of at least 1 is needed")
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Nobody dials."""
+        return "127.0.0.1", 0
+
     def open(self, home: Home) -> Crew:
         """The crew of one."""
         return Alone()
@@ -46,6 +51,10 @@ class Alone:
     def watch(self) -> list[int]:
         """Nothing to watch."""
         return []
+
+    def waits(self, slot: int) -> bool:
+        """Never."""
+        return False
 
     def device(self, slot: int) -> str:
         """Inline runs on the CPU."""

@@ -20,6 +20,7 @@ from typing import IO, Literal
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Crew, Home
 
+LOOPBACK = "127.0.0.1"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -81,6 +82,11 @@ class Local:
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "devices", tuple(devices))
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Its agents are on this host."""
+        return LOOPBACK, 0
+
     def open(self, home: Home) -> Crew:
         """The crew, with nobody started yet."""
         return Processes(self, home)
@@ -130,7 +136,7 @@ class Processes:
         with contextlib.suppress(BrokenPipeError):
             stdin.write(self._home.card(slot))
             stdin.flush()
-        self._running[slot] = process, _watched(process.pid)
+        self._running[slot] = process, watched(process.pid)
 
     def end(self, slot: int) -> None:
         """Kill the process and wait for its end. A stopped one (SIGSTOP) ends too."""
@@ -151,12 +157,16 @@ class Processes:
                 del self._running[slot]
                 self._devices.pop(slot, None)
                 self._forget(process, file)
-                ended.append((slot, f"process {process.pid} {_story(code)}"))
+                ended.append((slot, f"process {process.pid} {story(code)}"))
         return ended
 
     def watch(self) -> list[int]:
         """One descriptor a process; empty where the system has none (then `lost` is asked now and then)."""
         return [file for _, file in self._running.values() if file >= 0]
+
+    def waits(self, slot: int) -> bool:
+        """Never: a process is started or it is not."""
+        return False
 
     def device(self, slot: int) -> str:
         """ "cuda" when the worker has a GPU of its own or shares one."""
@@ -193,7 +203,7 @@ class Processes:
             os.close(file)
 
 
-def _watched(pid: int) -> int:
+def watched(pid: int) -> int:
     """A descriptor that becomes readable when the process ends; -1 where there is none to be had."""
     try:
         return os.pidfd_open(pid)
@@ -201,7 +211,8 @@ def _watched(pid: int) -> int:
         return -1
 
 
-def _story(code: int) -> str:
+def story(code: int) -> str:
+    """How a process ended, from its exit code."""
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"

@@ -1,0 +1,326 @@
+"""Seats: places in somebody else's cluster where one agent each can run, as the driver sees them.
+
+A sitter (`sitter.py`) that was placed somewhere dials in and is a seat. Slots that want an agent wait in a queue; seats
+that are free take them in turn. When a seat's line ends, its slot is lost; when an agent ends, its seat is free again,
+so a new agent needs nothing new from the cluster. Knows no Spark: whoever places sitters is a function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from hopyard.engines.sitter import lasting
+from hopyard.errors import ResourceError
+
+log = logging.getLogger(__name__)
+
+HELLO_BYTES = 1 << 16
+"""What a stranger may say before it must have shown the token."""
+HELLO_SECONDS = 10.0
+CLOSE_SECONDS = 5.0
+"""How long sitters may take to leave."""
+AWAY_SECONDS = 5.0
+"""After which a sitter that does not confirm an end is given up."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One sitter."""
+
+    line: socket.socket
+    since: float
+    heard: bytearray = field(default_factory=bytearray)
+    admitted: bool = False
+    host: str = ""
+    gpus: tuple[str, ...] = ()
+    slot: int = -1
+    """Whose agent runs there; −1: none."""
+    ending: bool = False
+    """An agent of it is being ended; it takes no other before it says so."""
+
+
+class Seats:
+    """Owner of the seats of one run. A thread of its own listens; everything else is called by the driver's loop.
+
+    Args:
+        host: to listen on; this host alone where that is a loopback address.
+        port: 0: any that is free.
+        token: lets sitters in.
+        log_of: slot → the file that takes what its agent prints.
+    """
+
+    def __init__(self, host: str, port: int, token: str, log_of: Callable[[int], Path]) -> None:
+        self._token = token
+        self._log_of = log_of
+        self._lock = threading.RLock()
+        self._seats: dict[int, Seat] = {}
+        self._wanted: deque[int] = deque()
+        self._lost: list[tuple[int, str]] = []
+        self._hopeless: str = ""
+        self._logs: dict[int, IO[bytes]] = {}
+        self._open = True
+        self.came = 0
+        """Sitters that ever dialled in."""
+        local = host in ("127.0.0.1", "localhost")
+        try:
+            self._listener = socket.create_server(("127.0.0.1" if local else "", port), backlog=512)
+        except OSError as error:
+            raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
+        self.port = int(self._listener.getsockname()[1])
+        self._listener.setblocking(False)
+        self._bell, self._ringer = os.pipe()
+        """Readable while there is something to ask `lost` for."""
+        self._wake, self._waker = os.pipe()
+        for end in (self._bell, self._ringer, self._wake, self._waker):
+            os.set_blocking(end, False)
+        self._select = selectors.DefaultSelector()
+        self._select.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._select.register(self._wake, selectors.EVENT_READ, lambda: None)
+        self._thread = threading.Thread(target=self._run, name="hopyard-seats", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- called by the loop
+
+    def start(self, slot: int) -> None:
+        """This slot wants an agent."""
+        with self._lock:
+            self._wanted.append(slot)
+            self._fill()
+
+    def end(self, slot: int) -> None:
+        """End its agent, or leave the queue."""
+        with self._lock:
+            if slot in self._wanted:
+                self._wanted.remove(slot)
+            seat = self._of(slot)
+            if seat is not None:
+                seat.slot, seat.ending, seat.since = -1, True, time.monotonic()
+                self._tell(seat, {"end": slot})
+            self._close_log(slot)
+
+    def lost(self) -> list[tuple[int, str]]:
+        """(slot, reason) of those that ended since last asked. Raises ResourceError when there is no hope."""
+        with self._lock:
+            if not self._open:
+                return []
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._bell, 4096)
+            gone, self._lost = self._lost, []
+            now = time.monotonic()
+            for seat in list(self._seats.values()):
+                if seat.ending and now - seat.since > AWAY_SECONDS:
+                    self._drop(seat, "did not end its agent")
+            if self._hopeless:
+                raise ResourceError(self._hopeless)
+            return gone
+
+    def watch(self) -> list[int]:
+        """A descriptor that is readable when `lost` has something to say."""
+        return [self._bell] if self._open else []
+
+    def waits(self, slot: int) -> bool:
+        """Whether no seat has it yet."""
+        return slot in self._wanted
+
+    def device(self, slot: int) -> str:
+        """ "cuda" where Spark gave the seat a GPU."""
+        with self._lock:
+            seat = self._of(slot)
+            return "cuda" if seat is not None and seat.gpus else "cpu"
+
+    def close(self) -> None:
+        """Let all agents end: those that were told to have a moment for it, then their sitters end them and leave."""
+        with self._lock:
+            if not self._open:
+                return
+            self._wanted.clear()
+        patience = time.monotonic() + 0.5
+        while time.monotonic() < patience and self.taken:
+            time.sleep(0.005)
+        with self._lock:
+            for seat in list(self._seats.values()):
+                self._tell(seat, {"leave": True})
+        patience = time.monotonic() + CLOSE_SECONDS
+        while time.monotonic() < patience and self._seats:
+            time.sleep(0.005)
+        with self._lock:
+            self._open = False
+            self._ring(self._waker)
+        self._thread.join(CLOSE_SECONDS)
+        with self._lock:
+            for seat in list(self._seats.values()):
+                self._drop(seat, "")
+            self._lost.clear()
+            for slot in list(self._logs):
+                self._close_log(slot)
+            self._listener.close()
+            self._select.close()
+            for end in (self._bell, self._ringer, self._wake, self._waker):
+                os.close(end)
+
+    # ---------------------------------------------------------------- asked by whoever places sitters
+
+    @property
+    def taken(self) -> int:
+        """Seats with an agent."""
+        with self._lock:
+            return sum(seat.slot >= 0 for seat in self._seats.values())
+
+    @property
+    def missing(self) -> int:
+        """Slots that wait for a seat."""
+        return len(self._wanted)
+
+    def give_up(self, why: str) -> None:
+        """There will be no (more) seats."""
+        with self._lock:
+            self._hopeless = self._hopeless or why
+            if self._open:
+                self._ring(self._ringer)
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while self._open:
+            for key, _ in self._select.select():
+                with self._lock:
+                    if self._open:
+                        key.data()
+
+    def _accept(self) -> None:
+        try:
+            line, _ = self._listener.accept()
+        except OSError:
+            return
+        lasting(line)
+        line.setblocking(False)
+        now = time.monotonic()
+        for stranger in [
+            seat for seat in self._seats.values() if not seat.admitted and now - seat.since > HELLO_SECONDS
+        ]:
+            self._drop(stranger, "")
+        seat = self._seats[line.fileno()] = Seat(line, now)
+        self._select.register(line, selectors.EVENT_READ, lambda: self._hear(seat))
+
+    def _hear(self, seat: Seat) -> None:
+        try:
+            data = seat.line.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(seat, f"its Spark task on {seat.host} ended")
+            return
+        seat.heard += data
+        if not seat.admitted and len(seat.heard) > HELLO_BYTES:
+            self._drop(seat, "")
+            return
+        while (end := seat.heard.find(b"\n")) >= 0:
+            text = bytes(seat.heard[:end])
+            del seat.heard[: end + 1]
+            try:
+                message = json.loads(text)
+            except ValueError:
+                self._drop(seat, "it said what cannot be read")
+                return
+            if not seat.admitted:
+                if not self._admit(seat, message):
+                    return
+            else:
+                self._take(seat, message)
+
+    def _admit(self, seat: Seat, message: Any) -> bool:
+        token = message.get("token") if isinstance(message, dict) else None
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
+            log.warning("a stranger dialled the port of sitters; it was not let in")
+            self._drop(seat, "")
+            return False
+        seat.admitted = True
+        seat.host = str(message["host"])
+        seat.gpus = tuple(map(str, message["gpus"]))
+        self.came += 1
+        self._fill()
+        return True
+
+    def _take(self, seat: Seat, message: dict[str, Any]) -> None:
+        if "log" in message:
+            self._write(int(message["log"]), str(message["text"]))
+        elif "free" in message:
+            seat.ending = False
+            self._fill()
+        elif "ended" in message:
+            slot = int(message["ended"])
+            if seat.slot == slot:
+                seat.slot = -1
+                self._gone(slot, str(message["story"]))
+            elif seat.ending:
+                seat.ending = False  # it ended by itself before it was told to
+            self._fill()
+
+    def _fill(self) -> None:
+        """Seats that are free take slots that wait."""
+        for seat in list(self._seats.values()):
+            if not self._wanted:
+                return
+            if seat.admitted and seat.slot < 0 and not seat.ending:
+                seat.slot = self._wanted.popleft()
+                self._tell(seat, {"start": seat.slot})
+
+    def _tell(self, seat: Seat, order: dict[str, Any]) -> None:
+        try:
+            seat.line.sendall(json.dumps(order).encode() + b"\n")
+        except OSError:  # a few bytes that find no room: nobody reads there any more
+            self._drop(seat, f"its Spark task on {seat.host} does not listen")
+
+    def _drop(self, seat: Seat, why: str) -> None:
+        if self._seats.pop(seat.line.fileno(), None) is None:
+            return
+        with contextlib.suppress(KeyError, ValueError):
+            self._select.unregister(seat.line)
+        seat.line.close()
+        if seat.slot >= 0:
+            slot, seat.slot = seat.slot, -1
+            self._gone(slot, why)
+
+    def _gone(self, slot: int, reason: str) -> None:
+        self._close_log(slot)
+        self._lost.append((slot, reason))
+        self._ring(self._ringer)
+
+    def _of(self, slot: int) -> Seat | None:
+        return next((seat for seat in self._seats.values() if seat.slot == slot >= 0), None)
+
+    def _write(self, slot: int, text: str) -> None:
+        file = self._logs.get(slot)
+        try:
+            if file is None:
+                path = self._log_of(slot)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = self._logs[slot] = path.open("ab", buffering=0)
+            file.write(text.encode())
+        except OSError as error:  # the journal says so too, if the disk is full; training need not end for a log
+            log.warning("slot %d: its log cannot be written: %s", slot, error)
+
+    def _close_log(self, slot: int) -> None:
+        file = self._logs.pop(slot, None)
+        if file is not None:
+            file.close()
+
+    @staticmethod
+    def _ring(end: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(end, b"x")

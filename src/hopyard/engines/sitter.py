@@ -1,0 +1,269 @@
+"""What runs inside a Spark task: it holds the slot in Spark's books and minds one agent, as the driver tells it to.
+
+A sitter dials the driver (its *line*: one plain socket, JSON lines, let in by a token that came with the task) and says
+where it sits. The driver names a slot; the sitter starts an agent for it, passes on what the agent prints, and says
+when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the executor's JVM,
+this Python worker, the agent. Knows nothing of pyspark but the GPUs of its task, and nothing of what agents do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hopyard.engines.local import THREADS, story, watched
+
+DIAL_SECONDS = 10.0
+"""After which an executor cannot reach the driver."""
+UNREACHED = "cannot reach the driver"
+"""In the message of an executor whose driver cannot be dialled."""
+BLOCK = 1 << 16
+"""Bytes of an agent's output that go home at once."""
+_SILENT = 20
+"""Seconds after which a line to a host that vanished counts as cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a sitter needs. It travels in the task; its keys are in no name, plan or log."""
+
+    host: str
+    """Where the driver listens for sitters."""
+    port: int
+    token: str = field(repr=False)
+    card: bytes = field(repr=False)
+    """JSON of a `core.messages.Card`, for any slot."""
+    threads: int
+    env: Mapping[str, str] = field(repr=False)
+
+
+def sit(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function that `mapInArrow` takes: one task, one sitter; gives one row when it leaves."""
+
+    def hopyard_slot(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for _ in batches:
+            pass
+        stay(ticket, _gpus(), _executor())
+        yield pa.record_batch([pa.array([socket.gethostname()])], names=["host"])
+
+    return hopyard_slot
+
+
+def stay(ticket: Ticket, gpus: list[str], executor: int) -> None:
+    """Mind agents until the driver says to leave, or is gone.
+
+    Args:
+        ticket: the driver's.
+        gpus: addresses of those that Spark gave to this task.
+        executor: process that this one belongs to; its end ends all.
+
+    Raises:
+        ConnectionError: the driver cannot be dialled.
+    """
+    line = dial(ticket)
+    with line:
+        hello = {"token": ticket.token, "host": socket.gethostname(), "pid": os.getpid(), "gpus": gpus}
+        line.sendall(json.dumps(hello).encode() + b"\n")
+        _Sitter(ticket, line, gpus, executor).run()
+
+
+def dial(ticket: Ticket) -> socket.socket:
+    """A line to the driver; raises ConnectionError that says what to set."""
+    try:
+        line = socket.create_connection((ticket.host, ticket.port), DIAL_SECONDS)
+    except OSError as error:
+        raise ConnectionError(f"{socket.gethostname()} {UNREACHED} at {ticket.host}:{ticket.port} ({error})") from None
+    lasting(line)
+    return line
+
+
+def lasting(line: socket.socket) -> None:
+    """Let the kernel find out when the other side's host has vanished."""
+    line.settimeout(None)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT * 1000)
+
+
+class _Sitter:
+    """Owner of one agent at a time."""
+
+    def __init__(self, ticket: Ticket, line: socket.socket, gpus: list[str], executor: int) -> None:
+        self._ticket, self._line, self._gpus = ticket, line, gpus
+        self._wait = selectors.DefaultSelector()
+        self._wait.register(line, selectors.EVENT_READ, self._hear)
+        self._executor = watched(executor)
+        if self._executor >= 0:
+            self._wait.register(self._executor, selectors.EVENT_READ, self._leave)
+        self._heard = b""
+        self._slot = -1
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._watch = -1
+        self._open = True
+
+    def run(self) -> None:
+        try:
+            while self._open:
+                for key, _ in self._wait.select(None if self._watch >= 0 or self._agent is None else 0.2):
+                    key.data()
+                if self._watch < 0 and self._agent is not None and self._agent.poll() is not None:
+                    self._ended()
+        finally:
+            self._end()
+            self._wait.close()
+            if self._executor >= 0:
+                os.close(self._executor)
+
+    def _leave(self) -> None:
+        self._open = False
+
+    def _hear(self) -> None:
+        """Orders: {"start": slot}, {"end": slot}, {"leave": true}; the line's end is an order to leave."""
+        try:
+            data = self._line.recv(4096)
+        except OSError:
+            data = b""
+        if not data:
+            self._leave()
+            return
+        self._heard += data
+        while b"\n" in self._heard:
+            text, _, self._heard = self._heard.partition(b"\n")
+            order = json.loads(text)
+            if "start" in order:
+                self._start(int(order["start"]))
+            elif order.get("end") == self._slot:
+                self._end()
+                self._say({"free": order["end"]})
+            elif "leave" in order:
+                self._leave()
+
+    def _start(self, slot: int) -> None:
+        self._end()
+        self._slot = slot
+        try:
+            self._agent = agent = subprocess.Popen(
+                [sys.executable, "-m", "hopyard.agent"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment(self._ticket, self._gpus),
+                start_new_session=True,  # what it starts ends with it, by its process group
+            )
+        except OSError as error:
+            self._say({"ended": slot, "story": f"no process could be started: {error}"})
+            return
+        assert agent.stdin is not None and agent.stdout is not None
+        card = json.loads(self._ticket.card) | {"slot": slot}
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.write(json.dumps(card).encode() + b"\n")
+            agent.stdin.flush()
+        os.set_blocking(agent.stdout.fileno(), False)
+        self._wait.register(agent.stdout, selectors.EVENT_READ, self._printed)
+        self._watch = watched(agent.pid)
+        if self._watch >= 0:
+            self._wait.register(self._watch, selectors.EVENT_READ, self._ended)
+
+    def _printed(self) -> None:
+        """Pass on what the agent printed."""
+        agent = self._agent
+        if agent is None or agent.stdout is None:
+            return
+        try:
+            data = os.read(agent.stdout.fileno(), BLOCK)
+        except BlockingIOError:
+            return
+        if data:
+            self._say({"log": self._slot, "text": data.decode(errors="replace")})
+        else:
+            self._wait.unregister(agent.stdout)
+
+    def _ended(self) -> None:
+        """The agent ended by itself, or was killed."""
+        if self._agent is None:
+            return
+        slot, pid, code = self._slot, self._agent.pid, self._agent.wait()
+        self._end()
+        self._say({"ended": slot, "story": f"process {pid} on {socket.gethostname()} {story(code)}"})
+
+    def _end(self) -> None:
+        """End the agent, and all that it started; pass on its last words."""
+        agent, self._agent = self._agent, None
+        if agent is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.kill()
+        agent.wait()
+        assert agent.stdin is not None and agent.stdout is not None
+        with contextlib.suppress(KeyError):
+            self._wait.unregister(agent.stdout)
+        if self._watch >= 0:
+            self._wait.unregister(self._watch)
+            os.close(self._watch)
+            self._watch = -1
+        with contextlib.suppress(BlockingIOError, OSError):
+            while data := os.read(agent.stdout.fileno(), BLOCK):
+                self._say({"log": self._slot, "text": data.decode(errors="replace")})
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.close()
+        agent.stdout.close()
+        self._slot = -1
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._line.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise
+            self._leave()
+
+
+def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
+    """Of an agent: this task's, without what Spark sets for its own Python workers."""
+    made = dict(os.environ)
+    made.pop("PYTHONHASHSEED", None)  # Spark sets it to 0; agents elsewhere have none
+    made.update(dict.fromkeys(THREADS, str(ticket.threads)))
+    made["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
+    made["PYTHONUNBUFFERED"] = "1"
+    if gpus:
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        made.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    made.update(ticket.env)
+    return made
+
+
+def _gpus() -> list[str]:
+    from pyspark import TaskContext
+
+    task: Any = TaskContext.get()
+    found = task.resources().get("gpu") if task is not None else None
+    return [] if found is None else list(found.addresses)
+
+
+def _executor() -> int:
+    """The JVM that this Python worker belongs to: the next Java process above it, else its parent."""
+    process = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while process > 1:
+            if os.readlink(f"/proc/{process}/exe").endswith("/java"):  # noqa: PTH115 - the target need not be there
+                return process
+            process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return os.getppid()

@@ -1,0 +1,276 @@
+"""Runs on real executors: the same bits as elsewhere, whatever is killed, and nothing left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.events import Dispatch, Joined, Lost
+from hopyard.driver.ship import dump
+from hopyard.engines.spark import _explained
+from hopyard.store.layout import Layout
+from jobs import CONFIGS, agents, digests, driver, gone, journal, memory, script, select, troubled
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("spark") / "run"))
+
+
+@pytest.fixture
+def engine(spark: Any) -> hy.Spark:
+    return hy.Spark(spark, workers=2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    before = memory()
+    yield
+    assert memory() <= before
+
+
+def trouble(folder: Path, what: str, **more: Any) -> list[dict[str, Any]]:
+    extra = {"at": 15, "do": what, "once": str(folder / "once"), **more}
+    return [{**config, **extra} if n == 1 else config for n, config in enumerate(CONFIGS)]
+
+
+def lost(directory: Path) -> list[str]:
+    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
+
+
+def test_the_same_bits_as_local_processes(tmp_path: Path, engine: hy.Spark, undisturbed: list[str]) -> None:
+    (folder := tmp_path / "met").mkdir()
+    configs = [{**config, "at": 3, "do": f"meet {folder}"} for config in CONFIGS]
+    run = select(tmp_path / "spark", troubled, configs, engine=engine)
+    assert digests(run) == undisturbed
+    assert digests(select(tmp_path / "local", engine=hy.Local(2, devices=None))) == undisturbed
+    assert len({line.pid for line in journal(tmp_path / "spark") if isinstance(line, Joined)}) == 2
+    assert gone(agents(tmp_path / "spark"), 0.5)
+    assert not lost(tmp_path / "spark")
+
+
+@pytest.mark.parametrize("what", ["kill", "task", "executor", "stop"])
+def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[str], what: str) -> None:
+    """An agent, Spark's Python worker above it, the executor's JVM above that; an agent that is stopped."""
+    began = time.monotonic()
+    from jobs import limited
+
+    run = limited(tmp_path / "run", troubled, trouble(tmp_path, what), engine, silence=2.0)
+    assert run.status == "completed"
+    assert digests(run) == undisturbed
+    assert len(lost(tmp_path / "run")) == 1, lost(tmp_path / "run")
+    assert gone(agents(tmp_path / "run"), 2)
+    units = [
+        line.unit for line in journal(tmp_path / "run") if isinstance(line, Dispatch) and line.unit.kind == "train"
+    ]
+    assert sum(len(unit.partitions) for unit in units) <= 4 * 2 * 4 + 8  # an epoch of two trials at most
+    assert time.monotonic() - began < 60
+
+
+def test_the_same_agent_lost_five_times(tmp_path: Path, engine: hy.Spark, undisturbed: list[str]) -> None:
+    configs = [
+        {**config, "at": 15, "do": "kill", "once": str(tmp_path / f"once-{n}")} for n, config in enumerate(CONFIGS)
+    ]
+    run = select(tmp_path / "run", troubled, configs, engine=hy.Spark(engine.session, workers=1))
+    assert digests(run) == undisturbed
+    assert len(lost(tmp_path / "run")) == 4
+    run = select(tmp_path / "fifth", troubled, trouble(tmp_path, "kill"), engine=hy.Spark(engine.session, workers=1))
+    assert digests(run) == undisturbed
+
+
+def test_what_an_agent_prints_is_in_its_log(tmp_path: Path, engine: hy.Spark) -> None:
+    def recipe(config: dict[str, Any]) -> Any:
+        print(f"lr is {config['lr']}")
+        return troubled(config)
+
+    select(tmp_path / "run", recipe, engine=engine)
+    text = "".join(path.read_text() for path in (tmp_path / "run" / "logs").iterdir())
+    assert "lr is 0.01" in text
+
+
+def test_more_workers_than_slots(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hopyard.engines.spark.FEWER_SECONDS", 0.0)
+    configs = [{"lr": 0.1, "at": 2, "do": "sleep"}] * 4
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        run = select(tmp_path / "run", slow, configs, engine=hy.Spark(spark, workers=5))
+    assert run.status == "completed"
+    assert time.monotonic() - began < 30
+    (text,) = [record.getMessage() for record in caplog.records if "wait for a slot" in record.getMessage()]
+    assert re.search(r"2 workers, 3 more wait for a slot of Spark: more executors \(spark\.executor\.instances", text)
+    spark.range(4).count()  # its jobs that waited are gone
+
+
+def slow(config: dict[str, Any]) -> Any:
+    time.sleep(0.5)
+    return troubled({"lr": config["lr"]})
+
+
+def test_no_slot_at_all(tmp_path: Path, spark: Any) -> None:
+    class Busy:
+        """A session whose jobs never get a slot."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(spark, name)
+
+        def range(self, *given: Any) -> Any:
+            return spark.range(0, 1, 1, 1).filter("false").crossJoin(spark.range(1)).limit(0) and Never()
+
+    class Never:
+        def mapInArrow(self, *given: Any) -> Any:
+            return self
+
+        def collect(self) -> Any:
+            time.sleep(3)
+            return []
+
+    with pytest.raises(hy.ResourceError, match=r"Spark gave no slot within 1 seconds .*spark\.task\.cpus"):
+        select(tmp_path / "run", engine=hy.Spark(Busy(), workers=1, patience=1.0))
+
+
+def test_executors_that_cannot_reach_the_driver(tmp_path: Path, spark: Any) -> None:
+    with pytest.raises(hy.ResourceError, match=r"cannot reach the driver at 192\.0\.2\.77:\d+ .*give hy\.Spark\(host="):
+        select(tmp_path / "run", engine=hy.Spark(spark, workers=1, host="192.0.2.77"))
+
+
+def test_a_port_of_its_own(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert digests(select(tmp_path / "run", engine=hy.Spark(spark, workers=2, port=port))) == undisturbed
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(hy.ResourceError, match=f"port {port} on 127.0.0.1"):
+        select(tmp_path / "again", engine=hy.Spark(spark, workers=2, port=port))
+
+
+def test_a_pickle_of_it_leaves_the_session_behind(spark: Any) -> None:
+    import cloudpickle
+
+    engine = hy.Spark(spark, workers=3, env={"A": "b"}, threads=2, host="here", port=7, patience=3.0)
+    copy = cloudpickle.loads(dump(engine, "engine"))
+    assert copy.session is None
+    assert (copy.workers, copy.env, copy.threads, copy.host, copy.port, copy.patience) == (
+        3,
+        {"A": "b"},
+        2,
+        "here",
+        7,
+        3.0,
+    )
+
+
+def test_keys_are_in_no_plan_and_no_log(tmp_path: Path, spark: Any) -> None:
+    from hopyard.engines.sitter import Ticket, sit
+
+    ticket = Ticket("127.0.0.1", 1, "the token", b'{"secret_key": "the secret"}', 1, {"PASSWORD": "x"})
+    frame = spark.range(0, 1, 1, 1).mapInArrow(sit(ticket), "host string")
+    plan = frame._jdf.queryExecution().toString()
+    assert "hopyard_slot" in plan
+    for text in (plan, repr(ticket)):
+        assert "the secret" not in text and "the token" not in text and "PASSWORD" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, r"Spark\(workers=0\): a whole number of at least 1"),
+        ({"workers": 1, "threads": True}, r"Spark\(threads=True\)"),
+        ({"workers": 1, "port": 65535}, r"Spark\(port=65535\): 0, or at most 65534"),
+        ({"workers": 1, "host": ""}, r"Spark\(host=''\): a name or address"),
+        ({"workers": 1, "env": {"A": 1}}, r"names and values are strings"),
+        ({"workers": 1, "patience": 0}, r"Spark\(patience=0\): seconds, more than 0"),
+    ],
+)
+def test_values_that_are_not_allowed(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(hy.SpecError, match=message):
+        hy.Spark(None, **arguments)
+
+
+def test_no_session() -> None:
+    with pytest.raises(hy.SpecError, match=r"Spark\(str\): a SparkSession is needed"):
+        hy.Spark("local", workers=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x\npyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9",
+         r"another Python than this process: \[PYTHON_VERSION_MISMATCH\] .*Set PYSPARK_PYTHON"),
+        ("E\nModuleNotFoundError: No module named 'hopyard'", "Hopyard is not installed in the executors' Python"),
+        ('java.io.IOException: Cannot run program "python9": error=2', "executors cannot start Python"),
+        ("Cannot call methods on a stopped SparkContext.", "session was stopped while the run went on"),
+    ],
+)  # fmt: skip
+def test_errors_of_spark_in_our_words(text: str, said: str) -> None:
+    assert re.search(said, _explained(text))
+
+
+HEAD = """
+import os
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local-cluster[2,1,1024]")
+for name, value in {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+                    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+"""
+
+
+def processes(session: int) -> list[int]:
+    """What runs in the session of a driver, itself too."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+def test_the_driver_is_killed(tmp_path: Path, undisturbed: list[str], name: str) -> None:
+    once = tmp_path / "once"
+    body = f"select(Path('run'), troubled, {trouble(tmp_path, 'hang')!r}, engine=hy.Spark(spark, workers=2))\n"
+    process = driver([str(script(tmp_path / "job.py", HEAD + body))], tmp_path)
+    end = time.monotonic() + 90
+    while not once.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    assert once.exists(), process.communicate(timeout=5)
+    os.kill(process.pid, getattr(signal, name))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (-9 if name == "SIGKILL" else -2), err
+    assert gone(agents(tmp_path / "run"), 2)
+    assert len(agents(tmp_path / "run")) == 2
+    end = time.monotonic() + 15  # Spark's own processes
+    while (left := processes(process.pid)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left
+    with pytest.raises(hy.SpecError, match=r"hopyard\.resume\(directory, engine=hopyard\.Spark\(spark"):
+        hy.resume(tmp_path / "run")
+
+
+def test_a_run_of_a_killed_driver_is_resumed(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:
+    body = f"select(Path('run'), troubled, {trouble(tmp_path, 'driver SIGKILL')!r}, engine=hy.Local(2, devices=None))\n"
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    process.communicate(timeout=60)
+    assert process.returncode == -9
+    run = hy.resume(tmp_path / "run", engine=hy.Spark(spark, workers=2))
+    assert digests(run) == undisturbed
+    assert Layout(tmp_path / "run").exists
