@@ -99,6 +99,10 @@ def do(what: str) -> None:
         end = time.monotonic() + 30
         while len(list(folder.iterdir())) < 2 and time.monotonic() < end:
             time.sleep(0.01)
+    if what.startswith("wait for "):
+        end = time.monotonic() + 60
+        while not Path(what.removeprefix("wait for ")).exists() and time.monotonic() < end:
+            time.sleep(0.02)
     if what in ("task", "executor"):
         os.kill(above("python" if what == "task" else "java"), signal.SIGKILL)
         time.sleep(60)
@@ -131,7 +135,7 @@ def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: A
 def limited(directory: Path, recipe: Any, configs: Any, engine: Any, **limits: Any) -> Run:
     """As `select`, with limits (silence, deadlines) that no public argument sets."""
     cargo = Cargo(recipe, dataset(), None, hy.Configs(configs), engine)
-    order = Order(cargo, 2, "val_loss", "min", hy.Hopper(), 0, "warn", None, limits)
+    order = Order(cargo, 2, "val_loss", "min", hy.Hopper(), 0, "warn", None, limits=limits)
     return begin(order, directory, again=False, wait=True)
 
 

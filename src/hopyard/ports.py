@@ -216,4 +216,9 @@ class Engine(Protocol):
         """(host by which its agents reach this process, port to listen on; 0: any that is free)."""
         ...
 
+    @property
+    def apart(self) -> bool:
+        """Whether its agents may be on other hosts than this process, and than each other."""
+        ...
+
     def open(self, home: Home) -> Crew: ...

@@ -25,7 +25,7 @@ SETUP = Setup(RunSpec(epochs=1, partitions=1, validation=0), b"recipe", b"{}", "
 class Cards:
     """An engine that starts nobody, and keeps the cards for the test."""
 
-    name, workers, threads, address = "cards", 2, 1, ("127.0.0.1", 0)
+    name, workers, threads, address, apart = "cards", 2, 1, ("127.0.0.1", 0), False
 
     def __init__(self) -> None:
         self.cards: dict[int, Card] = {}

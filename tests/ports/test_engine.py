@@ -41,6 +41,7 @@ def crew(request: pytest.FixtureRequest, home: Home) -> Iterator[Crew]:
     assert engine.threads == 1
     host, port = engine.address
     assert host == "127.0.0.1" and port == 0
+    assert engine.apart == (request.param == "spark")
     made = engine.open(home)
     yield made
     made.close()

@@ -6,15 +6,17 @@ import errno
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
+import zmq
 
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Store
 from hopyard.spec import Ref
+from hopyard.store.bulk import Client, Depot, RemoteStore, Server
 from hopyard.store.states import FsspecStore, LocalStore, open_store
 
 REF = Ref(3, 12, 1)
@@ -31,8 +33,23 @@ KINDS: dict[str, Callable[[Path], LocalStore | FsspecStore]] = {
 }
 
 
+@pytest.fixture(params=[*KINDS, "remote", "encrypted"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param in KINDS:
+        yield KINDS[request.param](tmp_path)
+        return
+    depot = Depot(LocalStore(tmp_path / "there"))
+    server = Server("127.0.0.1", "token", depot.handlers(), encrypt=request.param == "encrypted")
+    public, secret = zmq.curve_keypair()
+    client = Client(public.decode(), secret.decode())
+    yield RemoteStore(client, server.place)
+    client.close()
+    server.close()
+
+
 @pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStore | FsspecStore:
+def own(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStore | FsspecStore:
+    """Those that write themselves."""
     return KINDS[request.param](tmp_path)
 
 
@@ -90,48 +107,48 @@ def test_is_used_by_several_threads(store: Store) -> None:
     assert store.refs() == set(refs)
 
 
-def test_sweep_removes_only_what_is_half_written(store: LocalStore | FsspecStore, tmp_path: Path) -> None:
-    store.put(REF, memoryview(b"x"))
-    if isinstance(store, LocalStore):
-        (store.directory / ".part-1-2-3-abcd").write_bytes(b"half")
+def test_sweep_removes_only_what_is_half_written(own: LocalStore | FsspecStore, tmp_path: Path) -> None:
+    own.put(REF, memoryview(b"x"))
+    if isinstance(own, LocalStore):
+        (own.directory / ".part-1-2-3-abcd").write_bytes(b"half")
     else:
-        store._files.pipe_file(store._path(".part-1-2-3-abcd"), b"half")
-    assert store.refs() == {REF}
-    assert store.sweep() == 1
-    assert store.sweep() == 0
-    assert store.get(REF) == b"x"
+        own._files.pipe_file(own._path(".part-1-2-3-abcd"), b"half")
+    assert own.refs() == {REF}
+    assert own.sweep() == 1
+    assert own.sweep() == 0
+    assert own.get(REF) == b"x"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_a_resource_error_and_leaves_nothing(
-    store: LocalStore | FsspecStore, code: int, monkeypatch: pytest.MonkeyPatch
+    own: LocalStore | FsspecStore, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        if isinstance(store, LocalStore):
+        if isinstance(own, LocalStore):
             patch.setattr(os, "fsync", full)
         else:
-            patch.setattr(type(store._files), "pipe_file", full)
+            patch.setattr(type(own._files), "pipe_file", full)
         with pytest.raises(ResourceError, match=r"State 3-12-1 \(5 bytes\).*hopyard resume"):
-            store.put(REF, memoryview(b"12345"))
-    assert store.refs() == set()
-    assert store.sweep() == 0
+            own.put(REF, memoryview(b"12345"))
+    assert own.refs() == set()
+    assert own.sweep() == 0
 
 
-def test_other_errors_come_through(store: LocalStore | FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_come_through(own: LocalStore | FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise OSError(errno.EIO, "broken")
 
-    if isinstance(store, LocalStore):
+    if isinstance(own, LocalStore):
         monkeypatch.setattr(os, "fsync", broken)
     else:
-        monkeypatch.setattr(type(store._files), "pipe_file", broken)
+        monkeypatch.setattr(type(own._files), "pipe_file", broken)
     with pytest.raises(OSError, match="broken") as caught:
-        store.put(REF, memoryview(b"12345"))
+        own.put(REF, memoryview(b"12345"))
     assert not isinstance(caught.value, ResourceError)
-    assert store.sweep() == 0
+    assert own.sweep() == 0
 
 
 def test_open_store_chooses_by_url(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -49,9 +50,13 @@ from hopyard.core.messages import (
     unpack_down,
 )
 from hopyard.data.manifest import Manifest
+from hopyard.errors import HopyardError
 from hopyard.frameworks import environment, imported, quiet, tools
-from hopyard.store.arena import Arena, Folder
-from hopyard.store.states import open_store
+from hopyard.ports import Store
+from hopyard.spec import Ref
+from hopyard.store.arena import Arena, Folder, memory_root, sweep, take
+from hopyard.store.bulk import Ask, Client, Place, RemoteStore, Server, own_address
+from hopyard.store.states import open_store, signed
 
 ARENA_SHARE = 4
 """One agent uses at most this part of the free shared memory."""
@@ -118,6 +123,15 @@ class Hands:
     keeper: Keeper
     arena: Arena
     folder: Folder
+    network: Network | None = None
+    """Of an agent that may be on another host than the driver or its peers."""
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What `Ready` says of its memory."""
+        if self.network is None:
+            return {}
+        return {"memory": self.folder.identity, "peer": self.network.peer}
 
     def do(self, message: Work | Examine) -> Sequence[Up]:
         """The answers to a unit or to a check."""
@@ -125,17 +139,65 @@ class Hands:
             return [self.worker.check(message.trial, message.config)]
         for where in message.release:
             self.keeper.release(where)
-        return self.worker.run(message.unit, message.config)
+        return self.worker.run(message.unit, message.config, message.peer)
 
     def close(self) -> None:
         """Store what is an epoch's end, give shared memory back."""
         self.keeper.close()
+        if self.network is not None:
+            self.network.close()
         self.arena.close()
         self.folder.close()
 
 
-def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None]) -> Hands:
+class Network:
+    """What an agent has beside memory and disk: it gives States of its memory to peers, and asks them for theirs.
+
+    Args:
+        card: of the agent.
+        depot: where the driver takes and gives States, and the token.
+        folder: States in shared memory.
+    """
+
+    def __init__(self, card: Card, depot: tuple[str, str, str], folder: Folder) -> None:
+        self._folder = folder
+        self.depot = Place(*depot)
+        self.client = Client(card.public_key, card.secret_key)
+        host = own_address(card.address)
+        self._server = Server(host, self.depot.token, {"take": self._give}, encrypt=bool(self.depot.key))
+        self.peer = self._server.place.address, self._server.place.key
+
+    def take(self, peer: tuple[str, str], where: str, ref: Ref) -> memoryview | None:
+        """The State at `where` in a peer's memory; None when it is not there, or the peer is not."""
+        place = Place(*peer, self.depot.token)
+        try:
+            found: memoryview = self.client.ask(place, Ask(place.token, "take", ref, where))
+        except (FileNotFoundError, ConnectionError, HopyardError):
+            return None
+        return found
+
+    def _give(self, ask: Ask, data: memoryview) -> bytes:
+        held = None if ask.ref is None else take(self._folder.path, ask.where, ask.ref)
+        if held is not None:
+            copied = bytes(held.data)
+            if held.intact():
+                return copied
+        raise FileNotFoundError(f"State {ask.ref} is not in the memory of {socket.gethostname()}")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._server.close()
+        self.client.close()
+
+
+def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None], card: Card | None = None) -> Hands:
     """A worker from what the driver sent.
+
+    Args:
+        slot: its number.
+        setup: from the driver.
+        tell: says what happens in the background.
+        card: of an agent that may be on another host.
 
     Raises:
         Exception: whatever loading the recipe raises.
@@ -145,24 +207,35 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None]) 
     recipe = cloudpickle.loads(setup.recipe)
     foresee(recipe)
     plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
-    store = open_store(setup.store)
-    folder = Folder(Path(setup.memory), setup.run)
+    root = Path(setup.memory)
+    if setup.depot is not None and not Folder.shared(root, setup.run):  # another host than the driver's
+        root = memory_root(Path(tempfile.gettempdir()))
+        sweep(root)
+    folder = Folder(root, setup.run)
+    network = None if setup.depot is None or card is None else Network(card, setup.depot, folder)
+    store: Store
+    if network is None or signed(setup.store, setup.run):
+        store = open_store(setup.store)
+    else:
+        store = RemoteStore(network.client, network.depot)
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE)
     keeper = Keeper(slot, store, arena, tell)
-    return Hands(Worker(slot, plan, store, arena, keeper), keeper, arena, folder)
+    fetch = None if network is None else network.take
+    return Hands(Worker(slot, plan, store, arena, keeper, fetch), keeper, arena, folder, network)
 
 
 def serve(card: Card) -> None:
     """The life of an agent."""
     line = Line(card)
     try:
-        _serve(card.slot, line)
+        _serve(card, line)
     finally:
         line.close()
 
 
-def _serve(slot: int, line: Line) -> None:
+def _serve(card: Card, line: Line) -> None:
+    slot = card.slot
     line.answer(Hello(slot))
     setup = line.hear()
     if not isinstance(setup, Setup):
@@ -171,13 +244,13 @@ def _serve(slot: int, line: Line) -> None:
     for name, value in environment(setup.threads).items():
         os.environ.setdefault(name, value)
     try:
-        hands = assemble(slot, setup, line.say)
+        hands = assemble(slot, setup, line.say, card)
     except Exception as error:  # noqa: BLE001 - told to the user, who must see it
         line.answer(Unfit(slot, f"{type(error).__name__}: {error}"))
         traceback.print_exc()
         return
     hands.worker.prepare()
-    line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint()))
+    line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), **hands.place))
     warm()
     while True:
         message = line.hear()

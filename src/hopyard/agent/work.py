@@ -10,7 +10,7 @@ import re
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,10 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras paints some of its errors for a terminal."""
 TRACE = 6000
 """Characters of a traceback that travel."""
+PATIENCE = 2.0
+"""Seconds before a State that a peer should have, and that is not stored either, counts as lost."""
+
+Fetch = Callable[[tuple[str, str], str, Ref], memoryview | None]
 
 
 class Lost(HopyardError):
@@ -58,14 +62,20 @@ class Worker:
         store: where States are when they are not in shared memory.
         arena: where this worker lays its States.
         keeper: stores them in the background.
+        fetch: (peer, where, ref) → a State out of memory that this worker does not share, or None.
     """
 
-    def __init__(self, slot: int, made: Plan, store: Store, arena: Arena, keeper: Keeper) -> None:
+    def __init__(
+        self, slot: int, made: Plan, store: Store, arena: Arena, keeper: Keeper, fetch: Fetch | None = None
+    ) -> None:
         self.slot = slot
         self._plan = made
         self._store = store
         self._arena = arena
         self._keeper = keeper
+        self._fetch = fetch
+        self._peer: tuple[str, str] | None = None
+        """Who has the State of the unit that is at hand."""
         self._built: OrderedDict[str, Built] = OrderedDict()
         """Built models by their likeness, or by their trial where none is like another; least recently used first."""
         self._known: dict[int, tuple[str, int]] = {}
@@ -80,9 +90,13 @@ class Worker:
 
     # ---------------------------------------------------------------- units
 
-    def run(self, unit: Unit, config: Config) -> Sequence[Done | Failed | Durable | NoRoom]:
-        """The answer to a unit, and what must be said beside it."""
+    def run(
+        self, unit: Unit, config: Config, peer: tuple[str, str] | None = None
+    ) -> Sequence[Done | Failed | Durable | NoRoom]:
+        """The answer to a unit, and what must be said beside it. `peer`: who has its State, when it is in memory that
+        this worker does not share."""
         begin = time.perf_counter()
+        self._peer = peer
         install(self._plan)  # inline, the user's own code runs in between
         try:
             return _RUN[unit.kind](self, unit, config, begin)
@@ -254,13 +268,20 @@ class Worker:
         """Copy the unit's State into the built model: from shared memory, else from the store."""
         ref = unit.start
         assert ref is not None
-        if unit.where:
+        if unit.where and self._peer is None:
             held = take(self._arena.directory, unit.where, ref)
             if held is not None and _copied(built, held):
                 return len(held.data)
+        if unit.where and self._peer is not None and self._fetch is not None:
+            sent = self._fetch(self._peer, unit.where, ref)
+            if sent is not None:
+                restore(built.trainable, decode(sent))
+                return len(sent)
         try:
             data = self._store.get(ref)
         except FileNotFoundError:
+            if self._peer is not None:  # its agent may be gone; let the driver hear of that before this unit fails
+                time.sleep(PATIENCE)
             raise Lost(f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
         if unit.digest and (found := digest(data)) != unit.digest:
             raise StateError(

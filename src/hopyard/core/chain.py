@@ -64,6 +64,11 @@ def broken(trial: TrialBook, partitions: int, slots: Slots) -> bool:
     return False
 
 
+def held(trial: TrialBook, slot: int) -> bool:
+    """Whether a State of the trial is in this slot's memory alone."""
+    return not trial.ended and any(state.maker == slot and not state.digest for state in trial.states.values())
+
+
 def spend(trial: TrialBook, step: int, partitions: int, slots: Slots, out: list[Command]) -> None:
     """Nobody will start from this State unless from the store: its maker may use the memory for others.
 

@@ -108,6 +108,13 @@ class Lost(Fact, frozen=True):
     reason: str
 
 
+class Left(Fact, frozen=True):
+    """A slot was given back: there was nothing for it to do. Nothing was lost with it."""
+
+    slot: int
+    reason: str
+
+
 class Tick(Fact, frozen=True):
     """Time passed, and a deadline with it."""
 
@@ -187,6 +194,7 @@ Event = (
     | Durable
     | Failed
     | Lost
+    | Left
     | Tick
     | Resumed
     | Interrupted

@@ -41,6 +41,7 @@ from hopyard.core.events import (
     Finished,
     Interrupted,
     Joined,
+    Left,
     Line,
     Lost,
     Proposed,
@@ -129,6 +130,14 @@ class Machine:
         """Whether a `Tick` at this time would change anything; only then it is worth a line in the journal."""
         first = self.leases.earliest()
         return first is not None and first <= at
+
+    def spare(self) -> list[int]:
+        """The slots that have nothing to do, and with whose memory nothing would be lost."""
+        return [
+            slot.id
+            for slot in self.slots.values()
+            if not slot.busy and not any(chain.held(self.trials[made], slot.id) for made in slot.made)
+        ]
 
     def kept(self) -> set[Ref]:
         """Every State that the store should hold."""
@@ -369,7 +378,7 @@ class Machine:
 
     # ---------------------------------------------------------------- slots and drivers go
 
-    def _lost(self, event: Lost) -> None:
+    def _lost(self, event: Lost | Left) -> None:
         self._gone(event.slot, event.reason)
 
     def _tick(self, event: Tick) -> None:
@@ -574,6 +583,7 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Durable: Machine._durable,
     Failed: Machine._failed,
     Lost: Machine._lost,
+    Left: Machine._lost,
     Tick: Machine._tick,
     Resumed: Machine._resumed,
     Interrupted: Machine._interrupted,

@@ -48,6 +48,10 @@ class Ready(Message, frozen=True):
     pid: int
     holds: tuple[int, ...] | None = None
     fingerprint: dict[str, Any] = {}
+    memory: str = ""
+    """Equal for agents that share memory."""
+    peer: tuple[str, str] = ("", "")
+    """Address and CURVE key by which agents that do not share it can ask for States in it."""
 
 
 class Unfit(Message, frozen=True):
@@ -85,6 +89,9 @@ class Setup(Message, frozen=True):
     run: str
     threads: int
     device: str = "cpu"
+    depot: tuple[str, str, str] | None = None
+    """Of agents that may be on other hosts: address and CURVE key by which this process stores and gives States, for
+    those that cannot reach `store`, and the token for that and for peers."""
 
 
 class Work(Message, frozen=True):
@@ -94,6 +101,8 @@ class Work(Message, frozen=True):
     config: Config
     release: tuple[str, ...] = ()
     """Places in shared memory that nobody will ask for again."""
+    peer: tuple[str, str] | None = None
+    """Who has the unit's State, when it is in memory that this agent does not share."""
 
 
 class Examine(Message, frozen=True):

@@ -24,17 +24,21 @@ from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.wire import Direct, Link, Router
 from hopyard.engines.local import cores
 from hopyard.errors import ResourceError, RunDirectoryError, RunFailed, SpecError
-from hopyard.ports import Engine
+from hopyard.ports import Engine, Store
 from hopyard.spec import RunSpec
 from hopyard.store.arena import Folder, memory_root, sweep
+from hopyard.store.bulk import Depot, Server
 from hopyard.store.journal import NO_ROOM, Journal, Lock, write_whole
 from hopyard.store.layout import Layout
-from hopyard.store.states import open_store
+from hopyard.store.states import open_store, sign, unsign
 
 log = logging.getLogger(__name__)
 
 DRIVEN: list[Run] = []
 """The runs that this process drives or drove, for the exit code of `hopyard run`."""
+
+IDLE = 30.0
+"""Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
 
 LINKS: dict[str, Callable[[Engine, Callable[[str], Setup], Layout, float], Link]] = {
     "inline": lambda engine, setup, layout, silence: Direct(setup),
@@ -54,6 +58,7 @@ class Drive:
     spec: RunSpec
     store: str
     again: bool
+    encrypt: bool = False
 
 
 def drive(it: Drive, wait: bool) -> Run:
@@ -120,8 +125,10 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
             else Began(at=clock.now(), spec=spec, fingerprint=known)
         )
 
+        depot = _depot(it, store, token, stack) if it.engine.apart else None
+
         def setup(device: str) -> Setup:
-            return Setup(spec, recipe, manifest, it.store, str(root), token, it.engine.threads, device)
+            return Setup(spec, recipe, manifest, it.store, str(root), token, it.engine.threads, device, depot)
 
         make = LINKS.get(it.engine.name, _router)
         loop = Loop(
@@ -136,6 +143,7 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
             first,
             journal.lines,
             folder.path,
+            IDLE if it.engine.apart else None,
         )
         run._halt = loop.stop
         if run._stopped:  # before there was anything to halt
@@ -152,6 +160,25 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
         raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+
+
+def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> tuple[str, str, str]:
+    """For workers that cannot reach the States' place: they store and get them through this process."""
+
+    def first() -> None:
+        log.warning(
+            "workers cannot reach %s: their States go through this process. Give store= a place that all of them reach "
+            "(NFS, HDFS, S3, …) where that is too slow",
+            it.store,
+        )
+
+    sign(it.store, run)
+    stack.callback(unsign, it.store, run)
+    host, port = it.engine.address
+    handlers = Depot(store, first).handlers()
+    server = Server(host, secrets.token_hex(16), handlers, port=port + 2 if port else 0, encrypt=it.encrypt)
+    stack.callback(server.close)
+    return server.place.address, server.place.key, server.place.token
 
 
 def _router(engine: Engine, setup: Callable[[str], Setup], layout: Layout, silence: float) -> Link:

@@ -31,6 +31,7 @@ from hopyard.core.events import (
     Finished,
     Interrupted,
     Joined,
+    Left,
     Line,
     Lost,
     Proposed,
@@ -96,6 +97,7 @@ class Loop:
         opening: the first event of this driver, `Began` or `Resumed`.
         known: the lines of earlier drivers.
         memory: the run's folder in shared memory; what an agent leaves there when it is ended goes with it.
+        idle: seconds after which a slot that has nothing to do is given back, but for the last; None: never.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Loop:
         opening: Event | None = None,
         known: Sequence[Line] = (),
         memory: Path | None = None,
+        idle: float | None = None,
     ) -> None:
         self.machine = machine
         self._journal = journal
@@ -125,11 +128,16 @@ class Loop:
         self._next = 1 + max((getattr(line, "slot", -1) for line in known), default=-1)
         """Slots of earlier drivers keep their numbers."""
         self._fingerprint = next((line.fingerprint for line in known if isinstance(line, Joined)), None)
+        self._patience = idle
+        self._idle: dict[int, float] = {}
+        """Slot → since when it has had nothing to do."""
         self._starting: set[int] = set()
         self._stillborn = 0
         self._came_up = False
         """Whether an agent of this driver was ever ready."""
         self._releases: dict[int, list[str]] = {}
+        self._places: dict[int, tuple[str, tuple[str, str]]] = {}
+        """Slot → whose memory it shares, and how others ask for States in it."""
         self._early: dict[int, list[Durable]] = {}
         self._finish: Finish | None = None
         self._clock = Clock()
@@ -185,8 +193,21 @@ class Loop:
         messages = self._link.receive(wait)
         self._clock.skip(self._link.paused())
         self._commit(self._facts(messages))
+        if self._patience is not None and self.machine.status == "running":
+            self._give_back(self._patience)
         if self._stop:
             raise KeyboardInterrupt(self._stop)
+
+    def _give_back(self, patience: float) -> None:
+        """End the agents that have had nothing to do for long: others may want their place. What is left to do only
+        gets less, and a worker that is lost is replaced; so nobody is called back."""
+        now = self._clock.now()
+        spare = self.machine.spare()
+        self._idle = {slot: self._idle.get(slot, now) for slot in spare}
+        for slot, since in list(self._idle.items()):
+            if now - since >= patience and len(self.machine.slots) > 1:
+                self._end(slot)
+                self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {patience:.0f} s: it was given back")])
 
     # ---------------------------------------------------------------- in
 
@@ -217,7 +238,9 @@ class Loop:
             self._stillborn = 0
             self._came_up = True
             self._compare(message)
-            return [Joined(at=now, **msgspec.structs.asdict(message))]
+            self._places[message.slot] = message.memory, message.peer
+            told = {name: getattr(message, name) for name in ("slot", "host", "pid", "holds", "fingerprint")}
+            return [Joined(at=now, **told)]
         if isinstance(message, Gone):
             return self._gone(message, now)
         if isinstance(message, Unfit):
@@ -309,7 +332,7 @@ class Loop:
         if isinstance(command, Dispatch):
             config = self.machine.trials[command.unit.trial].config
             release = tuple(self._releases.pop(command.slot, ()))
-            self._link.send(command.slot, Work(command.unit, config, release))
+            self._link.send(command.slot, Work(command.unit, config, release, self._peer(command)))
         elif isinstance(command, Release):
             self._releases.setdefault(command.slot, []).append(command.where)
         elif isinstance(command, Delete):
@@ -326,6 +349,16 @@ class Loop:
         elif self._finish is None:
             self._finish = command
 
+    def _peer(self, command: Dispatch) -> tuple[str, str] | None:
+        """Who has the unit's State, when the slot cannot see the memory where it lies."""
+        unit = command.unit
+        state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.where else None
+        if state is None:
+            return None
+        theirs, peer = self._places.get(state.maker, ("", ("", "")))
+        mine, _ = self._places.get(command.slot, ("", None))
+        return peer if theirs != mine and peer[0] else None
+
     def _start(self) -> None:
         slot = self._next
         self._next += 1
@@ -335,6 +368,7 @@ class Loop:
     def _end(self, slot: int) -> None:
         self._starting.discard(slot)
         self._releases.pop(slot, None)
+        self._places.pop(slot, None)
         self._link.end(slot)
         if self._memory is not None:
             for left in self._memory.glob(f"{slot}-*"):

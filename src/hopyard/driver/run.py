@@ -45,6 +45,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the recipe's function."""
     backend: str = ""
     """Keras' backend, where the engine names one."""
+    encrypt: bool = False
+    """Whether States that go by network are encrypted."""
 
 
 def load(run_directory: str | Path) -> Run:

@@ -43,6 +43,7 @@ class Order:
     seed: int
     exact: bool | Literal["warn"]
     store: str | None
+    encrypt: bool = False
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Fields of RunSpec that no argument sets: deadlines, silence, strikes."""
 
@@ -87,7 +88,8 @@ def select(
         resume: go on with what is in `directory`, if there is a run.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
         wait: False: return at once; `run.wait()` waits.
-        encrypt: bulk by CURVE too; on one host bulk goes by shared memory and nothing changes.
+        encrypt: States that go from host to host are encrypted too (CURVE, half as fast); words always are. On one
+            host they go by shared memory and nothing changes.
 
     Returns:
         Run: `.best`, `.trials`, `.to_pandas()`, `.gantt(path)`.
@@ -113,6 +115,7 @@ def select(
         seed,
         exact,
         None if store is None else str(store),
+        encrypt,
     )
     return begin(order, directory, resume, wait)
 
@@ -143,7 +146,7 @@ def fit(
     search = Configs([config])
     cargo = Cargo(recipe, data, None, search, _engine(engine))
     chosen = Hopper() if parallel is None else parallel
-    order = Order(cargo, epochs, metric, mode, chosen, seed, exact, None if store is None else str(store))
+    order = Order(cargo, epochs, metric, mode, chosen, seed, exact, None if store is None else str(store), encrypt)
     return begin(order, directory, resume, wait)
 
 
@@ -169,9 +172,8 @@ def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: boo
         about = about_of(layout)
         cargo: Cargo = unpickle(layout.recipe, about.python)
         manifest = same_data(layout, cargo.data)
-        ready = Drive(
-            layout, lock, engine or cargo.engine, cargo, manifest, machine.spec, place(layout, about), again=True
-        )
+        states, chosen = place(layout, about), engine or cargo.engine
+        ready = Drive(layout, lock, chosen, cargo, manifest, machine.spec, states, again=True, encrypt=about.encrypt)
         return drive(ready, wait)
 
 
@@ -252,12 +254,15 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
             sources=sources,
             recipe=getattr(cargo.recipe, "__name__", type(cargo.recipe).__name__),
             backend=getattr(cargo.engine, "env", {}).get("KERAS_BACKEND", ""),
+            encrypt=order.encrypt,
         )
         open_store(store or layout.states)
         write_whole(layout.recipe, freight)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        return drive(Drive(layout, lock, cargo.engine, cargo, manifest, spec, place(layout, about), again=False), wait)
+        states = place(layout, about)
+        ready = Drive(layout, lock, cargo.engine, cargo, manifest, spec, states, again=False, encrypt=order.encrypt)
+        return drive(ready, wait)
 
 
 def _room_of_its_own(store: str, layout: Layout) -> str:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -40,9 +40,10 @@ from hopyard.core.messages import (
     pack,
     unpack_up,
 )
-from hopyard.errors import HopyardError, ResourceError
+from hopyard.errors import HopyardError
 from hopyard.ports import Crew, Engine, Home
 from hopyard.spec import FORMAT
+from hopyard.store.bulk import bound
 
 log = logging.getLogger(__name__)
 
@@ -118,14 +119,18 @@ class Router:
         self._router.setsockopt(zmq.LINGER, 500)
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.RCVHWM, 0)
-        host, port = engine.address
-        port = _bound(self._router, host, port)
+        try:
+            host, port = engine.address
+            port = bound(self._router, host, port)
 
-        def card(slot: int) -> bytes:
-            keys = server_public.decode(), public.decode(), secret.decode()
-            return msgspec.json.encode(Card(slot, f"tcp://{host}:{port}", *keys)) + b"\n"
+            def card(slot: int) -> bytes:
+                keys = server_public.decode(), public.decode(), secret.decode()
+                return msgspec.json.encode(Card(slot, f"tcp://{host}:{port}", *keys)) + b"\n"
 
-        self._crew: Crew = engine.open(Home(card, log_of))
+            self._crew: Crew = engine.open(Home(card, log_of))
+        except BaseException:
+            self._hang_up()
+            raise
         self._heard: dict[int, float] = {}
         self._checked = time.monotonic()
         self._lag = 0.0
@@ -207,25 +212,12 @@ class Router:
         for slot in self._heard:
             self.send(slot, End())
         self._crew.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         self._router.close()
         self._auth.stop()
         self._context.term()
-
-
-def _bound(router: Any, host: str, port: int) -> int:
-    """The port that it listens on: for this host alone where nobody else has to reach it.
-
-    Raises:
-        ResourceError: the port is taken.
-    """
-    where = "tcp://127.0.0.1" if host in ("127.0.0.1", "localhost") else "tcp://*"
-    try:
-        if port:
-            router.bind(f"{where}:{port}")
-            return port
-        return int(router.bind_to_random_port(where))
-    except zmq.ZMQError as error:
-        raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
 
 
 class _Allowed:

@@ -30,6 +30,11 @@ class Inline:
         """Nobody dials."""
         return "127.0.0.1", 0
 
+    @property
+    def apart(self) -> bool:
+        """Never."""
+        return False
+
     def open(self, home: Home) -> Crew:
         """The crew of one."""
         return Alone()

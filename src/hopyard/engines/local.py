@@ -87,6 +87,11 @@ class Local:
         """Its agents are on this host."""
         return LOOPBACK, 0
 
+    @property
+    def apart(self) -> bool:
+        """Never."""
+        return False
+
     def open(self, home: Home) -> Crew:
         """The crew, with nobody started yet."""
         return Processes(self, home)

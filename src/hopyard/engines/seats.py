@@ -32,6 +32,8 @@ HELLO_BYTES = 1 << 16
 HELLO_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 """How long sitters may take to leave."""
+SPARE_SECONDS = 2.0
+"""After which a seat that nobody wants is given back."""
 AWAY_SECONDS = 5.0
 """After which a sitter that does not confirm an end is given up."""
 
@@ -123,6 +125,8 @@ class Seats:
             for seat in list(self._seats.values()):
                 if seat.ending and now - seat.since > AWAY_SECONDS:
                     self._drop(seat, "did not end its agent")
+                elif self._idle(seat) and not self._wanted and now - seat.since > SPARE_SECONDS:
+                    self._tell(seat, {"leave": True})
             if self._hopeless:
                 raise ResourceError(self._hopeless)
             return gone
@@ -265,7 +269,7 @@ class Seats:
         elif "ended" in message:
             slot = int(message["ended"])
             if seat.slot == slot:
-                seat.slot = -1
+                seat.slot, seat.since = -1, time.monotonic()
                 self._gone(slot, str(message["story"]))
             elif seat.ending:
                 seat.ending = False  # it ended by itself before it was told to
@@ -276,9 +280,13 @@ class Seats:
         for seat in list(self._seats.values()):
             if not self._wanted:
                 return
-            if seat.admitted and seat.slot < 0 and not seat.ending:
+            if self._idle(seat):
                 seat.slot = self._wanted.popleft()
                 self._tell(seat, {"start": seat.slot})
+
+    @staticmethod
+    def _idle(seat: Seat) -> bool:
+        return seat.admitted and seat.slot < 0 and not seat.ending
 
     def _tell(self, seat: Seat, order: dict[str, Any]) -> None:
         try:
@@ -293,8 +301,7 @@ class Seats:
             self._select.unregister(seat.line)
         seat.line.close()
         if seat.slot >= 0:
-            slot, seat.slot = seat.slot, -1
-            self._gone(slot, why)
+            self._gone(seat.slot, why)
 
     def _gone(self, slot: int, reason: str) -> None:
         self._close_log(slot)

@@ -2,8 +2,8 @@
 
 A sitter dials the driver (its *line*: one plain socket, JSON lines, let in by a token that came with the task) and says
 where it sits. The driver names a slot; the sitter starts an agent for it, passes on what the agent prints, and says
-when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the executor's JVM,
-this Python worker, the agent. Knows nothing of pyspark but the GPUs of its task, and nothing of what agents do.
+when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the JVM of the
+executor, this Python worker, the agent. Knows nothing of pyspark but the GPUs of its task, and not what agents do.
 """
 
 from __future__ import annotations

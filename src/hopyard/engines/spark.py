@@ -46,7 +46,7 @@ class Spark:
         workers: how many; fewer are used, with a warning, where Spark has fewer slots.
         host: name or address by which executors reach this process; None: `spark.driver.host`, or of a Connect client
             the address that it dials its server from.
-        port: to listen on, and the one after it; 0: any that are free.
+        port: to listen on, and the two after it; 0: any that are free.
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         env: more environment for the workers.
         patience: seconds to wait for the first worker, until the run ends with an error.
@@ -73,8 +73,8 @@ class Spark:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SpecError(f"Spark({name}={value!r}): a whole number of at least {least} is needed")
-        if self.port > 65534:
-            raise SpecError(f"Spark(port={self.port}): 0, or at most 65534, as the one after it is used too")
+        if self.port > 65533:
+            raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
             raise SpecError(f"Spark(host={self.host!r}): a name or address that executors can dial is needed")
         if not isinstance(self.env, Mapping) or not all(
@@ -90,6 +90,11 @@ class Spark:
     def address(self) -> tuple[str, int]:
         """Where the executors dial."""
         return self.host or _reached_by(_present(self.session)), self.port
+
+    @property
+    def apart(self) -> bool:
+        """Executors are where Spark puts them."""
+        return True
 
     def open(self, home: Home) -> Crew:
         """The crew, with nobody started yet."""
@@ -223,7 +228,7 @@ _STOPPED = (
 )
 _KNOWN = {
     UNREACHED: "an executor {detail}: give hy.Spark(host=…) an address of this machine that executors can dial, and "
-    "port=… where a firewall lets two ports through",
+    "port=… where a firewall lets three ports in a row through",
     "PYTHON_VERSION_MISMATCH": "executors run another Python than this process: {detail} Set PYSPARK_PYTHON (or "
     "spark.pyspark.python) to the same minor version before the session starts",
     "No module named 'hopyard": "Hopyard is not installed in the executors' Python: install it there, or send a packed "

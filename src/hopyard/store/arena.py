@@ -29,6 +29,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 import struct
 import threading
@@ -339,6 +340,17 @@ class Folder:
             if self._fd >= 0:
                 return
         raise ResourceError(f"shared memory folder {self.path}: it is removed again and again")
+
+    @staticmethod
+    def shared(root: Path, run: str) -> bool:
+        """Whether a process of the run has made it there."""
+        return (root / f"{_folder_prefix()}{re.sub(r'[^A-Za-z0-9_.-]', '_', run)}" / "lock").exists()
+
+    @property
+    def identity(self) -> str:
+        """Equal for processes that see the same folder."""
+        found = self.path.stat()
+        return f"{socket.gethostname()}:{found.st_dev}:{found.st_ino}"
 
     def close(self) -> None:
         """Let go; the last one removes the folder."""

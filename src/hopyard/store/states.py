@@ -47,6 +47,36 @@ def open_store(url: str | Path) -> LocalStore | FsspecStore:
     return FsspecStore(text)
 
 
+def sign(url: str, run: str) -> None:
+    """Leave a mark of this driver, so that a worker can tell whether it sees the same place (`signed`)."""
+    with _signs(url, run) as (files, path):
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        files.pipe_file(path, b"")
+
+
+def signed(url: str, run: str) -> bool:
+    """Whether the place at `url` is the one that the driver sees. Makes nothing, and never raises."""
+    try:
+        with _signs(url, run) as (files, path):
+            return bool(files.exists(path))
+    except Exception:  # noqa: BLE001 - no package, no rights, no network: it cannot be reached from here
+        return False
+
+
+def unsign(url: str, run: str) -> None:
+    """Take the mark away."""
+    with _signs(url, run) as (files, path):
+        files.rm_file(path)
+
+
+@contextmanager
+def _signs(url: str, run: str) -> Iterator[tuple[Any, str]]:
+    import fsspec
+
+    files, root = fsspec.core.url_to_fs(url)
+    yield files, f"{root.rstrip('/')}/.run-{run}"
+
+
 def _file(ref: Ref) -> str:
     return f"{ref}.safetensors"
 

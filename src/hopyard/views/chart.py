@@ -21,6 +21,7 @@ from hopyard.core.events import (
     Finished,
     Interrupted,
     Joined,
+    Left,
     Line,
     Lost,
     Resumed,
@@ -152,6 +153,8 @@ class Chart:
             self._joined(line)
         elif isinstance(line, Lost):
             return self.gone(line.slot, line.at, line.reason)
+        elif isinstance(line, Left):
+            self.gone(line.slot, line.at, line.reason, mark=False)
         elif isinstance(line, Check):
             lane = self._there[line.slot].lane if line.slot in self._there else -1
             self._start(Span(line.at, line.slot, lane, -1, line.trial, "check", 0, ()))

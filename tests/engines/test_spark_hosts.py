@@ -1,0 +1,137 @@
+"""A standalone master with two workers that share neither memory nor the run's directory with each other or the driver:
+mount namespaces play the hosts. States go from peer to peer, and through the driver to its disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.events import Done, Failed, Joined, Lost
+from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
+
+pytestmark = pytest.mark.timeout(300)
+pyspark = pytest.importorskip("pyspark")
+
+HIDE = """
+mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs {folder} && hostname {name} || exit 77
+exec {command}
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Cluster:
+    """A master, and workers of one core each on "hosts" of their own."""
+
+    def __init__(self, folder: Path, hidden: Path) -> None:
+        self.folder, self.hidden = folder, hidden
+        self.url = f"spark://127.0.0.1:{free_port()}"
+        self._class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+        self._environment = {
+            **os.environ,
+            "SPARK_NO_DAEMONIZE": "1",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(folder / "local"),
+        }
+        port = self.url.rpartition(":")[2]
+        master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0"]
+        self.processes = [self._start("master", [self._class, *master])]
+        for name in ("alpha", "beta"):
+            self.worker(name)
+
+    def worker(self, name: str) -> None:
+        work = self.folder / name
+        command = f"{self._class} org.apache.spark.deploy.worker.Worker --host 127.0.0.1 --cores 1 --memory 1g"
+        command += f" --webui-port 0 --work-dir {work} {self.url}"
+        body = HIDE.format(folder=self.hidden, name=name, command=command)
+        self.processes.append(self._start(name, ["unshare", "--mount", "--uts", "sh", "-c", body]))
+
+    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def close(self) -> None:
+        for process in self.processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the driver works; the workers see an empty folder there."""
+    return tmp_path_factory.mktemp("driver")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[Cluster]:
+    if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "--uts", "true"], check=False).returncode:
+        pytest.skip("no namespaces may be made here")
+    made = Cluster(tmp_path_factory.mktemp("cluster"), hidden)
+    yield made
+    made.close()
+
+
+HEAD = """
+import logging, os
+logging.basicConfig(level=logging.WARNING)
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master({url!r})
+for name, value in {{"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+                    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+                    "spark.executor.memory": "512m"}}.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+"""
+
+
+def drive(cluster: Cluster, folder: Path, configs: Any, **more: Any) -> str:
+    """Run a driver to its end; what it printed."""
+    body = HEAD.format(url=cluster.url)
+    body += f"select(Path('run'), troubled, {configs!r}, engine=hy.Spark(spark, workers=2), **{more!r})\nspark.stop()\n"
+    process = driver([str(script(folder / "job.py", body))], folder)
+    _, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    return err
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_hosts_that_share_nothing(cluster: Cluster, hidden: Path, tmp_path: Path, encrypt: bool) -> None:
+    folder = hidden / f"encrypt-{encrypt}"
+    folder.mkdir()
+    (met := tmp_path / "met").mkdir()
+    configs = [{**config, "at": 3, "do": f"meet {met}"} for config in CONFIGS]
+    err = drive(cluster, folder, configs, encrypt=encrypt)
+    lines = journal(folder / "run")
+    assert {line.host for line in lines if isinstance(line, Joined)} == {"alpha", "beta"}
+    assert not [line for line in lines if isinstance(line, (Failed, Lost))]
+    assert [line for line in lines if isinstance(line, Done) and line.hop_bytes]
+    assert "their States go through this process" in err
+    assert gone(agents(folder / "run"), 2)
+    run = hy.load(folder / "run")
+    assert digests(run) == digests(select(tmp_path / "inline"))
+    assert run.best.model() is not None
+
+
+def test_an_executor_is_killed(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
+    folder = hidden / "killed"
+    folder.mkdir()
+    extra = {"at": 15, "do": "executor", "once": str(tmp_path / "once")}
+    configs = [{**config, **extra} if n == 1 else config for n, config in enumerate(CONFIGS)]
+    drive(cluster, folder, configs)
+    assert len([line for line in journal(folder / "run") if isinstance(line, Lost)]) == 1
+    assert digests(hy.load(folder / "run")) == digests(select(tmp_path / "inline"))
