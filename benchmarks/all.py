@@ -11,7 +11,18 @@ import sys
 import time
 from pathlib import Path
 
-ALL = ("scheduler", "control", "hop", "data_vs_limit", "efficiency", "keras_vs_limit", "exact")
+ALL = (
+    "scheduler",
+    "control",
+    "hop",
+    "data_vs_limit",
+    "efficiency",
+    "keras_vs_limit",
+    "spark_vs_limit",
+    "spark_data",
+    "spark_transform",
+    "exact",
+)
 
 
 def main() -> int:

@@ -227,7 +227,9 @@ def test_what_only_reads_imports_no_framework_and_unpickles_nothing(runs):
         import sys
         from typer.testing import CliRunner
         from hopyard.cli import app
-        for words in (["--help"], ["ls"], ["show", "done"], ["show", "done", "--json"], ["logs", "done"], ["doctor"]):
+        showing = ["show", "done"]
+        doctor = ["doctor", "--no-spark"]
+        for words in (["--help"], ["ls"], showing, [*showing, "--json"], ["logs", "done"], doctor, ["doctor", "--env"]):
             found = CliRunner().invoke(app, words)
             assert found.exit_code == 0, (words, found.output, found.exception)
         heavy = ("torch", "keras", "pandas", "matplotlib", "cloudpickle", "IPython")
@@ -254,9 +256,9 @@ def test_help_is_there_at_once():
 
 
 def test_doctor():
-    found = call("doctor")
+    found = call("doctor", "--no-spark")
     assert found.exit_code == 0
-    names = [row["name"] for row in json.loads(call("doctor", "--json").stdout)]
+    names = [row["name"] for row in json.loads(call("doctor", "--no-spark", "--json").stdout)]
     assert {
         "python",
         "hopyard",
@@ -268,7 +270,10 @@ def test_doctor():
         "fdatasync",
         "cache",
         "open files",
+        "spark",
+        "java",
     } <= set(names)
+    assert "spark job" not in names
     assert all(name in found.stdout for name in names)
 
 

@@ -16,6 +16,7 @@ NAMES = {
     *("Batch", "Configs", "Context", "DataError", "Dataset", "Grid", "Hopper", "HopyardError", "Inexact", "Inline"),
     *("JournalError", "Local", "PreflightError", "Random", "ResourceError", "Run", "RunDirectoryError", "RunFailed"),
     *("Space", "SpecError", "Trainable", "Trial", "TrialFailed", "UsageError", "choice", "fit", "load", "load_model"),
+    *("Spark", "map_batches", "predict", "spark"),
     *("loguniform", "quniform", "randint", "resume", "select", "torch", "keras", "uniform", "__version__"),
 }
 COMMON = {

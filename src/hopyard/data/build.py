@@ -8,7 +8,7 @@ are staged and rewritten after: the source is still read only once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.data.assign import Dealer, Kind, shares
-from hopyard.data.cache import file_name, folder_name
 from hopyard.data.columns import Array
 from hopyard.data.encoder import Encoder, Place, Vocabulary
-from hopyard.data.finish import Finisher, scales
-from hopyard.data.manifest import Field, Manifest, PartitionInfo, Scale, content_digest
+from hopyard.data.finish import Finisher, Moments, measure, scales
+from hopyard.data.limits import Limits
+from hopyard.data.manifest import Field, Manifest, PartitionInfo, Scale, content_digest, file_name, folder_name
 from hopyard.data.names import ColumnSpec
 from hopyard.data.npy import Appender, map_npy
 from hopyard.data.plan import plan, raw_shape
@@ -59,7 +59,7 @@ def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Ma
     """
     encoder: Encoder | None = None
     writer: _Writer | None = None
-    limits = _Limits()
+    limits: Limits | None = None
     with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
         pending: deque[Future[None]] = deque()
         try:
@@ -68,18 +68,18 @@ def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Ma
                     fields = plan(batch, job.spec, str(place))
                     encoder = Encoder(fields, vocabularies(job.spec))
                     writer = _Writer(directory, fields, encoder, job)
-                    limits.watch(fields)
+                    limits = Limits(fields)
                 raw = encoder.raw(batch, place)
                 if encoder.faults:
                     continue  # only to count them all
+                assert writer is not None and limits is not None
                 limits.take(raw)
-                assert writer is not None
                 pending.append(pool.submit(writer.take, raw, chosen, batch.num_rows))
                 while len(pending) > 1:
                     pending.popleft().result()
             while pending:
                 pending.popleft().result()
-            if encoder is None or writer is None:
+            if encoder is None or writer is None or limits is None:
                 raise DataError("the data set has no rows; give a source that has some, or a transform that keeps some")
             encoder.check()
             return writer.finish(limits)
@@ -100,34 +100,48 @@ def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
     return made
 
 
-class _Limits:
-    """Least and largest label."""
+def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> None:
+    """Raises DataError where there are fewer rows than partitions, which need one each."""
+    if counts["train"] < partitions:
+        raise DataError(
+            f"{counts['train']} training rows cannot fill partitions={partitions}: each needs a row; give fewer "
+            f"partitions, or more rows"
+        )
+    if validating and counts["validate"] < partitions:
+        raise DataError(
+            f"{counts['validate']} validation rows cannot fill partitions={partitions}: each needs a row; give fewer "
+            f"partitions, or a larger validation="
+        )
 
-    def __init__(self) -> None:
-        self.field: Field | None = None
-        self.range: tuple[float, float] | None = None
-        self._number = -1
 
-    def watch(self, fields: list[Field]) -> None:
-        targets = [number for number, field in enumerate(fields) if field.role == "targets"]
-        if len(targets) == 1 and not fields[targets[0]].matrix and fields[targets[0]].columns[0].shape == ():
-            self._number, self.field = targets[0], fields[targets[0]]
-
-    def take(self, raw: list[Array]) -> None:
-        if self.field is not None and len(raw[self._number]):
-            labels = raw[self._number]
-            low, high = float(labels.min()), float(labels.max())
-            self.range = (low, high) if self.range is None else (min(low, self.range[0]), max(high, self.range[1]))
-
-    def result(self, lists: dict[str, list[Any]]) -> tuple[int | None, tuple[float, float] | None]:
-        """(classes, label range)."""
-        if self.field is None or self.range is None or self.field.columns[0].encode == "one-hot":
-            return None, None
-        if self.field.columns[0].encode:
-            size = len(lists[self.field.columns[0].name])
-            return size, (0.0, float(size - 1))
-        whole = self.field.dtype == "int64" and self.range[0] >= 0
-        return (int(self.range[1]) + 1 if whole else None), self.range
+def described(
+    finisher: Finisher,
+    given: dict[str, Scale],
+    limits: Limits,
+    parts: Mapping[Kind, list[PartitionInfo]],
+    names: list[str],
+) -> Manifest:
+    """The Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
+    classes, label_range = limits.result(finisher.vocabularies)
+    arrays = list(zip(finisher.fields, finisher.infos, strict=True))
+    manifest = Manifest(
+        key="",
+        path="",
+        digest="",
+        train=parts["train"],
+        validate=parts["validate"],
+        inputs={field.name: info for field, info in arrays if field.role == "inputs"},
+        targets={field.name: info for field, info in arrays if field.role == "targets"},
+        weighted=any(field.role == "weights" for field in finisher.fields),
+        classes=classes,
+        label_range=label_range,
+        vocabularies=finisher.vocabularies,
+        standardize=given,
+        fields=finisher.fields,
+        names=names,
+        sources=[],
+    )
+    return msgspec.structs.replace(manifest, digest=content_digest(manifest))
 
 
 class _Writer:
@@ -153,42 +167,26 @@ class _Writer:
         for kind, index in (("train", np.flatnonzero(~chosen)), ("validate", np.flatnonzero(chosen))):
             self._deal("train" if kind == "train" else "validate", index, len(index), arrays)
 
-    def finish(self, limits: _Limits) -> Manifest:
+    def finish(self, limits: Limits) -> Manifest:
         """Closes what is written; rewrites it first when it was staged."""
         counts = {kind: self._dealers[kind].rows for kind in KINDS}
-        self._enough(counts)
+        enough(counts, self._job.partitions, self._job.validating)
         given: dict[str, Scale] = {}
         if self._staged:
             for files in self._files.values():
                 for file in files:
                     file.finish()
-            given = scales(self._fields, self._stage_blocks())
+            moments: dict[str, Moments] = {}
+            for number, block in self._stage_blocks():
+                measure(moments, self._fields, number, block)
+            given = scales(moments)
             finisher = Finisher(self._fields, self._encoder.vocabularies, given)
             infos = {kind: self._rewrite(kind, counts[kind], finisher) for kind in KINDS}
         else:
             assert self._finisher is not None
             finisher = self._finisher
             infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
-        classes, label_range = limits.result(finisher.vocabularies)
-        arrays = list(zip(self._fields, finisher.infos, strict=True))
-        manifest = Manifest(
-            key="",
-            path="",
-            digest="",
-            train=infos["train"],
-            validate=infos["validate"],
-            inputs={field.name: info for field, info in arrays if field.role == "inputs"},
-            targets={field.name: info for field, info in arrays if field.role == "targets"},
-            weighted=any(field.role == "weights" for field in self._fields),
-            classes=classes,
-            label_range=label_range,
-            vocabularies=finisher.vocabularies,
-            standardize=given,
-            fields=self._fields,
-            names=self._job.spec.names,
-            sources=[],
-        )
-        return msgspec.structs.replace(manifest, digest=content_digest(manifest))
+        return described(finisher, given, limits, infos, self._job.spec.names)
 
     def close(self) -> None:
         """Closes files, whatever happened."""
@@ -280,16 +278,3 @@ class _Writer:
                     rows = self._files[f"stage-{folder_name('train', stage)}"][number].rows
                     for block in self._stage("train", stage, number, 0, rows):
                         yield number, block
-
-    def _enough(self, counts: dict[Kind, int]) -> None:
-        wanted = self._job.partitions
-        if counts["train"] < wanted:
-            raise DataError(
-                f"{counts['train']} training rows cannot fill partitions={wanted}: each needs a row; give fewer "
-                f"partitions, or more rows"
-            )
-        if self._job.validating and counts["validate"] < wanted:
-            raise DataError(
-                f"{counts['validate']} validation rows cannot fill partitions={wanted}: each needs a row; give fewer "
-                f"partitions, or a larger validation="
-            )

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,8 @@ import numpy as np
 import platformdirs
 
 from hopyard.data.columns import Array, Columns, pack
-from hopyard.data.manifest import FILE, ArrayInfo, Manifest, gone
+from hopyard.data.fetch import fetch
+from hopyard.data.manifest import FILE, ArrayInfo, Manifest, file_name, folder_name, gone
 from hopyard.data.npy import HEADER, map_npy
 from hopyard.errors import DataError, ResourceError, SpecError
 
@@ -187,11 +188,14 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
     parts = manifest.train if kind == "train" else manifest.validate
     if kind not in ("train", "validate") or not 0 <= partition < len(parts):
         raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
-    path = Path(manifest.path)
+    rows, entry, number = parts[partition].rows, manifest, partition
+    if manifest.stored is not None:
+        entry, number = _brought(manifest, kind, partition), 0
+    path = Path(entry.path)
     held = hold(path.parent, path.name)
     if held is None:
-        raise DataError(gone(manifest))
-    rows, folder = parts[partition].rows, path / folder_name(kind, partition)
+        raise DataError(gone(entry))
+    folder = path / folder_name(kind, number)
     try:
         inputs = _map_all(folder, "inputs", manifest.inputs, rows)
         targets = _map_all(folder, "targets", manifest.targets, rows)
@@ -203,14 +207,31 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
     return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, held)
 
 
-def folder_name(kind: str, partition: int) -> str:
-    """Of one partition within its entry."""
-    return f"{kind}-{partition:05d}"
+def _brought(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
+    """One partition of a materialisation as an entry of this host's cache; it is held while the result lives."""
+    assert manifest.stored is not None
+    key = f"{manifest.key}-{kind}-{partition:05d}"
+    make = partial(fetch, manifest=manifest, kind=kind, partition=partition)
+    return find_or_make(_host_root(manifest.path), key, make, manifest.stored.limit)
 
 
-def file_name(role: str, number: int) -> str:
-    """Of one array within its partition: numbered, because names of inputs may be anything."""
-    return f"{role}-{number}.npy"
+def _host_root(wanted: str) -> Path:
+    """The first place of `wanted`, the user's cache, the system's temporary directory that this process may write to:
+    a container of a cluster often has no home.
+    """
+    for root in [Path(wanted), default_root()] if wanted else [default_root()]:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(root, os.W_OK | os.X_OK):
+            return root
+    own = Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.stat().st_uid != os.geteuid():
+        raise ResourceError(f"{own} belongs to somebody else, and {default_root()} cannot be written: free one of them")
+    (own / "data").mkdir(exist_ok=True)
+    return own / "data"
 
 
 def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:

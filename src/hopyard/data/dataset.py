@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,22 +15,23 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from hopyard.data.arrow import null_rows
 from hopyard.data.assign import validates
+from hopyard.data.blocks import Transform, chosen_by, transformed
 from hopyard.data.build import Block, Job, build
 from hopyard.data.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
 from hopyard.data.columns import Array
 from hopyard.data.encoder import Place
 from hopyard.data.files import Files, find
-from hopyard.data.given import Items, as_array, from_arrow, from_numpy, from_pandas, split_item
+from hopyard.data.folder import absolute
+from hopyard.data.given import as_array, from_arrow, from_items, from_numpy, from_pandas
+from hopyard.data.kept import Kept, refuse
 from hopyard.data.manifest import FORMAT, Manifest
-from hopyard.data.names import ColumnSpec, columns
+from hopyard.data.materialise import Frame, from_spark
+from hopyard.data.names import ColumnSpec, columns, fraction, whole
 from hopyard.data.plan import plan
-from hopyard.data.sources import Arrays, Reader, Source, Table
-from hopyard.errors import DataError, SpecError
-
-Transform = Callable[[Any], Any]
-"""Record batch → record batch. It should treat each row by itself: where batches are cut is not promised."""
+from hopyard.data.sources import Arrays, Source, Table
+from hopyard.data.spark import checked, is_frame
+from hopyard.errors import SpecError
 
 Assign = Literal["spread", "blocks"]
 
@@ -69,15 +70,17 @@ class Dataset:
     """Digests that are costly, or that only the first owner can tell: of the source's rows, of the transform."""
 
     def __post_init__(self) -> None:
-        _whole("partitions", self.partitions, 1)
-        _whole("seed", self.seed, None)
-        _whole("cache_bytes", self.cache_bytes, 0)
+        whole("partitions", self.partitions, 1)
+        whole("seed", self.seed, None)
+        whole("cache_bytes", self.cache_bytes, 0)
         if self.assign not in ("spread", "blocks"):
             raise SpecError(f'assign = {self.assign!r}: "spread" or "blocks" is needed')
         if self.transform is not None and not callable(self.transform):
             raise SpecError(f"transform = {self.transform!r}: a function of a record batch, or None, is needed")
         if self.second is not None:
             other = self.second
+            if isinstance(other.source, (Frame, Kept)):
+                refuse(other.source.url)
             for name in ("inputs", "targets", "weight", "encode"):
                 mine, theirs = getattr(self.spec, name), getattr(other.spec, name)
                 if mine != theirs:
@@ -214,6 +217,73 @@ class Dataset:
         )  # fmt: skip
 
     @classmethod
+    def spark(
+        cls,
+        df: Any,
+        *,
+        features: Any,
+        label: Any = None,
+        weight: str | None = None,
+        validation: Any = 0.0,
+        partitions: int = 8,
+        encode: Mapping[str, Any] | None = None,
+        standardize: bool | list[str] = False,
+        transform: Transform | None = None,
+        seed: int = 0,
+        store: str | os.PathLike[str] | None = None,
+        reuse: bool = False,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> Dataset:
+        """A Spark DataFrame, of a classic session or Spark Connect; its rows never pass through the driver.
+
+        `prepare` runs one job that writes all partitions once, to a folder in `store` (`.url`); each host then fetches
+        the partitions that it works on. Training row j (from 0) of Spark's partition s goes to partition (j + s) mod P.
+        Spark may give another order next time, so a run keeps to what was written.
+
+        Args:
+            df: columns of numbers, booleans, text (with encode=), arrays of one length, and `ml.linalg` vectors, which
+                are lists of numbers here. Anything else, such as binary files and images, by transform=, which is
+                given all columns and runs in the executors.
+            validation: a fraction, by a keyed hash of (seed, s, j); the name of a column of true and false; or a second
+                DataFrame.
+            encode: as for `parquet`. Where values are not listed, another job finds them first.
+            store: a path or fsspec URL that driver and executors share. Default: the user's cache directory, for
+                sessions whose executors run on this host.
+            reuse: whether to take what the same plan over the same files was materialised as before.
+            partitions, …: see the class.
+
+        Raises:
+            SpecError, DataError: a value is not allowed, a column is not there; the session was stopped.
+        """
+        frames = [checked(df, "df"), *([checked(validation, "validation")] if is_frame(validation) else [])]
+        column = validation if isinstance(validation, str) else None
+        share = fraction(validation, "a DataFrame") if column is None and len(frames) == 1 else 0.0
+        spec = columns(
+            features=features, label=label, weight=weight, validation=column,
+            encode={} if encode is None else encode, standardize=standardize,
+        )  # fmt: skip
+        source = from_spark(
+            frames, spec, share=share, partitions=partitions, seed=seed, transform=transform, store=store, reuse=reuse,
+            cache=str(default_root()),
+        )  # fmt: skip
+        return cls(source, spec, share, None, partitions, transform, seed, "spread", cache_bytes)
+
+    @classmethod
+    def open(cls, url: str | os.PathLike[str], *, cache_bytes: int = CACHE_BYTES) -> Dataset:
+        """What Dataset.spark wrote, from any process that can read it.
+
+        Args:
+            url: its `.url`: a path or fsspec URL, the same for all hosts.
+            cache_bytes: see the class.
+
+        Raises:
+            DataError: there is none.
+        """
+        kept = Kept(absolute(url))
+        manifest = kept.open(cache_bytes)
+        return cls(kept, ColumnSpec({}, {}), partitions=len(manifest.train), cache_bytes=cache_bytes)
+
+    @classmethod
     def torch(
         cls,
         items: Any,
@@ -236,24 +306,7 @@ class Dataset:
             items: each item is x, (x, y) or (x, y, weight), where x and y are tensors, arrays, numbers or dicts;
                 or a dict of columns, then `features`, `label` and `weight` name them as for `parquet`.
         """
-        if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
-            raise SpecError(f"{type(items).__name__} is no map-style data set: it needs len(it) and it[i]")
-        if not len(items):
-            raise DataError("the data set has no rows: len(it) is 0")
-        head = items[0]
-        first, inputs, targets, has_weight = split_item(head, 0)
-        named = isinstance(head, Mapping)
-        if named and features is None:
-            raise SpecError(
-                f"items are dicts with {sorted(first)}: name the inputs with features=, and the label with label="
-            )
-        if not named and not (features is None and label is None and weight is None):
-            raise SpecError(
-                "features=, label= and weight= name keys of dicts, but the items are no dicts; leave them out"
-            )
-        if not named:
-            features, label, weight = inputs, targets, "weight" if has_weight else None
-        source = Reader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)
+        source, features, label, weight = from_items(items, features, label, weight)
         return cls._make(
             source, None, features=features, label=label,
             weight=weight, validation=validation, partitions=partitions, encode=encode,
@@ -280,12 +333,7 @@ class Dataset:
     ) -> Dataset:
         column = validation if isinstance(validation, str) else None
         second = validation if isinstance(validation, Dataset) else None
-        fraction: Any = 0.0 if column is not None or second is not None else validation
-        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
-            raise SpecError(
-                f"validation = {validation!r}: a fraction in [0, 1), the name of a column of true and false, or a "
-                f"Dataset is needed"
-            )
+        share = 0.0 if column is not None or second is not None else fraction(validation, "a Dataset")
         spec = columns(
             features=features,
             label=label,
@@ -294,10 +342,15 @@ class Dataset:
             encode={} if encode is None else encode,
             standardize=standardize,
         )
-        made = cls(source, spec, float(fraction), second, partitions, transform, seed, assign, cache_bytes)
+        made = cls(source, spec, share, second, partitions, transform, seed, assign, cache_bytes)
         if schema is not None and transform is None:
             plan(pa.RecordBatch.from_pylist([], schema=schema), spec, repr(source))
         return made
+
+    @property
+    def url(self) -> str | None:
+        """Where a data set of Dataset.spark or Dataset.open is, or will be."""
+        return self.source.url if isinstance(self.source, (Frame, Kept)) else None
 
     def prepare(self, cache: Path | str | None = None) -> Manifest:
         """Makes the partitions, or finds them in the cache; the entry stays for as long as the Manifest object lives.
@@ -309,6 +362,8 @@ class Dataset:
             DataError: the rows cannot be used; names the column, how many, the first row and its source.
             ResourceError: the disk is full; nothing is left behind.
         """
+        if isinstance(self.source, (Frame, Kept)):
+            return self.source.open(self.cache_bytes, "" if cache is None else str(Path(cache).expanduser().absolute()))
         root = default_root() if cache is None else Path(cache).expanduser().absolute()
         with full_disk(root.parent):
             root.mkdir(parents=True, exist_ok=True)
@@ -362,7 +417,7 @@ class Dataset:
             if self.fraction:
                 chosen = validates(self.seed, self.fraction, row, row + batch.num_rows)
             elif column is not None and batch.schema.get_field_index(column) >= 0:
-                chosen = _chosen(batch, column, place)
+                chosen = chosen_by(batch, column, place)
             row += batch.num_rows
             yield batch, place, chosen
         if self.second is not None:
@@ -436,33 +491,3 @@ def _restore(state: dict[str, Any]) -> Dataset:
     for name, value in state.items():
         object.__setattr__(made, name, value)
     return made
-
-
-def _whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or (least is not None and value < least):
-        raise SpecError(
-            f"{name} = {value!r}: a whole number{'' if least is None else f' of at least {least}'} is needed"
-        )
-
-
-def transformed(transform: Transform, batch: Any, where: str) -> Any:
-    """What the user's function makes of a batch; DataError when it raises or gives something else."""
-    try:
-        made = transform(batch)
-    except Exception as error:
-        raise DataError(f"transform raised {type(error).__name__} on a batch of {where}: {error}") from error
-    if not isinstance(made, pa.RecordBatch):
-        raise DataError(f"transform gave {type(made).__name__} for {where}; it must give a pyarrow.RecordBatch")
-    return made
-
-
-def _chosen(batch: Any, column: str, place: Place) -> Array:
-    array = batch.column(batch.schema.get_field_index(column))
-    bad = null_rows(array)
-    if bad is not None:
-        raise DataError(
-            f"validation column {column!r} is null in {place.at(int(np.argmax(bad)))}; fill it with transform="
-        )
-    if not pa.types.is_boolean(array.type):
-        raise DataError(f"validation column {column!r} of {place} has type {array.type}; true and false are needed")
-    return np.asarray(array.to_numpy(zero_copy_only=False))

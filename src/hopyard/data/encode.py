@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.blocks import transformed
 from hopyard.data.columns import Array, Columns, aligned, pack
-from hopyard.data.dataset import Dataset, transformed
-from hopyard.data.encoder import Encoder, Place, Vocabulary
+from hopyard.data.dataset import Dataset
+from hopyard.data.encoder import Encoder, Place
+from hopyard.data.fetch import fixed
 from hopyard.data.finish import Finisher
 from hopyard.data.given import as_array, from_pandas
 from hopyard.data.manifest import Field, Manifest
@@ -38,17 +40,14 @@ def apply(
     """
     chosen: list[Field] = []
     encoder: Encoder | None = None
-    fixed = {
-        name: Vocabulary(name, {value: code for code, value in enumerate(values)}, True)
-        for name, values in manifest.vocabularies.items()
-    }
+    known = fixed(manifest)
     blocks: list[list[Array]] = []
     finisher: Finisher | None = None
     for batch, place in _batches(manifest, data, transform):
         if encoder is None:
             chosen = _fields(manifest, batch.schema, str(place), targets)
-            encoder = Encoder(chosen, fixed, strict=False)
-            finisher = Finisher(chosen, fixed, manifest.standardize)
+            encoder = Encoder(chosen, known, strict=False)
+            finisher = Finisher(chosen, known, manifest.standardize)
         raw = encoder.raw(batch, place)
         if not encoder.faults and finisher is not None:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])

@@ -8,6 +8,7 @@ all rows were seen, raw arrays are stored first and finished after; `predict` do
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +108,23 @@ class Fault:
     first: str
 
 
+def check(faults: Mapping[str, Fault]) -> None:
+    """Raises DataError naming every column with bad values, if there are any."""
+    if not faults:
+        return
+    found = "\n".join(
+        f"  column {name!r}: {fault.count} of its rows hold null, NaN, infinity or more than float32 can; "
+        f"the first is {fault.first}"
+        for name, fault in faults.items()
+    )
+    one = next(iter(faults))
+    raise DataError(
+        f"the data holds values that cannot be trained on:\n{found}\n"
+        f"drop or fill them with transform=, for example\n"
+        f"  transform=lambda batch: batch.filter(pyarrow.compute.is_finite(batch[{one!r}]))"
+    )
+
+
 class Encoder:
     """Turns batches into the arrays of `fields`. Owns the vocabularies that grow and the faults found so far."""
 
@@ -130,19 +148,7 @@ class Encoder:
 
     def check(self) -> None:
         """Raises DataError naming every column with bad values."""
-        if not self.faults:
-            return
-        found = "\n".join(
-            f"  column {name!r}: {fault.count} of its rows hold null, NaN, infinity or more than float32 can; "
-            f"the first is {fault.first}"
-            for name, fault in self.faults.items()
-        )
-        one = next(iter(self.faults))
-        raise DataError(
-            f"the data holds values that cannot be trained on:\n{found}\n"
-            f"drop or fill them with transform=, for example\n"
-            f"  transform=lambda batch: batch.filter(pyarrow.compute.is_finite(batch[{one!r}]))"
-        )
+        check(self.faults)
 
     def _raw(self, field: Field, batch: Any, place: Place) -> Array | None:
         parts = [self._values(column, batch, place) for column in field.columns]

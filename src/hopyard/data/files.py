@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -53,7 +53,7 @@ class Files:
         """BLAKE3 over path, size, modification time and footer of each file."""
         hasher = blake3()
         for path in self.paths:
-            hasher.update(f"{path}\0{_stamp(path)}\0".encode())
+            hasher.update(f"{path}\0{stamp(path)}\0".encode())
             hasher.update(_footer(path))
         return hasher.hexdigest()
 
@@ -92,7 +92,7 @@ class Files:
                     self._listed.append(SourceInfo(path, group, file.metadata.row_group(group).num_rows))
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
     """`items`, made in a thread, one ahead of who consumes them."""
     end = object()
     with ThreadPoolExecutor(1, "hopyard-read") as pool, closing(items):  # type: ignore[type-var]
@@ -197,7 +197,8 @@ def _is_data(path: str, root: str) -> bool:
     return path.endswith((".parquet", ".parq", ".pq")) and not any(part.startswith(("_", ".")) for part in inside)
 
 
-def _stamp(path: str) -> str:
+def stamp(path: str) -> str:
+    """Size and time of change of a file, its tag where it has one. Raises DataError when it cannot be asked."""
     if _local(path):
         with _reading(path):
             status = Path(path).stat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -73,6 +73,10 @@ class Finisher:
         np.copyto(out, centred, casting="same_kind")
 
 
+Told = tuple[int, list[float], list[float]]
+"""Moments in plain values: rows, means, sums of squares."""
+
+
 class Moments:
     """Mean and deviation of each value of a row, over blocks that are always cut alike.
 
@@ -87,15 +91,35 @@ class Moments:
 
     def add(self, block: Array) -> None:
         """Takes a float64 block of shape (rows, values)."""
-        rows, mean = len(block), block.mean(axis=0)
-        squares = np.square(block - mean).sum(axis=0)
-        if not self.rows:
-            self.rows, self._mean, self._squares = rows, mean, squares
+        if not len(block):
             return
-        total, apart = self.rows + rows, mean - self._mean
-        self._squares = self._squares + squares + apart * apart * (self.rows * rows / total)
-        self._mean = self._mean + apart * (rows / total)
+        mean = block.mean(axis=0)
+        one = Moments()
+        one.rows, one._mean, one._squares = len(block), mean, np.square(block - mean).sum(axis=0)
+        self.merge(one)
+
+    def merge(self, other: Moments) -> None:
+        """Takes the rows that `other` has taken."""
+        if not self.rows or not other.rows:
+            self.rows, self._mean, self._squares = (
+                (self.rows, self._mean, self._squares) if self.rows else (other.rows, other._mean, other._squares)
+            )
+            return
+        total, apart = self.rows + other.rows, other._mean - self._mean
+        self._squares = self._squares + other._squares + apart * apart * (self.rows * other.rows / total)
+        self._mean = self._mean + apart * (other.rows / total)
         self.rows = total
+
+    def told(self) -> Told:
+        """What `heard` makes it of."""
+        return self.rows, self._mean.tolist(), self._squares.tolist()
+
+    @classmethod
+    def heard(cls, told: Told) -> Moments:
+        """As it was where it was told."""
+        made = cls()
+        made.rows, made._mean, made._squares = told[0], np.array(told[1]), np.array(told[2])
+        return made
 
     def scale(self) -> Scale:
         """Population deviation; where it is 0 (a constant), 1."""
@@ -104,14 +128,16 @@ class Moments:
         return Scale(self._mean.tolist(), np.where(deviation > tiny, deviation, 1.0).tolist())
 
 
-def scales(fields: list[Field], blocks: Iterable[tuple[int, Array]]) -> dict[str, Scale]:
-    """Scale of each standardized column from (field number, raw block) of all training rows."""
-    moments: dict[str, Moments] = {}
-    for number, block in blocks:
-        stack, start = block.reshape(len(block), -1), 0
-        for column in fields[number].columns:
-            wide = math.prod(column.shape)
-            if column.scaled:
-                moments.setdefault(f"{number}/{column.name}", Moments()).add(stack[:, start : start + wide])
-            start += wide
+def measure(moments: dict[str, Moments], fields: list[Field], number: int, block: Array) -> None:
+    """Adds a raw block of field `number` to the moments of its standardized columns."""
+    stack, start = block.reshape(len(block), -1), 0
+    for column in fields[number].columns:
+        wide = math.prod(column.shape)
+        if column.scaled:
+            moments.setdefault(f"{number}/{column.name}", Moments()).add(stack[:, start : start + wide])
+        start += wide
+
+
+def scales(moments: Mapping[str, Moments]) -> dict[str, Scale]:
+    """Scale of each standardized column from what `measure` made of all training rows."""
     return {name.partition("/")[2]: moment.scale() for name, moment in moments.items()}

@@ -140,3 +140,29 @@ def as_array(value: Any, what: str, objects: bool = True) -> Array:
     if array.dtype.hasobject and not objects:
         raise DataError(f"{what} is a {type(value).__name__}, which is no array of numbers")
     return array
+
+
+def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Reader, Any, Any, Any]:
+    """(source, features, label, weight) of a map-style data set: names from its first item, unless items are dicts.
+
+    Raises:
+        SpecError: it is none, or what was named does not go with its items.
+        DataError: it is empty.
+    """
+    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+        raise SpecError(f"{type(items).__name__} is no map-style data set: it needs len(it) and it[i]")
+    if not len(items):
+        raise DataError("the data set has no rows: len(it) is 0")
+    head = items[0]
+    first, inputs, targets, has_weight = split_item(head, 0)
+    named = isinstance(head, Mapping)
+    if named and features is None:
+        raise SpecError(
+            f"items are dicts with {sorted(first)}: name the inputs with features=, and the label with label="
+        )
+    if not named and not (features is None and label is None and weight is None):
+        raise SpecError("features=, label= and weight= name keys of dicts, but the items are no dicts; leave them out")
+    if not named:
+        features, label, weight = inputs, targets, "weight" if has_weight else None
+    source = Reader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)
+    return source, features, label, weight

@@ -96,6 +96,22 @@ class Field(msgspec.Struct, frozen=True):
         return not any(column.encode or column.scaled for column in self.columns)
 
 
+class Stored(msgspec.Struct, frozen=True):
+    """A materialisation: rows that lie in a shared place, and come to a host when they are needed there."""
+
+    url: str
+    """Of its folder: an absolute path that all hosts share, or a URL."""
+    index: str
+    """BLAKE3 of its index, which is the file `index-<BLAKE3>.json`."""
+    limit: int = 64 << 30
+    """Bytes that a host's cache may take."""
+
+    @property
+    def file(self) -> str:
+        """Name of the index."""
+        return f"index-{self.index}.json"
+
+
 class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     """The result of `Dataset.prepare`. Row shapes and dtypes are those that a model sees."""
 
@@ -103,7 +119,8 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     key: str
     """Names the cache entry: a hash of what it was made from."""
     path: str
-    """Absolute directory of the cache entry."""
+    """Absolute directory of the cache entry. Where `stored` is given: a directory in the cache that partitions go to;
+    empty: each host's own."""
     digest: str
     """BLAKE3 over everything that decides the content: equal digests, equal batches."""
     train: list[PartitionInfo]
@@ -121,6 +138,8 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     names: list[str]
     """Columns of the source that are used."""
     sources: list[SourceInfo]
+    stored: Stored | None = None
+    """Where the rows are, when not in the cache entry."""
 
     @property
     def train_rows(self) -> int:
@@ -168,7 +187,7 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
             manifest = msgspec.json.decode(data, type=cls)
         except (OSError, msgspec.MsgspecError) as error:
             raise DataError(f"{path}: cannot be read as a manifest: {error}") from error
-        if check and not (Path(manifest.path) / FILE).is_file():
+        if check and manifest.stored is None and not (Path(manifest.path) / FILE).is_file():
             raise DataError(gone(manifest))
         return manifest
 
@@ -179,6 +198,16 @@ def gone(manifest: Manifest) -> str:
         f"the prepared partitions are gone: {manifest.path} (evicted, deleted, or made on another host); "
         f"call prepare() on the Dataset again, on this host"
     )
+
+
+def folder_name(kind: str, partition: int) -> str:
+    """Of one partition within its cache entry."""
+    return f"{kind}-{partition:05d}"
+
+
+def file_name(role: str, number: int) -> str:
+    """Of one array within its partition: numbered, because names of inputs may be anything."""
+    return f"{role}-{number}.npy"
 
 
 def content_digest(manifest: Manifest) -> str:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from hopyard.data.manifest import Value
 from hopyard.errors import DataError, SpecError
@@ -98,6 +99,28 @@ def require(schema: Any, names: Iterable[str], where: str) -> None:
             raise DataError(f"{where} has no column {name!r}{closest(name, schema.names)}")
         if times > 1:
             raise DataError(f"{where} has {times} columns named {name!r}; rename all but one")
+
+
+def fraction(validation: Any, other: str) -> float:
+    """`validation` as a fraction of the rows; `other` is what else it may be, for the message.
+
+    Raises:
+        SpecError: it is none.
+    """
+    if isinstance(validation, bool) or not isinstance(validation, (int, float)) or not 0 <= validation < 1:
+        raise SpecError(
+            f"validation = {validation!r}: a fraction in [0, 1), the name of a column of true and false, or {other} is "
+            f"needed"
+        )
+    return float(validation)
+
+
+def whole(name: str, value: Any, least: int | None) -> None:
+    """Raises SpecError unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or (least is not None and value < least):
+        raise SpecError(
+            f"{name} = {value!r}: a whole number{'' if least is None else f' of at least {least}'} is needed"
+        )
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:

@@ -27,11 +27,13 @@ def header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 class Appender:
-    """Writes one .npy file, rows at a time. Closed between writes unless `keep`: there may be thousands."""
+    """Writes one .npy file, rows at a time. Closed between writes unless `keep`: there may be thousands. `known`: the
+    rows were hashed before, and are not again.
+    """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: str, keep: bool) -> None:
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: str, keep: bool, known: bool = False) -> None:
         self.path, self.rows = path, 0
-        self._shape, self._dtype, self._keep = shape, np.dtype(dtype), keep
+        self._shape, self._dtype, self._keep, self._known = shape, np.dtype(dtype), keep, known
         self._hash = blake3()
         self._file = -1
         self._write([bytes(HEADER)])
@@ -39,12 +41,13 @@ class Appender:
     def append(self, rows: Array) -> None:
         """Takes C-contiguous rows of shape (n, *shape)."""
         data = rows.reshape(-1).view(np.uint8).data
-        self._hash.update(data)
+        if not self._known:
+            self._hash.update(data)
         self._write([data])
         self.rows += len(rows)
 
     def finish(self) -> str:
-        """Writes the header, closes, gives the BLAKE3 of the data."""
+        """Writes the header, closes, gives the BLAKE3 of the data (of nothing, when it was known)."""
         self.close()
         file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:

@@ -1,0 +1,135 @@
+"""A folder at a path or URL that several hosts share, by fsspec. Knows nothing of what is in the files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hopyard.errors import HopyardError, ResourceError, SpecError
+
+_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
+"""Protocols whose upload is seen when it is complete; all others get a temporary name and a move."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def absolute(url: str | os.PathLike[str]) -> str:
+    """A path as an absolute one, a URL as it is; neither ends with a slash."""
+    text = os.fspath(url)
+    return text.rstrip("/") if "://" in text else str(Path(text).expanduser().absolute())
+
+
+@contextmanager
+def reaching(url: str, what: str) -> Iterator[None]:
+    """Turns whatever a file system raises into an error that names store=: each has exceptions of its own.
+
+    Args:
+        url: what `store=` led to.
+        what: to do there, for the message: "write to".
+
+    Raises:
+        ResourceError: no room there.
+        SpecError: all else.
+    """
+    try:
+        yield
+    except HopyardError:
+        raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise ResourceError(
+                f"store: no room in {url} on host {socket.gethostname()} ({error.strerror}); what was written is "
+                f"removed; free some, or give store= another place"
+            ) from error
+        raise _unreached(url, what, error) from error
+    except Exception as error:
+        raise _unreached(url, what, error) from error
+
+
+def _unreached(url: str, what: str, error: Exception) -> SpecError:
+    return SpecError(
+        f"store: host {socket.gethostname()} cannot {what} {url} ({type(error).__name__}: {error}); store= must be a "
+        f"place that driver and executors share and may write to: a path on NFS, or a URL of HDFS, S3 and the like"
+    )
+
+
+class Folder:
+    """Files by name, of one directory. Any number of processes may use it at once."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # 30 ms, and not needed by data in memory
+
+        with reaching(url, "open"):
+            self._system, root = fsspec.core.url_to_fs(url)
+        self.url = url
+        self._root: str = root.rstrip("/")
+        names = self._system.protocol
+        self._whole = not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
+
+    def make(self) -> None:
+        """Makes the directory; no error when it is there."""
+        self._system.makedirs(self._root, exist_ok=True)
+
+    def stream(self, name: str) -> Any:
+        """A new file, open for writing bytes. It may be seen before it is closed: its name must be known to nobody."""
+        return self._system.open(self._path(name), "wb")
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a file that others see whole or not at all."""
+        part = name if self._whole else f".part-{name}-{secrets.token_hex(4)}"
+        self._system.pipe_file(self._path(part), data)
+        if part != name:
+            self._system.mv(self._path(part), self._path(name))
+
+    def get(self, name: str) -> bytes:
+        """A whole file. Raises FileNotFoundError."""
+        return bytes(self._system.cat_file(self._path(name)))
+
+    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """The bytes of each (name, start, stop); object stores are asked for all of them at once."""
+        names, starts, stops = (list(each) for each in zip(*wanted, strict=True))
+        found = self._system.cat_ranges([self._path(name) for name in names], starts, stops, on_error="raise")
+        return [bytes(part) for part in found]
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by name; one listing, never from a cache."""
+        self._system.invalidate_cache()
+        try:
+            entries: list[Any] = self._system.ls(self._root, detail=True)
+        except FileNotFoundError:  # object stores have no empty directories
+            return {}
+        return {
+            posixpath.basename(entry["name"].rstrip("/")): int(entry["size"] or 0)
+            for entry in entries
+            if entry["type"] == "file"
+        }
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file, never from a cache."""
+        self._system.invalidate_cache()
+        return bool(self._system.exists(self._path(name)))
+
+    def remove(self, name: str) -> None:
+        """No error when it is not there."""
+        try:
+            self._system.rm_file(self._path(name))
+        except FileNotFoundError:
+            pass
+
+    def drop(self) -> None:
+        """Removes the directory if nothing is in it."""
+        if not self.sizes():
+            try:
+                self._system.rmdir(self._root)
+            except OSError:  # no such directory, or somebody has just put something there
+                pass
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"

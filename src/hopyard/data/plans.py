@@ -1,0 +1,65 @@
+"""Whether a plan of a classic Spark session is one that another session would make: its text, and the files it reads.
+
+Spark's own hash of a plan (`DataFrame.semanticHash`) is another in each JVM, as it has addresses of objects in it. The
+text of a plan has none, but it hides things: rows in memory, the code of functions. So text counts only of plans that
+are made of nodes which show all they do, over files. Reaches into the JVM by py4j; imports nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_NODES = {
+    "Aggregate", "Distinct", "Except", "Filter", "GlobalLimit", "Intersect", "Join", "LocalLimit", "Offset", "Project",
+    "Range", "Repartition", "RepartitionByExpression", "Sample", "Sort", "SubqueryAlias", "Union", "View", "Window",
+    "WithCTE",
+}  # fmt: skip
+_HIDING = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE", "PLAN_EXPRESSION")
+"""Kinds of expressions whose text does not say what they give."""
+_CUT = re.compile(r"\.\.\. \d+ more field")
+_STATUS = re.compile(r"path=(.*?); isDirectory=.*?length=(\d+);.*?modification_time=(\d+)")
+_FIELDS = "spark.sql.debug.maxToStringFields"
+
+
+def text(df: Any) -> str | None:
+    """All that decides the rows of a classic DataFrame; None when it cannot be told."""
+    plan = df._jdf.queryExecution().analyzed().canonicalized()
+    patterns = getattr(df.sparkSession._jvm, "org.apache.spark.sql.catalyst.trees.TreePattern")
+    if any(plan.containsPattern(getattr(patterns, name)()) for name in _HIDING):
+        return None
+    files = []
+    for node in _nodes(plan):
+        name = node.getClass().getSimpleName()
+        if name == "LogicalRelation" and (read := _files(node)) is not None:
+            files.append(read)
+        elif name not in _NODES or not node.deterministic():
+            return None
+    conf = df.sparkSession.conf
+    before = conf.get(_FIELDS)
+    conf.set(_FIELDS, str(1 << 30))
+    try:
+        said = str(plan.toString())
+    finally:
+        conf.set(_FIELDS, before)
+    return None if _CUT.search(said) else "\0".join([said, *files])
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    children = node.children()
+    for at in range(children.size()):
+        yield from _nodes(children.apply(at))
+
+
+def _files(leaf: Any) -> str | None:
+    """Format, options and files of a relation; None when it is not of files that have sizes and times."""
+    relation = leaf.relation()
+    if relation.getClass().getSimpleName() != "HadoopFsRelation":
+        return None
+    location = relation.location()
+    if location.getClass().getSimpleName() not in ("InMemoryFileIndex", "PrunedInMemoryFileIndex"):
+        return None
+    found = sorted(_STATUS.findall(location.allFiles().mkString("\n")))
+    return f"{relation.fileFormat().toString()} {relation.options().toString()} {found}"

@@ -1,0 +1,176 @@
+"""How rows lie in the files of a materialisation: segments, each with rows of all partitions, and their index.
+
+One writer makes one segment, as a stream of chunks, so that it holds no more than a chunk of rows in memory:
+
+    segment   chunk, chunk, …
+    chunk     run of training partition 0, 1, …, run of validation partition 0, 1, …
+    run       field by field, C order; each field begins at a multiple of 64 bytes
+
+A run's place follows from the numbers of rows, so the index needs no offsets. Rows are raw (see `encoder`): who reads
+them finishes them. Knows neither Spark nor where files lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from hopyard.data.assign import Dealer, Kind
+from hopyard.data.columns import ALIGN, Array
+from hopyard.data.manifest import ArrayInfo, Field
+from hopyard.data.plan import raw_shape
+
+CHUNK = 64 << 20
+"""Bytes of rows that a writer gathers before it writes them."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One file. Lists over runs have 2 · partitions entries: those for training, then those for validation."""
+
+    name: str
+    bytes: int
+    chunks: list[list[int]]
+    """Rows of each run of each chunk."""
+    digests: list[str]
+    """BLAKE3 of each run, over all chunks; empty where it has no rows."""
+
+    def rows(self, run: int) -> int:
+        """Rows of one run."""
+        return sum(chunk[run] for chunk in self.chunks)
+
+
+class Index(msgspec.Struct, frozen=True):
+    """All segments of a materialisation, in the order of their rows."""
+
+    partitions: int
+    segments: list[Segment]
+
+    def run(self, kind: Kind, partition: int) -> int:
+        """The number of a run."""
+        return partition + (self.partitions if kind == "validate" else 0)
+
+
+def infos(fields: list[Field]) -> list[ArrayInfo]:
+    """Row shape and dtype of each field as it lies in a segment."""
+    return [ArrayInfo(raw_shape(field), field.raw) for field in fields]
+
+
+def padded(size: int) -> int:
+    """`size` bytes, up to the next multiple of 64."""
+    return -(-size // ALIGN) * ALIGN
+
+
+def run_bytes(kinds: list[ArrayInfo], rows: int) -> int:
+    """Bytes of a run."""
+    return sum(padded(rows * info.row_bytes) for info in kinds)
+
+
+def views(kinds: list[ArrayInfo], rows: int, data: Array) -> list[Array]:
+    """The fields of a run whose bytes are `data`, a uint8 array: each of shape (rows, *row shape)."""
+    made, start = [], 0
+    for info in kinds:
+        size = rows * info.row_bytes
+        made.append(data[start : start + size].view(info.dtype).reshape(rows, *info.shape))
+        start += padded(size)
+    return made
+
+
+def ranges(kinds: list[ArrayInfo], segment: Segment, run: int) -> Iterator[tuple[int, int, int]]:
+    """(rows, first byte, end) of one run in each chunk that has rows of it."""
+    start = 0
+    for chunk in segment.chunks:
+        ends = np.cumsum([start, *(run_bytes(kinds, rows) for rows in chunk)])
+        if chunk[run]:
+            yield chunk[run], int(ends[run]), int(ends[run + 1])
+        start = int(ends[-1])
+
+
+class Writer:
+    """Deals rows to partitions and writes them, chunk by chunk; the j-th row of a kind goes to (j + first) mod P.
+
+    Args:
+        fields: of the raw arrays.
+        partitions: of each kind.
+        first: the partition that the first row goes to. Writers with different ones fill partitions evenly together.
+        write: takes the bytes of a chunk, a uint8 array.
+        limit: bytes of rows that make a chunk.
+    """
+
+    def __init__(
+        self,
+        fields: list[Field],
+        partitions: int,
+        first: int,
+        write: Callable[[Array], object],
+        limit: int = CHUNK,
+    ) -> None:
+        self.bytes = 0
+        self.chunks: list[list[int]] = []
+        self._kinds, self._partitions, self._write, self._limit = infos(fields), partitions, write, limit
+        self._dealers = [Dealer(partitions, first % partitions), Dealer(partitions, first % partitions)]
+        self._hashes = [blake3() for _ in range(2 * partitions)]
+        self._row = sum(info.row_bytes for info in self._kinds)
+        self._clear()
+
+    def take(self, raw: list[Array], chosen: Array | None, rows: int) -> None:
+        """One array of shape (rows, …) for each field; `chosen`: which rows are validation rows, None for none.
+
+        The arrays are kept until their chunk is written: nobody may write to them.
+        """
+        index: list[slice | Array]
+        index = [slice(rows), np.zeros(0, np.int64)] if chosen is None else [*map(np.flatnonzero, (~chosen, chosen))]
+        for kind, (dealer, mine) in enumerate(zip(self._dealers, index, strict=True)):
+            for partition, part in dealer.deal(mine, rows if isinstance(mine, slice) else len(mine)):
+                run = kind * self._partitions + partition
+                self._picked[run].append((raw, part))
+                self._rows[run] += len(range(rows)[part]) if isinstance(part, slice) else len(part)
+        self._held += rows * self._row
+        if self._held >= self._limit:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was taken as one chunk."""
+        sizes = [run_bytes(self._kinds, rows) for rows in self._rows]
+        ends = np.cumsum([0, *sizes])
+        if not ends[-1]:
+            return
+        chunk = np.empty(int(ends[-1]), np.uint8)
+        for run, (start, stop) in enumerate(pairwise(ends.tolist())):
+            if start < stop:
+                data = chunk[start:stop]
+                self._gather(run, data)
+                self._hashes[run].update(data.data)
+        self._write(chunk)
+        self.chunks.append(self._rows)
+        self.bytes += len(chunk)
+        self._clear()
+
+    def digests(self) -> list[str]:
+        """BLAKE3 of each run; empty where it has no rows."""
+        counts = np.sum(self.chunks, axis=0) if self.chunks else np.zeros(len(self._hashes))
+        return [hasher.hexdigest() if rows else "" for hasher, rows in zip(self._hashes, counts, strict=True)]
+
+    def _gather(self, run: int, data: Array) -> None:
+        rows, start = self._rows[run], 0
+        for number, (info, out) in enumerate(zip(self._kinds, views(self._kinds, rows, data), strict=True)):
+            at = 0
+            for raw, part in self._picked[run]:
+                source = raw[number]
+                if isinstance(part, slice):
+                    picked = source[part]
+                    out[at : at + len(picked)] = picked
+                else:
+                    picked = source.take(part, axis=0, out=out[at : at + len(part)], mode="clip")
+                at += len(picked)
+            end = start + padded(rows * info.row_bytes)
+            data[start + rows * info.row_bytes : end] = 0
+            start = end
+
+    def _clear(self) -> None:
+        self._held = 0
+        self._rows = [0] * (2 * self._partitions)
+        self._picked: list[list[tuple[list[Array], slice | Array]]] = [[] for _ in self._rows]

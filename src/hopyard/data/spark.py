@@ -1,0 +1,190 @@
+"""What is asked of Spark: columns of a DataFrame, the values of some, one job over its partitions.
+
+Knows Spark's public API, the same for classic sessions and Spark Connect (`mapInArrow`, no RDD), and nothing of what
+the job writes. pyspark is imported by whoever has a DataFrame already.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+from blake3 import blake3
+
+from hopyard.data.encoder import ONE_HOT_LIMIT
+from hopyard.data.files import stamp
+from hopyard.data.frame import Task, Told
+from hopyard.data.manifest import Value
+from hopyard.data.names import ColumnSpec, require
+from hopyard.data.plans import text
+from hopyard.data.vectors import without_vectors
+from hopyard.errors import DataError, SpecError
+
+log = logging.getLogger(__name__)
+
+
+def is_frame(value: Any) -> bool:
+    """Whether it is a DataFrame of Spark, classic or Connect."""
+    return type(value).__module__.startswith("pyspark.sql.") and hasattr(value, "mapInArrow")
+
+
+def checked(df: Any, argument: str) -> Any:
+    """`df`, if it is a DataFrame that rows can be taken from. Raises SpecError."""
+    if not is_frame(df):
+        hint = "; df.to_spark() gives one" if type(df).__module__.startswith("pyspark.pandas") else ""
+        raise SpecError(f"{argument} = {type(df).__name__}: a pyspark.sql.DataFrame is needed{hint}")
+    alive(df)
+    if df.isStreaming:
+        raise SpecError(f"{argument}: a streaming DataFrame has no end; give a batch one, spark.read…")
+    return df
+
+
+def alive(df: Any) -> None:
+    """Raises SpecError when the session of `df` was stopped."""
+    session = df.sparkSession
+    if is_connect(session):
+        stopped = bool(session.is_stopped)
+    else:
+        stopped = session.sparkContext._jsc is None or bool(session.sparkContext._jsc.sc().isStopped())
+    if stopped:
+        raise SpecError(
+            "the Spark session of the DataFrame was stopped; make another with SparkSession.builder.getOrCreate(), and "
+            "the DataFrame and the Dataset from it anew"
+        )
+
+
+def is_connect(session: Any) -> bool:
+    """Whether it is a client of Spark Connect."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def on_this_host(df: Any) -> bool:
+    """Whether all executors run on the driver's host."""
+    return str(df.sparkSession.conf.get("spark.master", "")).startswith("local")
+
+
+def schema(df: Any) -> pa.Schema:
+    """The Arrow schema of the batches that tasks get."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return without_vectors(to_arrow_schema(df.schema))
+    except Exception as error:
+        raise DataError(
+            f"the DataFrame has a column that Arrow lacks ({error}); select the columns that are needed, or cast it"
+        ) from error
+
+
+def narrowed(df: Any, names: list[str], where: str) -> Any:
+    """Only the columns `names`. Raises DataError when one is not there."""
+    require(pa.schema([(name, pa.null()) for name in df.columns]), names, where)
+    return df.select([_quoted(name) for name in names])
+
+
+def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> ColumnSpec:
+    """`spec` with the values of all columns to be encoded: where none were given, the sorted ones of all rows.
+
+    Args:
+        spec: as the user wrote it.
+        frames: of all rows.
+        task: with the transform, where there is one: columns are then what it makes of them.
+    """
+    open_ = {name: how for name, how in spec.encode.items() if how.values is None}
+    found: dict[str, set[Value]] = {name: set() for name in open_}
+    for df in frames if open_ else []:
+        if task is None:
+            for name, how in open_.items():
+                values = df.select(_quoted(name)).distinct()
+                rows = _collected(values.limit(ONE_HOT_LIMIT + 1) if how.kind == "one-hot" else values)
+                found[name].update(row[0] for row in rows)
+            continue
+        for told in tell(df, task, "values"):
+            told.check()
+            for name in open_:
+                found[name].update(told.values[name])
+    closed = {
+        name: msgspec.structs.replace(how, values=sorted(value for value in found[name] if _is(value)))
+        for name, how in open_.items()
+    }
+    return msgspec.structs.replace(spec, encode={**spec.encode, **closed})
+
+
+def tell(df: Any, task: Task, what: Literal["run", "values"]) -> list[Told]:
+    """Runs a task on every partition of `df`: one job, of which only what tasks tell comes here; in their order."""
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    def work(batches: Any) -> Any:  # goes by value: this module is not imported there
+        import pyarrow
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        told = getattr(task, what)(context.partitionId(), batches)
+        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([told], pyarrow.binary())], ["told"])
+
+    alive(df)
+    rows = _collected(df.mapInArrow(work, StructType([StructField("told", BinaryType())])))
+    return sorted((msgspec.msgpack.decode(bytes(row[0]), type=Told) for row in rows), key=lambda told: told.number)
+
+
+def _collected(df: Any) -> list[Any]:
+    try:
+        return list(df.collect())
+    except Exception as error:
+        known = _known(df, error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def _known(df: Any, error: Exception) -> SpecError | None:
+    """SpecError where the cause of `error` is known, and would be hard to find in Java's stack traces."""
+    alive(df)
+    if "No module named 'hopyard'" in str(error):
+        return SpecError(
+            "the executors' Python cannot import hopyard: install it there in the same version (spark.pyspark.python "
+            "names their Python), or send an environment that has it with spark.archives"
+        )
+    return None
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _is(value: Any) -> bool:
+    """Neither null nor NaN: these are faults, which the rows' own job counts."""
+    return value is not None and value == value  # noqa: PLR0124
+
+
+def identity(df: Any) -> str:
+    """Equal ones, equal rows: of the plan, and of path, size and time of the files that it reads.
+
+    A classic plan over files is known again in another session; any other for as long as the session's JVM lives.
+    """
+    try:
+        plan = None if is_connect(df.sparkSession) else text(df)
+    except Exception as error:  # noqa: BLE001 - no public API: another Spark may lack any of it
+        log.debug("the plan of the DataFrame cannot be told: %s", error)
+        plan = None
+    if plan is None:
+        plan = f"{df.semanticHash()} {_jvm(df)}"
+    hasher = blake3(f"{plan}\0{schema(df)}".encode())
+    for path in sorted(df.inputFiles()):
+        hasher.update(f"{path}\0{_stamp(path)}\0".encode())
+    return str(hasher.hexdigest())
+
+
+def _jvm(df: Any) -> str:
+    """Names the JVM in which a hash of objects in it was made: others may give the same to something else."""
+    return str(df.sparkSession.conf.get("spark.app.id", ""))
+
+
+def _stamp(path: str) -> str:
+    """Size and time of a file, where they can be asked; its name alone often has a random part for each write."""
+    try:
+        return stamp(path)
+    except (DataError, ImportError, ValueError):  # no driver for its file system in this process
+        return ""

@@ -1,0 +1,82 @@
+"""Where a DataFrame is materialised: in `store=`, under a random name, or one that follows from what it is made of."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import sysconfig
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import msgspec
+from blake3 import blake3
+
+from hopyard.data.folder import absolute
+from hopyard.data.kept import Kept
+from hopyard.data.spark import identity, on_this_host
+from hopyard.errors import SpecError
+
+
+def place(
+    frames: Sequence[Any], what: Sequence[Any], store: str | os.PathLike[str] | None, reuse: bool, cache: str
+) -> Kept:
+    """The folder for these frames.
+
+    Args:
+        frames: all DataFrames of the data set.
+        what: all else that decides what is written, as plain values.
+        store: where folders are made; None: the cache, which is the executors' too when they run on this host.
+        reuse: whether equal frames and equal `what` lead to the same folder.
+        cache: directory of the user's cache.
+
+    Raises:
+        SpecError: a value is not allowed; executors are elsewhere, and there is no store=.
+    """
+    if not isinstance(reuse, bool):
+        raise SpecError(f"reuse = {reuse!r}: True or False is needed")
+    if store is not None and (not isinstance(store, (str, os.PathLike)) or not os.fspath(store)):
+        raise SpecError(f"store = {store!r}: a path or URL that driver and executors share is needed")
+    if store is None and not on_this_host(frames[0]):
+        master = frames[0].sparkSession.conf.get("spark.master", "unknown")
+        raise SpecError(
+            f"store = None: the executors of this session ({master}) may run on other hosts; store= must name a place "
+            f"that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
+        )
+    name = secrets.token_hex(12)
+    if reuse:
+        known = [[identity(frame) for frame in frames], list(what)]
+        name = blake3(msgspec.json.encode(known, order="deterministic")).hexdigest()[:32]
+    root = cache if store is None else absolute(store)
+    return Kept(f"{root}/spark-{name}", store is None, "the DataFrame")
+
+
+def by_value(transform: Any) -> bytes:
+    """The transform's pickle, with all of its module that it uses, unless that is installed: executors lack it.
+
+    Raises:
+        SpecError: it cannot be pickled.
+    """
+    function = getattr(transform, "func", transform)
+    module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
+    file = getattr(module, "__file__", None)
+    own = module is not None and isinstance(file, str) and not _installed(file) and module.__name__ != "__main__"
+    own = own and module.__name__ not in cloudpickle.list_registry_pickle_by_value()  # type: ignore[union-attr]
+    try:
+        if own:
+            cloudpickle.register_pickle_by_value(module)
+        return bytes(cloudpickle.dumps(transform))
+    except Exception as error:
+        raise SpecError(
+            f"transform = {transform!r} cannot be pickled: {error}; make it a plain function that imports what it needs"
+        ) from error
+    finally:
+        if own:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _installed(file: str) -> bool:
+    paths = sysconfig.get_paths()
+    roots = tuple({paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+    return file.startswith(roots) or "site-packages" in file or "dist-packages" in file

@@ -1,0 +1,42 @@
+"""Where Hopyard meets Spark: a session on this machine, a pyspark.ml Estimator, predictions for DataFrames.
+
+    hopyard.spark.session(cores=2)         a Spark session here, also on a machine without Java
+    hopyard.spark.HopyardEstimator(…)      fit(df) → HopyardModel, transform(df)
+
+    local.py    the session          launch.py   what Spark is launched with: variables, and whether all is there
+    java.py     looks for a Java     folders.py  a JAVA_HOME and a SPARK_HOME of links, in the user's cache
+
+Names are looked up when they are first used: importing this package imports neither pyspark nor a framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_WHERE = {
+    "HopyardEstimator": "hopyard.spark.estimator",
+    "HopyardModel": "hopyard.spark.estimator",
+    "session": "hopyard.spark.local",
+}
+"""Public name → module that has it. No module here has the name of a public one: importing it would hide that."""
+
+__all__ = sorted(_WHERE)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'hopyard.spark' has no attribute {name!r}; it has {', '.join(sorted(_WHERE))}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if TYPE_CHECKING:
+    from hopyard.spark.estimator import HopyardEstimator as HopyardEstimator
+    from hopyard.spark.estimator import HopyardModel as HopyardModel
+    from hopyard.spark.local import session as session

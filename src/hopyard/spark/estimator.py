@@ -1,0 +1,157 @@
+"""`HopyardEstimator`: model selection as a pyspark.ml Estimator."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from hopyard.data.dataset import Dataset
+from hopyard.driver.run import Run
+from hopyard.driver.ship import PYTHON, dump
+from hopyard.driver.start import fit, select
+from hopyard.engines.spark import Spark
+from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.search.listed import Configs
+from hopyard.spark.files import FileReader, FileWriter
+from hopyard.spark.model import HopyardModel
+from hopyard.spark.params import TABLE, begin, has, value
+from hopyard.spark.portable import is_connect, portable
+from hopyard.spark.rows import Prepared, Rows
+from hopyard.store.layout import fresh
+
+__all__ = ["HopyardEstimator", "HopyardModel"]
+
+
+@has(*TABLE)
+class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardEstimator"]):
+    """Trains many configurations of a recipe on a DataFrame and gives the best model.
+
+        estimator = HopyardEstimator(recipe=recipe, space=space, search=hy.Random(16), epochs=3, validation=0.2)
+        model = estimator.fit(df)
+        model.transform(df)
+
+    Every Param of `hopyard.spark.params` may be given to the constructor, or by its setter. Either `config`, or
+    `search` with `space`, says what to train. The features are one vector or array column, `featuresCol`, or several
+    columns, `featuresCols`. Vectors and arrays of floating point are one float32 matrix; an array of whole
+    numbers or of arrays keeps its type and shape.
+
+    A label is of classes when it is a column of whole numbers, booleans, or categories that `encode` names; or when it
+    was made by StringIndexer; or when `outputs` says so ("logits", "probabilities"): then a double such as 1.0 counts
+    as the whole number, as pyspark.ml has them. Any other label is a value.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        begin(self, given)
+
+    def fitMultiple(self, dataset: Any, paramMaps: Sequence[Any]) -> Iterator[tuple[int, HopyardModel]]:
+        """(index, model) of each param map. The rows are read once for all maps that say the same of them: a
+        CrossValidator then materialises each fold once."""
+        prepared = Prepared(dataset)
+        return _Each([partial(self.copy(given)._fitted, prepared) for given in paramMaps])
+
+    def _fit(self, dataset: Any) -> HopyardModel:
+        """Raises SpecError or DataError before anything is trained, and what `hy.select` raises."""
+        return self._fitted(Prepared(dataset))
+
+    def _fitted(self, prepared: Prepared) -> HopyardModel:
+        rows = Rows.of(self)
+        rows.check(prepared.df)
+        self._check()
+        session = prepared.df.sparkSession
+        engine = value(self, "engine") or Spark(session, workers=value(self, "workers") or _slots(session))
+        run = self._run(prepared.get(rows), engine, rows.validates)
+        made = HopyardModel.of(portable(run))
+        made.run = run
+        made._resetUid(self.uid)
+        return self._copyValues(made)
+
+    def _run(self, data: Dataset, engine: Any, validates: bool) -> Run:
+        root = fresh(Path(value(self, "runDirectory")))
+        metric = value(self, "metric") or ("val_loss" if validates else None)
+        given: dict[str, Any] = {name: value(self, name) for name in ("epochs", "mode", "parallel", "seed", "store")}
+        given["engine"] = engine
+        given["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
+        recipe, config = value(self, "recipe"), value(self, "config")
+        if config is not None:
+            return fit(recipe, config, data, metric=metric, **given)
+        search, space = value(self, "search"), value(self, "space")
+        return select(recipe, space, data, search=search, metric=metric or "loss", **given)
+
+    def _check(self) -> None:
+        """Raises SpecError unless it is said what to train."""
+        if value(self, "recipe") is None:
+            raise SpecError("recipe is not set: a function is needed, recipe(config) or recipe(config, ctx)")
+        config, search, space = (value(self, name) for name in ("config", "search", "space"))
+        if (config is None) == (search is None) or (config is not None and space is not None):
+            raise SpecError(
+                "what to train is not said: set either config, or search and space, for example "
+                "search=hy.Random(8), space=hy.Space(lr=hy.loguniform(1e-4, 1e-1))"
+            )
+        if search is not None and space is None and not isinstance(search, Configs):
+            raise SpecError(f"search = {search!r} needs a space: set space=hy.Space(…)")
+
+    def write(self) -> MLWriter:
+        """`estimator.write().overwrite().save(path)`. Params that are Python values (recipe, space, search, …) are
+        pickled: only load what comes from people you trust. An engine is left behind."""
+        given = {param.name: self._paramMap[param] for param in self._paramMap if param.name != "engine"}
+        pickled = {name: dump(one, name) for name, one in given.items() if not _plain(one)}
+        left = frozenset({*pickled, "engine"})
+        return FileWriter(self, {"params": {"python": PYTHON.encode(), **pickled}}, {}, left)
+
+    @classmethod
+    def read(cls) -> MLReader[HopyardEstimator]:
+        """`HopyardEstimator.load(path)`."""
+
+        def made(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardEstimator:
+            pickled = dict(files["params"])
+            python = pickled.pop("python").decode()
+            if python != PYTHON:
+                raise RunDirectoryError(
+                    f"the estimator was written by Python {python}, this is {PYTHON}: pickled functions do not survive "
+                    "that; make it anew"
+                )
+            return cls(**{name: cloudpickle.loads(data) for name, data in pickled.items()})
+
+        return FileReader(cls, made)
+
+
+class _Each:
+    """The results of functions, each called once, for as many threads as ask."""
+
+    def __init__(self, functions: Sequence[Callable[[], HopyardModel]]) -> None:
+        self._functions = functions
+        self._numbers = count()
+
+    def __iter__(self) -> _Each:
+        return self
+
+    def __next__(self) -> tuple[int, HopyardModel]:
+        number = next(self._numbers)  # of two threads no two get the same
+        if number >= len(self._functions):
+            raise StopIteration
+        return number, self._functions[number]()
+
+
+def _slots(session: Any) -> int:
+    """Tasks that a classic session runs at once."""
+    if is_connect(session):
+        raise SpecError("workers is not set: in a Connect session it must be said how many")
+    return int(session.sparkContext.defaultParallelism)
+
+
+def _plain(value: Any) -> bool:
+    """Whether JSON gives it back as it is."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

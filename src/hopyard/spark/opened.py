@@ -1,0 +1,143 @@
+"""A model that travelled, as it stands ready in a Python worker of Spark: opened once, used for every batch.
+
+The state of this module is the few models that were used last in this process. It knows nothing of DataFrames.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import msgspec
+import numpy as np
+
+from hopyard.agent.build import Plan, build, undisturbed
+from hopyard.data.encode import apply
+from hopyard.data.feed import PartitionFeed
+from hopyard.data.manifest import ArrayInfo, Manifest
+from hopyard.data.vectors import lists
+from hopyard.driver.saved import CONFIG, OWN, RECIPE, WEIGHTS, Saved
+from hopyard.driver.ship import load
+from hopyard.errors import DataError, SpecError
+from hopyard.frameworks import environment, quiet, restore, tools
+from hopyard.ports import Predicting
+from hopyard.spark.portable import TRANSFORM, Portable, Ticket
+from hopyard.spec import Batch
+from hopyard.store.tree import decode
+
+KEPT = 4
+"""Models that a worker keeps: workers live as long as their executor, and a cross-validation brings many."""
+CHUNK_BYTES = 256 << 10
+"""Of inputs that a model is given at once, where its own batch size is smaller: calls cost more than rows then."""
+PROBES = 64
+"""Made-up rows with which the shape of outputs is found."""
+
+_ready: OrderedDict[str, Opened] = OrderedDict()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model in memory."""
+
+    trainable: Any
+    manifest: Manifest
+    transform: Any
+    rows: int
+    """That it is given at once."""
+
+    def __call__(self, batch: Any) -> Any:
+        """Outputs for an Arrow record batch of at least one row: array of shape (rows, …) or a dict of such.
+
+        Raises:
+            DataError: the rows cannot be encoded as the training rows were.
+        """
+        made = []
+        for part in lists(batch):
+            columns = apply(self.manifest, part, self.transform, targets=False)
+            if columns.rows != part.num_rows:
+                raise DataError(
+                    f"the Dataset's transform made {columns.rows} rows of {part.num_rows}, and predictions stand "
+                    "beside rows; filter rows before, and leave it out of transform="
+                )
+            made += [self.trainable.predict(block) for block in PartitionFeed(columns, self.rows)]
+        return _together(made)
+
+
+def ready(ticket: Ticket) -> Opened:
+    """The model of a ticket in this worker; opened at the first call, which takes as long as the recipe does."""
+    if ticket.digest in _ready:
+        _ready.move_to_end(ticket.digest)
+        return _ready[ticket.digest]
+    for name, value in environment(1).items():
+        os.environ.setdefault(name, value)
+    made = opened(ticket.fetch(), threads=1)
+    _ready[ticket.digest] = made
+    while len(_ready) > KEPT:
+        _ready.popitem(last=False)
+    return made
+
+
+def opened(files: Mapping[str, bytes], threads: int) -> Opened:
+    """The model in the files of a Portable.
+
+    Args:
+        files: name → content.
+        threads: of its framework; 0: as they are.
+
+    Raises:
+        SpecError: it cannot predict.
+        RunDirectoryError: of another Python version.
+        Exception: whatever the recipe raises.
+    """
+    about = msgspec.json.decode(files[CONFIG], type=Saved)
+    quiet(about.backend)
+    with tempfile.TemporaryDirectory(prefix="hopyard-") as place:
+        root = Path(place)
+        for name, content in files.items():
+            (root / name).write_bytes(content)
+        plan = Plan(load(root / RECIPE, about.python), about.manifest, about.spec, threads=threads)
+        built = build(plan, about.trial, about.config)
+        if about.framework == OWN:
+            restore(built.trainable, decode(files[WEIGHTS]))
+        else:
+            its = tools(about.framework)
+            its.load_net(its.net(built.trainable), root / its.WEIGHTS)
+    if not isinstance(built.trainable, Predicting):
+        raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
+    transform = cloudpickle.loads(files[TRANSFORM]) if TRANSFORM in files else None
+    least = max(1, CHUNK_BYTES // max(1, sum(info.row_bytes for info in about.manifest.inputs.values())))
+    return Opened(built.trainable, about.manifest, transform, max(built.batch_size, least))
+
+
+def probe(model: Portable) -> Any:
+    """Outputs for made-up rows, in this process, which stays as it was: floating inputs are normal deviates from small
+    to large, whole ones 0.
+
+    Returns:
+        Array of shape (64, …), or a dict of such.
+    """
+    rng = np.random.default_rng(0)
+    scales = np.logspace(-1, 2, PROBES, dtype=np.float32)
+
+    def rows(info: ArrayInfo) -> Any:
+        if np.dtype(info.dtype).kind != "f":
+            return np.zeros((PROBES, *info.shape), info.dtype)
+        values = rng.standard_normal((PROBES, *info.shape), dtype=np.float32)
+        return (values * scales.reshape(-1, *[1] * len(info.shape))).astype(info.dtype)
+
+    made = {name: rows(info) for name, info in model.about.manifest.inputs.items()}
+    inputs = made["inputs"] if list(made) == ["inputs"] else made
+    with undisturbed():
+        return opened(model.files, threads=0).trainable.predict(Batch(inputs, None, None, PROBES))
+
+
+def _together(parts: list[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,607 @@
+"""Dataset.spark and Dataset.open, on executors that are processes of their own."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import hopyard as hy
+from hopyard.data import spark as asked
+from hopyard.data.assign import hashes, validates
+from hopyard.data.cache import open_partition
+from hopyard.errors import DataError, ResourceError, SpecError
+
+pytest.importorskip("pyspark")
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+pytestmark = pytest.mark.timeout(400)  # the first test of a process starts Spark
+
+PARTITIONS = 4
+WIDE = 33
+"""Bits that `monotonically_increasing_id` has for the row within a partition of the DataFrame."""
+
+
+def numbered(spark: Any, rows: int = 100, partitions: int = 7) -> Any:
+    """n, x and `at`, which says in which of Spark's partitions the row is, and where in it."""
+    made = spark.range(0, rows, 1, partitions)
+    return made.select(
+        F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"), F.monotonically_increasing_id().alias("at")
+    )
+
+
+def places(labels: Any) -> list[tuple[int, int]]:
+    return [(int(at) >> WIDE, int(at) & ((1 << WIDE) - 1)) for at in labels]
+
+
+def opened(manifest: Any, kind: Any = "train") -> list[Any]:
+    parts = manifest.train if kind == "train" else manifest.validate
+    return [open_partition(manifest, kind, number) for number in range(len(parts))]
+
+
+def in_order(manifest: Any, key: int = 0) -> Any:
+    """Inputs of all training rows, sorted by one of their columns."""
+    whole = np.concatenate([columns.inputs for columns in opened(manifest)])
+    return whole[np.argsort(whole[:, key], kind="stable")]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def left(store: Path) -> list[str]:
+    """Names of all files below."""
+    return sorted(path.name for path in store.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.3, "held"])
+def test_rows_are_dealt_by_the_rule(spark: Any, store: Path, validation: Any) -> None:
+    df = numbered(spark).withColumn("held", F.col("n") % 3 == 0)
+    manifest = hy.Dataset.spark(
+        df, features=["n"], label="at", validation=validation, partitions=PARTITIONS, seed=5, store=store
+    ).prepare()
+
+    def held(s: int, j: int, n: int) -> bool:
+        if validation == "held":
+            return n % 3 == 0
+        return bool(validates(int(hashes(5, s, s + 1)[0]), validation, j, j + 1)[0])
+
+    every = sorted((s, j, int(row["n"])) for row in df.collect() for s, j in places([row["at"]]))
+    for kind in ("train", "validate"):
+        wanted: list[list[int]] = [[] for _ in range(PARTITIONS)]
+        dealt = dict.fromkeys(range(7), 0)
+        for s, j, n in every:
+            if held(s, j, n) == (kind == "validate"):
+                wanted[(dealt[s] + s) % PARTITIONS].append(n)
+                dealt[s] += 1
+        if kind == "validate" and not validation:
+            assert manifest.validate == []
+            continue
+        assert [columns.inputs[:, 0].tolist() for columns in opened(manifest, kind)] == wanted
+        sizes = [len(part) for part in wanted]
+        assert max(sizes) - min(sizes) <= 7 and min(sizes) > 0
+    assert manifest.rows == 100
+
+
+def test_a_second_frame_validates(spark: Any, store: Path) -> None:
+    data = hy.Dataset.spark(
+        numbered(spark), features="x", label="n", partitions=3, store=store,
+        validation=numbered(spark, 20, 2).withColumn("x", -F.col("x") - 1),
+    )  # fmt: skip
+    manifest = data.prepare()
+    assert (manifest.train_rows, manifest.validate_rows) == (100, 20)
+    assert all((columns.inputs >= 0).all() for columns in opened(manifest))
+    assert sorted(-v for columns in opened(manifest, "validate") for v in columns.inputs.tolist()) == [
+        n * 0.5 + 1 for n in range(20)
+    ]
+    assert [(source.rows, source.row_group) for source in manifest.sources] == [(100, -1), (20, -1)]
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> pa.Table:
+    """200 rows of kinds that Spark has too."""
+    n = np.arange(200)
+    rng = np.random.default_rng(3)
+    table = pa.table(
+        {
+            "n": n,
+            "byte": (n % 100).astype(np.int8),
+            "short": n.astype(np.int16),
+            "int": n.astype(np.int32),
+            "float": rng.normal(size=200).astype(np.float32),
+            "double": rng.normal(3, 2, 200),
+            "flag": n % 3 == 0,
+            "carrier": np.array(["UA", "AA", "DL"])[n % 3],
+            "pair": pa.array([[i, i + 0.5] for i in n.tolist()], pa.list_(pa.float64())),
+            "words": pa.array([[i, i + 1] for i in n.tolist()], pa.list_(pa.int64())),
+            "weight": rng.random(200),
+            "late": (n % 4).astype(np.int32),
+        }
+    )
+    pq.write_table(table, tmp_path / "kinds.parquet")
+    return table
+
+
+FEATURES = ["n", "byte", "short", "int", "float", "double", "flag", "carrier", "pair", "words"]
+
+
+@pytest.mark.parametrize("encode", [{"carrier": ["UA", "DL", "AA"]}, {"carrier": "one-hot"}, {"carrier": "index"}])
+def test_columns_become_what_they_become_from_files(
+    spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, encode: Any
+) -> None:
+    same: dict[str, Any] = {
+        "features": FEATURES, "label": "late", "weight": "weight", "encode": encode, "partitions": 3,
+        "standardize": ["double", "pair"],
+    }  # fmt: skip
+    df = spark.read.parquet(str(tmp_path / "kinds.parquet")).repartition(5)
+    mine = hy.Dataset.spark(df, store=store, **same).prepare()
+    file = hy.Dataset.arrow(kinds, **same).prepare()
+    assert mine.vocabularies == file.vocabularies
+    assert (mine.inputs, mine.targets, mine.weighted) == (file.inputs, file.targets, file.weighted)
+    assert (mine.classes, mine.label_range) == (file.classes, file.label_range) == (4, (0.0, 3.0))
+    for name, scale in file.standardize.items():
+        assert np.allclose(mine.standardize[name].means, scale.means, rtol=1e-12)
+        assert np.allclose(mine.standardize[name].deviations, scale.deviations, rtol=1e-12)
+    assert np.allclose(in_order(mine), in_order(file), rtol=1e-6, atol=1e-6)
+    every = np.concatenate([np.stack([c.inputs[:, 0], c.targets, c.weights], 1) for c in opened(mine)])
+    assert np.array_equal(every[np.argsort(every[:, 0]), 1], kinds["late"].to_numpy())
+    assert np.allclose(every[np.argsort(every[:, 0]), 2], kinds["weight"].to_numpy())
+
+
+@pytest.mark.parametrize("name", ["short", "double", "flag", "words", "pair"])
+def test_single_columns_keep_their_type(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, name: str) -> None:
+    df = spark.read.parquet(str(tmp_path / "kinds.parquet"))
+    same: dict[str, Any] = {"features": {"it": name, "n": "n"}, "partitions": 2}
+    mine = hy.Dataset.spark(df, store=store, **same).prepare()
+    file = hy.Dataset.arrow(kinds, **same).prepare()
+    assert mine.inputs == file.inputs
+    found, wanted = (
+        {n: row.tolist() for c in opened(m) for n, row in zip(c.inputs["n"].tolist(), c.inputs["it"], strict=True)}
+        for m in (mine, file)
+    )
+    assert found == wanted
+
+
+def test_vectors_dense_and_sparse(spark: Any, store: Path) -> None:
+    rows = [(n, Vectors.dense([n, 1.0, 2.0]) if n % 2 else Vectors.sparse(3, {1: float(n)})) for n in range(40)]
+    df = spark.createDataFrame(rows, ["n", "v"]).repartition(3)
+    manifest = hy.Dataset.spark(df, features="v", label="n", partitions=2, store=store, standardize=["v"]).prepare()
+    assert manifest.inputs["inputs"].shape == (3,) and manifest.inputs["inputs"].dtype == "float32"
+    values = np.array([v.toArray() for _, v in rows])
+    wanted = ((values - values.mean(0)) / values.std(0)).astype(np.float32)
+    for columns in opened(manifest):
+        assert np.allclose(columns.inputs, wanted[columns.targets], atol=1e-6)
+
+
+def png(value: int) -> bytes:
+    """A picture of 2 x 2 pixels, all of one grey."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    pixels = zlib.compress(b"\0" + bytes([value] * 2) + b"\0" + bytes([value] * 2))
+    header = part(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + part(b"IDAT", pixels) + part(b"IEND", b"")
+
+
+def test_binary_files_and_images_by_transform(spark: Any, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "png").mkdir()
+    for n in range(12):
+        (tmp_path / "raw" / f"{n}.bin").write_bytes(bytes([n, n + 1, n + 2]))
+        (tmp_path / "png" / f"{n}.png").write_bytes(png(n))
+
+    def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = [np.frombuffer(cell.as_py(), np.uint8) for cell in batch["content"]]
+        assert batch.schema.names == ["path", "modificationTime", "length", "content"]
+        return pa.RecordBatch.from_arrays([pa.array([row.tolist() for row in rows], pa.list_(pa.uint8(), 3))], ["x"])
+
+    manifest = hy.Dataset.spark(
+        spark.read.format("binaryFile").load(str(tmp_path / "raw")),
+        features="x", partitions=2, store=store, transform=decoded,
+    ).prepare()  # fmt: skip
+    assert manifest.inputs["inputs"].dtype == "uint8"
+    found = np.concatenate([columns.inputs for columns in opened(manifest)])
+    assert sorted(found.tolist()) == [[n, n + 1, n + 2] for n in range(12)]
+
+    def pixels(batch: pa.RecordBatch) -> pa.RecordBatch:
+        data = batch["image"].field("data").to_pylist()
+        return pa.RecordBatch.from_arrays([pa.array([list(cell) for cell in data])], ["x"])
+
+    images = spark.read.format("image").load(str(tmp_path / "png"))
+    manifest = hy.Dataset.spark(images, features="x", partitions=2, store=store, transform=pixels).prepare()
+    found = np.concatenate([columns.inputs for columns in opened(manifest)])
+    assert sorted(found.tolist()) == [[n] * 4 for n in range(12)]
+
+
+def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Of this module, which executors cannot import; keeps rows with n < 60 and gives them a name."""
+    n = np.asarray(batch["n"])
+    n = n[n < 60]
+    return pa.RecordBatch.from_arrays([pa.array(n * 2.0), pa.array([NAMES[i % 2] for i in n])], ["twice", "name"])
+
+
+NAMES = ["odd", "even"]
+
+
+def test_a_transform_sees_all_columns_and_its_values_are_found(spark: Any, store: Path) -> None:
+    data = hy.Dataset.spark(
+        numbered(spark).repartition(3), features=["twice", "name"], encode={"name": "one-hot"}, partitions=2,
+        store=store, transform=doubled,
+    )  # fmt: skip
+    manifest = data.prepare()
+    assert manifest.vocabularies == {"name": ["even", "odd"]} and manifest.rows == 60
+    assert in_order(manifest).tolist() == [[2 * n, n % 2, (n + 1) % 2] for n in range(60)]
+
+
+def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    whole = asked._collected
+
+    def counted(df: Any) -> list[Any]:
+        rows = whole(df)
+        told.extend(len(row[0]) for row in rows)
+        return rows
+
+    monkeypatch.setattr(asked, "_collected", counted)
+    context = spark.sparkContext
+    context.setJobGroup("counted", "")
+    rows = 50_000
+    manifest = hy.Dataset.spark(numbered(spark, rows, 2), features=["n", "x"], partitions=2, store=store).prepare()
+    assert manifest.bytes == rows * 8
+    assert len(told) == 2 and sum(told) < 5_000
+    assert len(context.statusTracker().getJobIdsForGroup("counted")) == 1
+    context.setJobGroup("", "")
+
+
+def test_prepare_writes_once_and_a_pickle_has_the_url_alone(spark: Any, store: Path) -> None:
+    data = hy.Dataset.spark(numbered(spark), features="x", label="n", partitions=2, store=store)
+    manifest = data.prepare()
+    files = left(store)
+    assert len(files) == 7 + 2 and Path(str(data.url)).parent == store
+    assert data.prepare() == manifest and left(store) == files
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        pickled = dumps(data)
+        assert b"pyspark" not in pickled and len(pickled) < 2_000
+        assert pickle.loads(pickled).prepare() == manifest
+    moved = store.rename(store.with_name("moved"))
+    again = hy.Dataset.open(moved / Path(str(data.url)).name).prepare()
+    assert again.digest == manifest.digest
+    assert sorted(v for columns in opened(again) for v in columns.targets.tolist()) == list(range(100))
+    with pytest.raises(DataError, match=r"no data set at .*manifest\.json.*prepare\(\) in the process that has"):
+        pickle.loads(pickled).prepare()
+
+
+def test_without_store_it_is_in_the_cache(spark: Any, data_cache: Path) -> None:
+    data = hy.Dataset.spark(numbered(spark), features="x", partitions=2)
+    manifest = data.prepare()
+    assert Path(str(data.url)).parent == data_cache / "hopyard" / "data"
+    small = hy.Dataset.numpy(np.zeros((9, 2)), partitions=1, cache_bytes=0).prepare()  # evicts all but what is held
+    assert data.prepare().digest == manifest.digest
+    del small
+
+
+def test_reuse_takes_what_did_not_change(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table) -> None:
+    path = tmp_path / "kinds.parquet"
+
+    def made(partitions: int = 2, column: str = "double", **more: Any) -> Any:
+        df = spark.read.parquet(str(path)).filter("n >= 0")
+        return hy.Dataset.spark(
+            df, features=["n", column], partitions=partitions, store=store, **{"reuse": True, **more}
+        )
+
+    first = made()
+    manifest = first.prepare()
+    files = left(store)
+    assert made().url == first.url and made().prepare() == manifest and left(store) == files
+    others = [made(3), made(column="float"), made(validation=0.5), made(standardize=True), made(reuse=False)]
+    assert len({first.url, *(other.url for other in others)}) == 6
+    assert made(transform=lambda batch: batch).url != made(transform=lambda batch: batch.slice(0)).url
+    pq.write_table(kinds.slice(0, 100), path)
+    assert made().url != first.url and made().prepare().rows == 100
+
+
+def linear(config: dict[str, Any]) -> Any:
+    from hopyard.frameworks.array import Linear
+
+    return Linear(6, 2, lr=config["lr"], batch_size=16)
+
+
+def test_runs_on_it_have_equal_digests_and_resume(spark: Any, store: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((120, 6))
+    rows = [(row.tolist(), int(row.sum() > 0)) for row in x]
+    df = spark.createDataFrame(rows, T.StructType([
+        T.StructField("x", T.ArrayType(T.DoubleType())), T.StructField("y", T.IntegerType()),
+    ])).repartition(3)  # fmt: skip
+    data = hy.Dataset.spark(df, features="x", label="y", validation=0.25, partitions=3, store=store)
+
+    def trained(name: str, given: Any, engine: Any) -> Any:
+        run = hy.fit(linear, {"lr": 0.1}, given, epochs=2, engine=engine, directory=tmp_path / name)
+        assert run.status == "completed"
+        return run.trials[0].state
+
+    states = {
+        trained("spark", data, hy.Local(workers=1)),
+        trained("open", hy.Dataset.open(str(data.url)), hy.Local(workers=1)),
+        trained("inline", hy.Dataset.open(str(data.url)), hy.Inline()),
+    }
+    assert len(states) == 1
+    again = hy.fit(linear, {"lr": 0.1}, data, epochs=2, engine=hy.Inline(), directory=tmp_path / "spark", resume=True)
+    assert {again.trials[0].state} == states
+    assert hy.resume(tmp_path / "open").checked_data().prepare().digest == data.prepare().digest
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"features": "none"}, DataError, r"the DataFrame has no column 'none'.*there are: 'n', 'x'"),
+    ({"features": "text"}, DataError, r"column 'text' of the DataFrame has type string, no number.*encode="),
+    ({"validation": 2}, SpecError, "validation = 2: a fraction .* or a DataFrame is needed"),
+    ({"validation": "x"}, DataError, "validation = 'x': a column of true and false"),
+    ({"validation": "other"}, DataError, "no column 'other'"),
+    ({"partitions": 0}, SpecError, "partitions = 0"),
+    ({"store": 5}, SpecError, "store = 5: a path or URL that driver and executors share"),
+    ({"store": "nowhere://x"}, SpecError, "store: host .* cannot open nowhere://x"),
+    ({"store": "memory://x"}, SpecError, "store: host .* does not see in memory://x/.* what the driver wrote there"),
+    ({"store": "/proc/nowhere"}, SpecError, "store: host .* cannot write to /proc/nowhere"),
+    ({"reuse": 1}, SpecError, "reuse = 1"),
+    ({"encode": {"text": "one-hot"}, "features": ["x", "text"], "partitions": 60}, DataError, "50 training rows"),
+    ({"encode": {"text": ["a"]}, "features": ["text"]}, DataError, r"column 'text', row \d+ of Spark partition .*'b'"),
+    ({"partitions": 51}, DataError, "50 training rows cannot fill partitions=51"),
+    ({"partitions": 9, "validation": 0.01}, DataError, "validation rows cannot fill partitions=9"),
+    ({"standardize": ["n"], "features": ["x"]}, SpecError, "standardize names 'n'"),
+    ({"transform": 3}, SpecError, "transform = 3"),
+    ({"transform": lambda batch: 1 / 0}, DataError, "transform raised ZeroDivisionError on a batch of Spark partition"),
+    ({"transform": lambda batch: 1}, DataError, "transform gave int for Spark partition 0, rows from 0"),
+    ({"transform": lambda batch: batch.slice(0, 0)}, DataError, "the DataFrame has no rows"),
+    ({"transform": lambda batch: batch.select(["n"])}, DataError, "has no column 'x'"),
+]
+
+
+@pytest.mark.parametrize("at", range(len(BAD)), ids=[next(iter(given)) for given, _, _ in BAD])
+def test_bad_arguments(spark: Any, tmp_path: Path, at: int) -> None:
+    given, error, message = BAD[at]
+    df = spark.range(0, 50, 1, 2).select(
+        F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
+        F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("text"),
+    )  # fmt: skip
+    options = {"features": ["x"], "label": "n", "partitions": 2, "store": tmp_path / "store", **given}
+    with pytest.raises(error, match=message) as caught:
+        hy.Dataset.spark(df, **options).prepare()
+    assert len(str(caught.value)) < 1_000
+    assert left(tmp_path) == []
+
+
+def made_of(spark: Any, kind: Any, rows: list[list[Any]]) -> Any:
+    """A DataFrame of one column `v`, with exactly these partitions."""
+    schema = T.StructType([T.StructField("v", kind)])
+    parts = spark.sparkContext.parallelize(range(len(rows)), len(rows))
+    return spark.createDataFrame(parts.flatMap(lambda number: [(value,) for value in rows[number]]), schema)
+
+
+V = Vectors.dense
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[1.0, None, 2.0], [3.0, math.nan, math.inf]], "column 'v': 3 of its rows .*row 1 of Spark partition 0"),
+        ([[1.0], [2.0, 1e300]], "column 'v': 1 of its rows .*row 1 of Spark partition 1"),
+        ([[V([1, 2]), V([1, 2, 3])]], r"column 'v' of Spark partition 0: rows differ in length, 2 values and then 3"),
+        ([[V([1, 2])], [V([1, 2, 3])]], r"column 'v': rows of shape \(3,\) in Spark partition 1 but \(2,\) in Spark"),
+        ([[[1.0]], [[2.0, 3.0]]], r"column 'v': rows of shape \(2,\) in Spark partition 1 but \(1,\) in Spark"),
+        ([[V([1, 2]), None]], "column 'v': 1 of its rows .*row 1 of Spark partition 0"),
+        ([[1.0], [], [1.0]], "train partition 1 got no row: 2 rows lie unevenly"),
+    ],
+)  # fmt: skip
+def test_bad_values(spark: Any, store: Path, rows: list[list[Any]], message: str) -> None:
+    from pyspark.ml.linalg import VectorUDT
+
+    first = rows[0][0]
+    kind = T.DoubleType() if isinstance(first, float) else VectorUDT()
+    kind = T.ArrayType(T.DoubleType()) if isinstance(first, list) else kind
+    partitions = 2 if "unevenly" in message else 1
+    with pytest.raises(DataError, match=r"(?s)" + message):
+        hy.Dataset.spark(made_of(spark, kind, rows), features="v", partitions=partitions, store=store).prepare()
+    assert left(store) == []
+
+
+def test_a_bad_second_frame(spark: Any, store: Path) -> None:
+    df = numbered(spark)
+    for second, message in (
+        (df.drop("x"), "the validation= DataFrame has no column 'x'"),
+        (df.withColumn("x", F.col("n")), "'x' has type int64 in the validation= DataFrame but double in the first"),
+    ):
+        with pytest.raises(DataError, match=message):
+            hy.Dataset.spark(df, features="x", validation=second, store=store)
+    with pytest.raises(DataError, match=r"row \d+ of Spark partition \d of validation="):
+        bad = df.withColumn("x", F.when(F.col("n") != 7, F.col("x")))
+        hy.Dataset.spark(df, features="x", validation=bad, partitions=2, store=store).prepare()
+    assert left(store) == []
+
+
+def test_what_is_no_batch_frame_is_refused(spark: Any, store: Path) -> None:
+    for given in (5, pa.table({"x": [1.0]})):
+        with pytest.raises(SpecError, match=rf"df = {type(given).__name__}: a pyspark.sql.DataFrame is needed"):
+            hy.Dataset.spark(given, features="x", store=store)
+    with pytest.raises(SpecError, match="a streaming DataFrame has no end"):
+        hy.Dataset.spark(spark.readStream.format("rate").load(), features="value", store=store)
+    with pytest.raises(DataError, match="the DataFrame has no rows"):
+        hy.Dataset.spark(numbered(spark).filter("n < 0"), features="x", store=store).prepare()
+    with pytest.raises(DataError, match="has 2 columns named 'x'"):
+        df = numbered(spark)
+        hy.Dataset.spark(df.select("x", "x"), features="x", store=store)
+
+
+def test_a_cluster_of_other_hosts_needs_a_store(spark: Any) -> None:
+    refusing = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
+    before = spark.conf.get("spark.master")
+    spark.conf.set(refusing, "false")
+    spark.conf.set("spark.master", "yarn")
+    try:
+        with pytest.raises(SpecError, match=r"store = None: the executors of this session \(yarn\) may run on other"):
+            hy.Dataset.spark(numbered(spark), features="x")
+    finally:
+        spark.conf.set("spark.master", before)
+        spark.conf.unset(refusing)
+
+
+def test_a_full_disk(spark: Any, small_disk: Callable[[str], Path]) -> None:
+    disk = small_disk("1m")
+    data = hy.Dataset.spark(numbered(spark, 1_000_000, 2), features=["x", "n"], partitions=2, store=disk)
+    with pytest.raises(ResourceError, match=r"store: no room in .* on host .*give store= another place"):
+        data.prepare()
+    assert left(disk) == []
+    assert hy.Dataset.spark(numbered(spark, 1000, 2), features="x", partitions=2, store=disk).prepare().rows == 1000
+
+
+def test_a_failed_job_leaves_nothing(spark: Any, store: Path) -> None:
+    from pyspark.errors import PySparkException
+
+    def fails(n: int) -> float:
+        if n == 99:
+            raise RuntimeError("the moon is in the wrong house")
+        return float(n)
+
+    df = numbered(spark, 100, 2).withColumn("x", F.udf(fails, "double", useArrow=False)("n"))
+    with pytest.raises(PySparkException, match="the moon is in the wrong house"):
+        hy.Dataset.spark(df, features="x", partitions=2, store=store).prepare()
+    assert left(store) == [] and list(store.iterdir()) == []
+
+
+def test_a_task_that_is_killed_is_done_again_and_leaves_no_orphan(spark: Any, store: Path, tmp_path: Path) -> None:
+    once = str(tmp_path / "once")
+
+    def killing(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 60_000 in batch["n"].to_pylist():
+            try:
+                os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return batch
+            os.kill(os.getpid(), 9)
+        return batch
+
+    df = numbered(spark, 80_000, 2)
+    manifest = hy.Dataset.spark(df, features="x", label="n", partitions=2, store=store, transform=killing).prepare()
+    assert Path(once).exists() and manifest.rows == 80_000
+    assert sum(name.endswith(".seg") for name in left(store)) == 2
+    assert sorted(v for columns in opened(manifest) for v in columns.targets.tolist()) == list(range(80_000))
+
+
+def test_rows_that_are_encoded_cannot_be_read_as_rows(spark: Any, store: Path) -> None:
+    data = hy.Dataset.spark(numbered(spark), features="x", partitions=2, store=store)
+    data.prepare()
+    kept = hy.Dataset.open(str(data.url))
+    for one in (data, kept):
+        with pytest.raises(SpecError, match=r"are encoded already.*toPandas"):
+            next(iter(one.batches()))
+        with pytest.raises(SpecError, match="are encoded already"):
+            hy.Dataset.numpy(np.zeros((4, 1)), validation=one)
+
+
+def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"no data set at {tmp_path}/none: there is no manifest.json"):
+        hy.Dataset.open(tmp_path / "none")
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"manifest.json: cannot be read as a manifest"):
+        hy.Dataset.open(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"format": 2}')
+    with pytest.raises(DataError, match="of version 2, this Hopyard reads up to 1: upgrade it"):
+        hy.Dataset.open(tmp_path)
+    entry = hy.Dataset.numpy(np.zeros((4, 1)), partitions=1).prepare()
+    with pytest.raises(DataError, match="is an entry of a cache"):
+        hy.Dataset.open(entry.path)
+
+
+CONNECT = """
+import sys
+import numpy as np
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import SparkSession, functions as F
+import hopyard as hy
+from hopyard.data.cache import open_partition
+
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+df = spark.range(0, 40, 1, 3).select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
+    F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("c"))
+given = dict(features=["n", "x", "c"], label="n", encode={"c": "one-hot"}, validation=0.2, partitions=2)
+first = hy.Dataset.spark(df, store=sys.argv[1], reuse=True, **given)
+manifest = first.prepare()
+assert manifest.rows == 40 and manifest.vocabularies == {"c": ["a", "b"]}, manifest
+rows = np.concatenate([open_partition(manifest, "train", p).inputs for p in range(2)])
+assert (rows[:, 1] == rows[:, 0] / 2).all() and (rows[:, 2] == (rows[:, 0] % 2 == 0)).all()
+assert hy.Dataset.spark(df, store=sys.argv[1], reuse=True, **given).url == first.url
+assert hy.Dataset.spark(df, **given).url.startswith(sys.argv[2])
+try:
+    hy.Dataset.spark(df, store="memory://x", **given)
+    vectors = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(2, {1: 3.0}),)], ["v"]).coalesce(1)
+    found = hy.Dataset.spark(vectors, features="v", partitions=1, store=sys.argv[1]).prepare()
+    assert open_partition(found, "train", 0).inputs.tolist() == [[1, 2], [0, 3]]
+    bad = df.withColumn("x", F.when(F.col("n") != 3, F.col("x")))
+    hy.Dataset.spark(bad, store=sys.argv[1], **given).prepare()
+except hy.DataError as error:
+    assert "column 'x': 1 of its rows" in str(error), error
+else:
+    raise AssertionError("a null was taken")
+late = hy.Dataset.spark(df, store=sys.argv[1], **given)
+spark.stop()
+try:
+    late.prepare()
+except hy.SpecError as error:
+    assert "session of the DataFrame was stopped" in str(error), error
+else:
+    raise AssertionError("a stopped session was taken")
+print("all well")
+"""
+
+STOPPED = """
+import sys
+from pyspark.sql import SparkSession
+import hopyard as hy
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+df = spark.range(9)
+late = hy.Dataset.spark(df, features="id", store=sys.argv[1])
+print(hy.Dataset.spark(spark.read.parquet(sys.argv[3]), features="n", store=sys.argv[1], reuse=True).url)
+spark.stop()
+for ask in (late.prepare, lambda: hy.Dataset.spark(df, features="id", store=sys.argv[1])):
+    try:
+        ask()
+    except hy.SpecError as error:
+        assert "session of the DataFrame was stopped" in str(error), error
+    else:
+        raise AssertionError("a stopped session was taken")
+print("all well")
+"""
+
+
+@pytest.mark.parametrize("script", [CONNECT, STOPPED], ids=["connect", "stopped"])
+def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds: pa.Table) -> None:
+    path = str(tmp_path / "kinds.parquet")
+    ours = hy.Dataset.spark(spark.read.parquet(path), features="n", store=tmp_path / "store", reuse=True)
+    if script is CONNECT:
+        pytest.importorskip("grpc")
+    own = {**os.environ, "PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "home")}
+    own.pop("SPARK_REMOTE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "store"), str(tmp_path / "home"), path],
+        capture_output=True, text=True, timeout=300, check=False, env=own, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.strip().endswith("all well"), done.stderr[-3000:]
+    assert not list((tmp_path / "store").rglob("*probe"))
+    assert script is CONNECT or str(ours.url) in done.stdout  # the same plan over the same files, in another session

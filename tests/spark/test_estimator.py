@@ -1,0 +1,252 @@
+"""The pyspark.ml Estimator and its Model, on real executors."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("pyspark")
+
+import hopyard as hy
+from hopyard.errors import DataError, RunDirectoryError, SpecError
+from hopyard.frameworks.array import Linear
+from hopyard.spark.estimator import HopyardEstimator, HopyardModel
+from hopyard.spark.scoring import probabilities, told
+
+pytestmark = pytest.mark.timeout(300)  # with the start of Spark
+
+
+def frame(rows: int = 240) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    made = pd.DataFrame(rng.standard_normal((rows, 3)), columns=["a", "b", "c"])
+    made["label"] = (made.a + made.b > 0).astype(np.float64)
+    made["text"] = np.where(made.label > 0, "yes", "no")
+    made["amount"] = made.a * 2 - made.c
+    made["held"] = np.arange(rows) % 4 == 0
+    made["row"] = range(rows)
+    return made
+
+
+def classes(config: dict[str, Any]) -> Any:
+    return Linear(3, 2, lr=config["lr"], batch_size=16)
+
+
+def numbers(config: dict[str, Any]) -> Any:
+    return Linear(3, 1, lr=config["lr"], batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any) -> Any:
+    return spark.createDataFrame(frame()).repartition(2, "row").cache()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    """An Estimator for the classes of `frame`, trained in this process."""
+
+    def made(**more: Any) -> HopyardEstimator:
+        given = {
+            "recipe": classes,
+            "config": {"lr": 0.3},
+            "outputs": "logits",
+            "featuresCols": ["a", "b", "c"],
+            "epochs": 2,
+            "partitions": 2,
+            "engine": hy.Inline(),
+            "runDirectory": str(tmp_path / "runs"),
+        }
+        return HopyardEstimator(**{name: value for name, value in {**given, **more}.items() if value is not None})
+
+    return made
+
+
+def accuracy(scored: Any, label: str = "label") -> float:
+    found = scored.toPandas()
+    return float((found.prediction == found[label]).mean())
+
+
+class TestFit:
+    def test_search_on_executors(self, df: Any, make: Any) -> None:
+        search = {"config": None, "search": hy.Random(3), "space": hy.Space(lr=hy.loguniform(0.01, 1.0))}
+        estimator = make(**search, engine=None, workers=2, validationCol="held", metric="val_accuracy", mode="max")
+        model = estimator.fit(df)
+        assert model.run.status == "completed"
+        assert len(model.run.trials) == 3
+        assert model.bestConfig == model.run.best.config
+        assert model.metrics["val_accuracy"] == model.run.best.metrics["val_accuracy"] > 0.7
+        scored = model.transform(df)
+        assert scored.columns == [*frame().columns, "prediction", "probability"]
+        found = scored.orderBy("row").toPandas()
+        logits = model.run.best.predict(frame())
+        np.testing.assert_allclose(np.stack([v.toArray() for v in found.probability]), probabilities("logits", logits))
+        assert (found.prediction == logits.argmax(1)).all()
+        assert found.prediction.dtype == np.float64
+
+    def test_regression_and_evaluator(self, df: Any, make: Any) -> None:
+        from pyspark.ml.evaluation import RegressionEvaluator
+
+        model = make(recipe=numbers, outputs="auto", labelCol="amount", config={"lr": 0.05}, epochs=4).fit(df)
+        scored = model.setPredictionCol("guess").transform(df)
+        assert scored.columns[-1] == "guess"
+        assert scored.schema["guess"].dataType.simpleString() == "double"
+        assert RegressionEvaluator(labelCol="amount", predictionCol="guess", metricName="r2").evaluate(scored) > 0.9
+
+    def test_text_labels(self, df: Any, make: Any) -> None:
+        model = make(labelCol="text", encode={"text": "index"}, outputs=None, epochs=4).fit(df)
+        assert model.labels == ["no", "yes"]
+        assert model.meaning == "logits"
+        assert accuracy(model.transform(df)) > 0.8
+
+    def test_param_maps(self, df: Any, make: Any) -> None:
+        estimator = make()
+        models = estimator.fit(df, [{estimator.config: {"lr": 0.001}}, {estimator.predictionCol: "p"}])
+        assert [model.bestConfig["lr"] for model in models] == [0.001, 0.3]
+        assert [model.getPredictionCol() for model in models] == ["prediction", "p"]
+        assert len({model.run.directory for model in models}) == 2
+        assert len({model.run.cargo.data.url for model in models}) == 1  # read once
+
+
+class TestInsidePysparkMl:
+    def test_pipeline_and_files(self, spark: Any, df: Any, make: Any, tmp_path: Path) -> None:
+        from pyspark.ml import Pipeline, PipelineModel
+        from pyspark.ml.evaluation import BinaryClassificationEvaluator
+        from pyspark.ml.feature import StringIndexer, VectorAssembler
+
+        indexer = StringIndexer(inputCol="text", outputCol="number", stringOrderType="alphabetAsc")
+        assembler = VectorAssembler(inputCols=["a", "b", "c"], outputCol="features")
+        estimator = make(featuresCols=None, labelCol="number", outputs="auto", standardize=True, validation=0.2)
+        model = Pipeline(stages=[indexer, assembler, estimator]).fit(df)
+        scored = model.transform(df)
+        assert accuracy(scored, "number") > 0.8
+        evaluator = BinaryClassificationEvaluator(labelCol="number", rawPredictionCol="probability")
+        assert evaluator.evaluate(scored) > 0.9
+        model.write().overwrite().save(str(tmp_path / "pipeline"))
+        again = PipelineModel.load(str(tmp_path / "pipeline"))
+        assert again.stages[-1].uid == model.stages[-1].uid
+        one, other = (made.transform(df).select("row", "prediction", "probability") for made in (model, again))
+        assert one.orderBy("row").collect() == other.orderBy("row").collect()
+
+    @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")  # pyspark's own
+    def test_cross_validation(self, df: Any, make: Any) -> None:
+        from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+        from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+        estimator = make()
+        grid = ParamGridBuilder().addGrid(estimator.config, [{"lr": 1e-6}, {"lr": 0.3}]).build()
+        evaluator = MulticlassClassificationEvaluator(metricName="logLoss")
+        made = CrossValidator(
+            estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1, parallelism=2
+        ).fit(df)
+        assert made.avgMetrics[0] > made.avgMetrics[1]
+        assert made.bestModel.bestConfig == {"lr": 0.3}
+        gc.collect()  # that pool, here
+
+
+class TestFiles:
+    def test_model(self, df: Any, make: Any, tmp_path: Path) -> None:
+        model = make(featuresCols=["a", "b", "c"]).fit(df).setProbabilityCol("")
+        model.save(str(tmp_path / "model"))
+        again = HopyardModel.load(str(tmp_path / "model"))
+        assert again.run is None
+        assert again.bestConfig == model.bestConfig
+        assert again.metrics == model.metrics
+        scored = again.transform(df)
+        assert scored.columns[-1] == "prediction"
+        assert scored.orderBy("row").collect() == model.transform(df).orderBy("row").collect()
+        with pytest.raises(RunDirectoryError, match=r"holds a hopyard\.spark\.model\.HopyardModel, not a HopyardEst"):
+            HopyardEstimator.load(str(tmp_path / "model"))
+
+    def test_estimator(self, df: Any, make: Any, tmp_path: Path) -> None:
+        space = hy.Space(lr=hy.choice([0.1, 0.3]))
+        estimator = make(config=None, space=space, search=hy.Grid(), engine=None)
+        path = str(tmp_path / "estimator")
+        estimator.save(path)
+        again = HopyardEstimator.load(path)
+        assert again.uid == estimator.uid
+        assert repr(again.getSpace()) == repr(space)
+        assert again.getEpochs() == 2
+        assert again.getFeaturesCols() == ["a", "b", "c"]
+        assert len(again.setEngine(hy.Inline()).fit(df).run.trials) == 2
+        estimator.write().overwrite().save(path)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("given", "match"),
+        [
+            ({"epoch": 3}, r"HopyardEstimator\(epoch=…\): there is no such Param; did you mean 'epochs'"),
+            ({"epochs": 0}, r"epochs = 0: a whole number of at least 1 is needed"),
+            ({"recipe": 3}, "recipe = 3: a function of a config"),
+            ({"validation": 1.5}, r"validation = 1.5: a fraction in \[0, 1\)"),
+            ({"outputs": "odds"}, "outputs = 'odds': one of 'auto', 'logits'"),
+            ({"search": "random"}, "search = 'random': hy.Grid"),
+            ({"featuresCols": "a"}, "featuresCols = 'a': a list of column names"),
+            ({"engine": hy.Local}, "engine = <class"),
+        ],
+    )
+    def test_values(self, make: Any, given: dict[str, Any], match: str) -> None:
+        with pytest.raises(SpecError, match=match):
+            make(**given)
+
+    @pytest.mark.parametrize(
+        ("given", "match"),
+        [
+            ({"recipe": None}, "recipe is not set"),
+            ({"config": None}, "what to train is not said"),
+            ({"space": hy.Space(lr=hy.choice([1]))}, "what to train is not said"),
+            ({"config": None, "search": hy.Random(2)}, r"search = Random.* needs a space"),
+            ({"labelCol": "lable"}, "labelCol names 'lable', which is 0 times in the DataFrame; did you mean 'label'"),
+            ({"featuresCols": ["a", "z"]}, r"featuresCols\[1\] names 'z'"),
+            ({"featuresCols": None}, "featuresCol names 'features', which is 0 times"),
+            ({"featuresCols": None, "featuresCol": "text"}, "featuresCol names 'text', which has type string"),
+            ({"validation": 0.2, "validationCol": "held"}, "validation and validationCol are both set"),
+        ],
+    )
+    def test_before_anything_is_trained(
+        self, df: Any, make: Any, given: dict[str, Any], match: str, tmp_path: Path
+    ) -> None:
+        with pytest.raises((SpecError, DataError), match=match):
+            make(**given).fit(df)
+        assert not (tmp_path / "runs").exists()
+
+    def test_param_maps_are_checked(self, df: Any, make: Any) -> None:
+        estimator = make()
+        with pytest.raises(SpecError, match="epochs = 'many'"):
+            estimator.fit(df, {estimator.epochs: "many"})
+        with pytest.raises(ValueError, match="epochs = -1: a whole number of at least 1"):
+            estimator.set(estimator.epochs, -1)
+
+    def test_labels_of_classes_are_whole(self, df: Any, make: Any) -> None:
+        with pytest.raises(Exception, match="column 'amount' is the label of classes, but holds"):
+            make(labelCol="amount").fit(df)
+
+    def test_outputs_that_are_no_classes(self, df: Any, make: Any) -> None:
+        model = make(featuresCols=["a", "b", "c"]).fit(df)
+        model._shown = {"one": np.zeros((2, 2)), "two": np.zeros(2)}
+        with pytest.raises(SpecError, match="the model gives several outputs"):
+            model.transform(df)
+
+
+class TestMeaning:
+    def test_told_by_made_up_rows(self) -> None:
+        rng = np.random.default_rng(0)
+        logits = rng.standard_normal((64, 3))
+        shares = probabilities("logits", logits)
+        assert told(logits, 3) == "logits"
+        assert told(shares, 3) == "probabilities"
+        assert told(shares, None) == "values"
+        assert told(shares[:, :1], 2) == "probabilities"
+        assert told(logits[:, 0], 2) == "logits"
+        assert told(logits[:, 0], 3) == "values"
+        assert told({"a": logits}, 3) == "values"
+        assert told(rng.standard_normal((64, 3, 2)), 3) == "values"
+
+    def test_probabilities(self) -> None:
+        np.testing.assert_allclose(probabilities("logits", np.array([-1e3, 0.0, 1e3])), [[1, 0], [0.5, 0.5], [0, 1]])
+        np.testing.assert_allclose(probabilities("probabilities", np.array([[0.25]])), [[0.75, 0.25]])
+        np.testing.assert_allclose(probabilities("logits", np.array([[1e3, 0.0, 0.0]])), [[1, 0, 0]])
