@@ -204,7 +204,12 @@ class TestPredict:
         HopyardModel.of(portable(run)).save(str(tmp_path / "model"))
         script = Path(__file__).with_name("connect_predict.py")
         done = subprocess.run(
-            [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=250, check=False
+            [sys.executable, str(script), str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+            cwd=tmp_path,  # Connect makes a folder `artifacts`
         )
         assert done.returncode == 0, done.stderr[-4000:]
         np.testing.assert_allclose(np.load(tmp_path / "scored.npy"), run.best.predict(frame(40)), rtol=1e-12)
