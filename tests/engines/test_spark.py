@@ -250,7 +250,9 @@ import os
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local-cluster[2,1,1024]")
-for name, value in {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+for name, value in {"spark.executor.extraJavaOptions": light,
+                    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
                     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()

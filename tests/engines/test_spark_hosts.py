@@ -41,6 +41,7 @@ class Cluster:
         self._class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
         self._environment = {
             **os.environ,
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "SPARK_NO_DAEMONIZE": "1",
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(folder / "local"),
@@ -91,7 +92,9 @@ logging.basicConfig(level=logging.WARNING)
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master({url!r})
-for name, value in {{"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+for name, value in {{"spark.executor.extraJavaOptions": light,
+                    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
                     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
                     "spark.executor.memory": "512m"}}.items():
     builder = builder.config(name, value)
