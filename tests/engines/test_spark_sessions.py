@@ -1,0 +1,129 @@
+"""Sessions of other kinds, each in a driver of its own: Spark Connect, spark-submit, GPUs, one that is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.events import Interrupted, Joined
+from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
+
+pytestmark = pytest.mark.timeout(240)
+pyspark = pytest.importorskip("pyspark")
+
+CLASSIC = """
+import os
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+builder = SparkSession.builder
+settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1"}
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("sessions") / "run"))
+
+
+def test_spark_connect(tmp_path: Path, undisturbed: list[str]) -> None:
+    """A run by a Connect client, then one whose client is killed."""
+    pytest.importorskip("grpc_status")
+    once = tmp_path / "once"
+    hang = [
+        {**config, "at": 15, "do": "hang", "once": str(once)} if n == 1 else config for n, config in enumerate(CONFIGS)
+    ]
+    body = f"""
+import hopyard
+spark = hopyard.spark.session(cores=2, config={{"spark.api.mode": "connect"}})
+assert type(spark).__module__.startswith("pyspark.sql.connect")
+select(Path("run"), engine=hy.Spark(spark, workers=2))
+assert hy.predict(hy.load("run"), spark.createDataFrame([([0.5] * 6,)], ["inputs"])).count() == 1
+select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))
+"""
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    end = time.monotonic() + 150
+    while not once.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    assert once.exists(), process.communicate(timeout=5) if process.poll() is not None else "too slow"
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert agents(tmp_path / "killed")
+    assert gone(agents(tmp_path / "killed"), 30)
+    assert digests(hy.load(tmp_path / "run")) == undisturbed
+    assert digests(hy.resume(tmp_path / "killed", engine=hy.Local(2, devices=None))) == undisturbed
+
+
+def test_spark_submit(tmp_path: Path, undisturbed: list[str]) -> None:
+    """The same script as by plain python, with a module of the user's beside it."""
+    (tmp_path / "recipes.py").write_text("from jobs import linear as recipe\n")
+    job = script(
+        tmp_path / "job.py",
+        "from recipes import recipe\nfrom pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.getOrCreate()\n"
+        "select(Path('run'), recipe, engine=hy.Spark(spark, workers=2))\nspark.stop()\n",
+    )
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    command = [submit, "--master", "local[2]", "--conf", "spark.ui.enabled=false", "--py-files", "recipes.py", str(job)]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert digests(hy.load(tmp_path / "run")) == undisturbed
+    assert gone(agents(tmp_path / "run"), 2)
+
+
+def test_gpus_and_a_session_that_is_stopped(tmp_path: Path) -> None:
+    """The addresses that Spark gives to a task are its agent's; stopping the session ends the run."""
+    found = tmp_path / "gpus.sh"
+    found.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["7"]}'\n""")
+    found.chmod(found.stat().st_mode | stat.S_IEXEC)
+    (seen := tmp_path / "seen").mkdir()
+    body = f"""
+settings |= {{"spark.worker.resource.gpu.amount": "1", "spark.worker.resource.gpu.discoveryScript": {str(found)!r},
+             "spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "1"}}
+for name, value in settings.items():
+    builder = builder.config(name, value)
+spark = builder.master("local-cluster[1,1,1024]").getOrCreate()
+
+def recipe(config, ctx):
+    Path({str(seen)!r}, ctx.device + " " + os.environ["CUDA_VISIBLE_DEVICES"]).touch()
+    return troubled(config)
+
+select(Path("gpus"), recipe, engine=hy.Spark(spark, workers=1))
+configs = [{{"lr": 0.1, "at": 15, "do": "hang", "once": {str(tmp_path / "once")!r}}}]
+run = select(Path("run"), troubled, configs, engine=hy.Spark(spark, workers=1), wait=False)
+while not Path({str(tmp_path / "once")!r}).exists():
+    time.sleep(0.05)
+spark.stop()
+try:
+    run.wait()
+except hy.ResourceError as error:
+    Path("said").write_text(str(error))
+try:
+    hy.Spark(spark, workers=1)
+except hy.SpecError as error:
+    Path("again").write_text(str(error))
+"""
+    process = driver([str(script(tmp_path / "job.py", CLASSIC + body))], tmp_path)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert [path.name for path in seen.iterdir()] == ["cuda 7"]
+    assert "session was stopped while the run went on" in (tmp_path / "said").read_text()
+    assert "the session was stopped; make another" in (tmp_path / "again").read_text()
+    assert gone(agents(tmp_path / "run"), 2)
+    lines = journal(tmp_path / "run")
+    assert [line for line in lines if isinstance(line, Joined)]
+    assert not isinstance(lines[-1], Interrupted)
+    assert hy.resume(tmp_path / "run", engine=hy.Inline()).status == "completed"
