@@ -15,6 +15,7 @@ from hopyard.core.events import (
     Finish,
     Finished,
     Joined,
+    Left,
     Lost,
     Proposed,
     Release,
@@ -101,6 +102,18 @@ def test_a_run_of_one_trial():
     assert run.machine.kept() == {Ref(0, 2, 2)}
     assert run.give(Finished(at=0.0, status="completed")) == []
     assert run.machine.status == "completed"
+
+
+def test_a_slot_is_spare_while_it_has_nothing_to_do_and_nothing_that_only_it_has():
+    run = Run(slots=2)
+    assert run.machine.spare() == [1]
+    run.done(0)
+    run.done(0)
+    assert run.machine.spare() == [1]  # slot 0 is idle, and alone has the last State
+    assert run.give(Left(at=0.0, slot=1, reason="spare")) == []
+    assert run.durable(0, 0, 1, 1) == []
+    assert run.durable(0, 0, 2, 2) == [Delete(Ref(0, 1, 1)), Finish("completed")]
+    assert run.machine.spare() == [0]
 
 
 def test_trials_rotate_over_partitions_from_their_own():

@@ -44,7 +44,7 @@ def test_equal_seeds_give_equal_journals() -> None:
 
 def test_the_worlds_are_bad_enough() -> None:
     said = b"".join(line for seed in range(60) for line in live(seed).journal)
-    for fact in ("Lost", "Failed", "Tick", "Resumed", "Checked"):
+    for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked"):
         assert said.count(b'"type":"%s"' % fact.encode()) > 10, fact
     for word in (b'"kind":"fold"', b'"kind":"validate"', b'"fault":"user"', b'"fault":"system"', b'"status":"partial"'):
         assert word in said, word
@@ -91,7 +91,9 @@ class Worlds(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.world.killed)
     @rule(
-        name=st.sampled_from(["join", "work", "work", "hear", "hear", "write", "lose", "fail", "tick", "kill", "full"])
+        name=st.sampled_from(
+            ["join", "work", "work", "hear", "hear", "write", "lose", "leave", "fail", "tick", "kill", "full"]
+        )
     )
     def happens(self, name: str) -> None:
         self.do(name)

@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from hopyard.core.events import Began, Checked, Dispatch, Done, Durable, Failed, Finished, Interrupted, Joined, Lost
+from hopyard.core.events import (
+    Began,
+    Checked,
+    Dispatch,
+    Done,
+    Durable,
+    Failed,
+    Finished,
+    Interrupted,
+    Joined,
+    Left,
+    Lost,
+)
 from hopyard.core.machine import Machine, fold
 from hopyard.core.messages import Down, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.driver import loop as loops
@@ -68,7 +80,9 @@ class Script:
 class Stage:
     """A loop over one script, with its journal and store."""
 
-    def __init__(self, folder: Path, *receives: Any, spec: RunSpec = SPEC, configs: int = 1, workers: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *receives: Any, spec: RunSpec = SPEC, configs: int = 1, workers: int = 1, **more: Any
+    ) -> None:
         self.journal = Journal(folder / "journal.jsonl")
         self.store = LocalStore(folder / "states")
         self.machine = Machine(spec)
@@ -79,7 +93,15 @@ class Stage:
         self.seen: list[Any] = []
         sampler = Listed([{"n": n} for n in range(configs)])
         self.loop = Loop(
-            self.machine, self.journal, self.link, self.store, sampler, workers, lambda s: folder / f"{s}.log", [self]
+            self.machine,
+            self.journal,
+            self.link,
+            self.store,
+            sampler,
+            workers,
+            lambda s: folder / f"{s}.log",
+            [self],
+            **more,
         )
 
     def see(self, lines: list[Any], machine: Machine) -> None:
@@ -318,6 +340,35 @@ def defective(stage: Callable[..., Stage], exact: Any) -> Stage:
     it.link.receives += [lambda: [durable(it.link.work[1], digest="d" * 64)], [Gone(0, "x")], [Ready(1, "here", 11)]]
     it.link.receives += [answer(it, 1), lambda: [done(it.link.work[3], 1), durable(it.link.work[3], 1, "e" * 64)]]
     return it
+
+
+def test_a_slot_with_nothing_to_do_is_given_back_and_not_replaced(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Ready(1, "there", 11)], [], workers=2, idle=0.0)
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert [line.slot for line in it.lines() if isinstance(line, Left)] == [1]
+    assert it.link.ended == [1]
+    assert it.link.started == [0, 1]
+    assert it.machine.status == "completed"
+
+
+def test_the_last_slot_stays(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], idle=0.0)
+    it.link.receives += [answer(it), [], answer(it)]
+    it.loop.run()
+    assert not [line for line in it.lines() if isinstance(line, Left)]
+
+
+def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Callable[..., Stage]) -> None:
+    here = Ready(0, "here", 10, holds=(0,), memory="a", peer=("tcp://here:1", "key"))
+    there = Ready(1, "there", 11, holds=(1,), memory="b", peer=("tcp://there:1", ""))
+    it = stage([here], [FIT], [there], workers=2)
+    it.link.receives += [lambda: [done(it.link.work[-1], 0, "m1")], answer(it, 1)]
+    it.loop.run()
+    assert [(slot, message.peer) for slot, message in it.link.sent if isinstance(message, Work)] == [
+        (0, None),
+        (1, ("tcp://here:1", "key")),
+    ]
 
 
 def test_exact_does_not_go_on_after_a_defect(stage: Callable[..., Stage]) -> None:

@@ -31,6 +31,7 @@ from hopyard.core.events import (
     Finish,
     Finished,
     Joined,
+    Left,
     Line,
     Lost,
     Proposed,
@@ -197,6 +198,13 @@ class Chaos:
         if agent := self._any(list(self.agents.values())):
             self._part(agent, dead=bool(self.choose(2)))
             self.feed(Lost(at=self.clock, slot=agent.number, reason="lost"))
+
+    def leave(self) -> None:
+        """A slot with nothing to do is given back."""
+        spare = self.machine.spare()
+        if agent := self._any([agent for number, agent in self.agents.items() if number in spare]):
+            self._part(agent, dead=True)
+            self.feed(Left(at=self.clock, slot=agent.number, reason="spare"))
 
     def fail(self) -> None:
         """A unit fails through no fault of its own."""
@@ -489,7 +497,8 @@ class Chaos:
         return best or 0
 
 
-_WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1, "full": 0, "kill": 0}
+_WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}
+_WEIGHTS |= {"leave": 0, "full": 0, "kill": 0}
 
 
 def drawn(seed: int) -> Chaos:
@@ -527,6 +536,7 @@ def drawn(seed: int) -> Chaos:
         unfit=frozenset([t for t in range(trials) if random.random() < 0.15]),
         weights={
             "lose": random.choice([0, 1, 3]),
+            "leave": random.choice([0, 1, 4]),
             "fail": random.choice([0, 1]),
             "tick": random.choice([0, 1]),
             "kill": random.choice([0, 0, 1]),
