@@ -317,6 +317,27 @@ def test_reuse_takes_what_did_not_change(spark: Any, store: Path, tmp_path: Path
     assert made().url != first.url and made().prepare().rows == 100
 
 
+def test_reuse_tells_columns_apart_that_were_renamed(spark: Any, store: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "two.parquet")
+    pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), path)
+
+    def made(name: str) -> Any:
+        df = spark.read.schema(f"{name} double").parquet(path).selectExpr(f"{name} AS x")
+        return hy.Dataset.spark(df, features="x", partitions=1, store=store, reuse=True)
+
+    assert made("a").url != made("b").url
+    assert made("a").url == made("a").url
+
+
+def test_a_database_is_never_reused(spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "t.parquet")
+    pq.write_table(pa.table({"a": [1.0, 2.0]}), path)
+    monkeypatch.setattr("hopyard.data.plans._files", lambda leaf: None)  # as a relation of JDBC
+    df = spark.read.parquet(path)
+    made = [hy.Dataset.spark(df, features="a", partitions=1, store=store, reuse=True) for _ in range(2)]
+    assert made[0].url != made[1].url
+
+
 def linear(config: dict[str, Any]) -> Any:
     from hopyard.frameworks.array import Linear
 

@@ -24,7 +24,7 @@ from hopyard.core.events import (
     Lost,
 )
 from hopyard.core.machine import Machine, fold
-from hopyard.core.messages import Down, Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.core.messages import Down, End, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.driver import loop as loops
 from hopyard.driver.loop import Loop
 from hopyard.driver.wire import Gone
@@ -343,10 +343,11 @@ def defective(stage: Callable[..., Stage], exact: Any) -> Stage:
 
 
 def test_a_slot_with_nothing_to_do_is_given_back_and_not_replaced(stage: Callable[..., Stage]) -> None:
-    it = stage([READY], [FIT], [Ready(1, "there", 11)], [], workers=2, idle=0.0)
+    it = stage([READY], [FIT], [Ready(1, "there", 11)], [], [Gone(1, "ended with exit code 0")], workers=2, idle=0.0)
     it.link.receives += [answer(it), answer(it)]
     it.loop.run()
     assert [line.slot for line in it.lines() if isinstance(line, Left)] == [1]
+    assert (1, End()) in it.link.sent
     assert it.link.ended == [1]
     assert it.link.started == [0, 1]
     assert it.machine.status == "completed"

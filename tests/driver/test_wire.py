@@ -7,7 +7,9 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,11 @@ import zmq
 
 from hopyard.core.events import Done
 from hopyard.core.messages import Beat, Card, Hello, Ready, Setup, pack, unpack_down
+from hopyard.driver.drive import _depot
 from hopyard.driver.wire import GRACE, Gone, Router
 from hopyard.ports import Home
 from hopyard.spec import RunSpec
+from hopyard.store.states import LocalStore, signed
 
 SETUP = Setup(RunSpec(epochs=1, partitions=1, validation=0), b"recipe", b"{}", "states", "/dev/shm", "run", 1)
 
@@ -254,3 +258,14 @@ def test_what_is_said_to_one_that_is_gone_is_said_in_vain(wire: Callable[..., Wi
     it.router.start(0)
     it.router.send(0, SETUP)
     it.router.send(9, SETUP)
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_states_that_go_by_network_are_encrypted_when_asked(tmp_path: Path, encrypt: bool) -> None:
+    it: Any = SimpleNamespace(engine=Cards(), store=str(tmp_path), encrypt=encrypt)
+    with ExitStack() as stack:
+        address, key, token = _depot(it, LocalStore(tmp_path), "run", stack)
+        assert address.startswith("tcp://127.0.0.1:") and len(token) == 32
+        assert bool(key) is encrypt
+        assert signed(str(tmp_path), "run") and not signed(str(tmp_path), "another")
+    assert list(tmp_path.iterdir()) == []

@@ -36,6 +36,10 @@ def seats(tmp_path: Path) -> Iterator[Seats]:
     made.close()
 
 
+SURROGATE = b'{"token": "\\ud800", "host": "x", "gpus": []}\n'
+DEEP = b"[" * 60_000 + b"\n"
+
+
 class Played:
     """A sitter played by the test."""
 
@@ -162,7 +166,16 @@ def test_strangers_and_garbage(seats: Seats, caplog: pytest.LogCaptureFixture) -
         for token in ("a guess", "", "the toke"):
             assert Played(seats, token).hear() is None
     assert "a stranger dialled" in caplog.text
-    for data in (b"{}\n", b"[1]\n", b'{"token": 3}\n', b"\xff\xfe\n", b"x" * 70_000, b'{"token": "\xc3\xa9"}\n'):
+    for data in (
+        b"{}\n",
+        b"[1]\n",
+        b'{"token": 3}\n',
+        b"\xff\xfe\n",
+        b"x" * 70_000,
+        b'{"token": "\xc3\xa9"}\n',
+        SURROGATE,
+        DEEP,
+    ):
         with socket.create_connection(("127.0.0.1", seats.port), 5) as line:
             line.sendall(data)
             with line.makefile("rb") as heard:

@@ -7,6 +7,7 @@ pending: the newer replaces the older that is not an epoch's end.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,10 @@ from hopyard.spec import Ref
 from hopyard.store.arena import Arena
 from hopyard.store.tree import digest
 
+log = logging.getLogger(__name__)
+
+RETRIES = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds between attempts to store through a network that fails."""
 PAUSE = 1.0
 """Seconds between two stored States of one trial that are not an epoch's end."""
 
@@ -131,6 +136,17 @@ class Keeper:
             wait = min((pending.due for pending in self._pending), default=None)
             self._condition.wait(None if wait is None else wait - now)
 
+    def _put(self, ref: Ref, data: memoryview) -> None:
+        """Store it; a network that fails is tried again. (What is there already is not written twice.)"""
+        for wait in RETRIES:
+            try:
+                self._store.put(ref, data)
+                return
+            except ConnectionError as error:
+                log.warning("State %s cannot be stored, tried again in %.0f s: %s", ref, wait, error)
+                time.sleep(wait)
+        self._store.put(ref, data)
+
     def _run(self) -> None:
         while True:
             with self._condition:
@@ -140,7 +156,7 @@ class Keeper:
                 self._active = pending.where
             try:
                 data = self._arena.view(pending.where)
-                self._store.put(pending.ref, data)
+                self._put(pending.ref, data)
                 seal = digest(data)
             except ResourceError as error:
                 self._tell(NoRoom(self._slot, str(error)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import platform
 import resource
@@ -50,13 +51,14 @@ from hopyard.core.messages import (
     unpack_down,
 )
 from hopyard.data.manifest import Manifest
-from hopyard.errors import HopyardError
 from hopyard.frameworks import environment, imported, quiet, tools
 from hopyard.ports import Store
 from hopyard.spec import Ref
 from hopyard.store.arena import Arena, Folder, memory_root, sweep, take
 from hopyard.store.bulk import Ask, Client, Place, RemoteStore, Server, own_address
 from hopyard.store.states import open_store, signed
+
+log = logging.getLogger(__name__)
 
 ARENA_SHARE = 4
 """One agent uses at most this part of the free shared memory."""
@@ -163,6 +165,10 @@ class Network:
         self._folder = folder
         self.depot = Place(*depot)
         self.client = Client(card.public_key, card.secret_key)
+        """For the store; peers are asked by another, so that a unit does not wait for a State that is being stored."""
+        self._peers = Client(card.public_key, card.secret_key)
+        self._away: set[str] = set()
+        """Peers that could not be dialled."""
         host = own_address(card.address)
         self._server = Server(host, self.depot.token, {"take": self._give}, encrypt=bool(self.depot.key))
         self.peer = self._server.place.address, self._server.place.key
@@ -170,9 +176,15 @@ class Network:
     def take(self, peer: tuple[str, str], where: str, ref: Ref) -> memoryview | None:
         """The State at `where` in a peer's memory; None when it is not there, or the peer is not."""
         place = Place(*peer, self.depot.token)
+        if place.address in self._away:
+            return None
         try:
-            found: memoryview = self.client.ask(place, Ask(place.token, "take", ref, where))
-        except (FileNotFoundError, ConnectionError, HopyardError):
+            found: memoryview = self._peers.ask(place, Ask(place.token, "take", ref, where))
+        except FileNotFoundError:
+            return None
+        except ConnectionError as error:
+            self._away.add(place.address)
+            log.warning("a peer cannot be asked for States, the store has to do: %s", error)
             return None
         return found
 
@@ -188,6 +200,7 @@ class Network:
         """Hang up."""
         self._server.close()
         self.client.close()
+        self._peers.close()
 
 
 def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None], card: Card | None = None) -> Hands:

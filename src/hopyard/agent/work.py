@@ -274,7 +274,7 @@ class Worker:
                 return len(held.data)
         if unit.where and self._peer is not None and self._fetch is not None:
             sent = self._fetch(self._peer, unit.where, ref)
-            if sent is not None:
+            if sent is not None and (not unit.digest or digest(sent) == unit.digest):
                 restore(built.trainable, decode(sent))
                 return len(sent)
         try:

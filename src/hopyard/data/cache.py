@@ -14,10 +14,12 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -33,6 +35,8 @@ from hopyard.data.npy import HEADER, map_npy
 from hopyard.errors import DataError, ResourceError, SpecError
 
 CACHE_BYTES = 64 << 30
+KILLED_SECONDS = 86_400.0
+"""After which a folder that Spark's tasks wrote to, and that still has no manifest, is rubbish."""
 OPEN = 256
 """Partitions of one manifest that stay mapped."""
 _OPENED: dict[int, Callable[..., Columns]] = {}
@@ -146,6 +150,10 @@ def evict(root: Path, limit: int) -> None:
     """Removes the least recently used entries until all take at most `limit` bytes, and what killed makers left."""
     for left in root.glob(".tmp-*-*"):
         _remove(root, left.name[5:].rpartition("-")[0], left)
+    for left in root.glob("spark-*"):  # of a driver that was killed before there was a manifest
+        with suppress(OSError):
+            if not (left / FILE).exists() and time.time() - left.stat().st_mtime > KILLED_SECONDS:
+                _remove(root, left.name, left)
     entries = []
     for manifest in root.glob(f"*/{FILE}"):
         try:
@@ -228,8 +236,11 @@ def _host_root(wanted: str) -> Path:
             return root
     own = Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}"
     own.mkdir(mode=0o700, exist_ok=True)
-    if own.stat().st_uid != os.geteuid():
-        raise ResourceError(f"{own} belongs to somebody else, and {default_root()} cannot be written: free one of them")
+    found = own.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ResourceError(
+            f"{own} is no folder of this user alone (0700), and {default_root()} cannot be written: free one of them"
+        )
     (own / "data").mkdir(exist_ok=True)
     return own / "data"
 

@@ -46,6 +46,15 @@ def text(df: Any) -> str | None:
     return None if _CUT.search(said) else "\0".join([said, *files])
 
 
+def foreign(df: Any) -> bool:
+    """Whether a classic DataFrame reads what is no file, a database for example: nobody tells when that changes."""
+    for node in _nodes(df._jdf.queryExecution().analyzed()):
+        name = node.getClass().getSimpleName()
+        if (name == "LogicalRelation" and _files(node) is None) or name.startswith(("DataSourceV2", "HiveTable")):
+            return True
+    return False
+
+
 def _nodes(node: Any) -> Iterator[Any]:
     yield node
     children = node.children()
@@ -62,4 +71,5 @@ def _files(leaf: Any) -> str | None:
     if location.getClass().getSimpleName() not in ("InMemoryFileIndex", "PrunedInMemoryFileIndex"):
         return None
     found = sorted(_STATUS.findall(location.allFiles().mkString("\n")))
-    return f"{relation.fileFormat().toString()} {relation.options().toString()} {found}"
+    read = relation.dataSchema().json(), relation.partitionSchema().json()  # the plan's text has no names of columns
+    return f"{relation.fileFormat().toString()} {relation.options().toString()} {read} {found}"

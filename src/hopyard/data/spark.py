@@ -7,6 +7,7 @@ the job writes. pyspark is imported by whoever has a DataFrame already.
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Any, Literal
 
 import msgspec
@@ -18,7 +19,7 @@ from hopyard.data.files import stamp
 from hopyard.data.frame import Task, Told
 from hopyard.data.manifest import Value
 from hopyard.data.names import ColumnSpec, require
-from hopyard.data.plans import text
+from hopyard.data.plans import foreign, text
 from hopyard.data.vectors import without_vectors
 from hopyard.errors import DataError, SpecError
 
@@ -162,10 +163,13 @@ def _is(value: Any) -> bool:
 def identity(df: Any) -> str:
     """Equal ones, equal rows: of the plan, and of path, size and time of the files that it reads.
 
-    A classic plan over files is known again in another session; any other for as long as the session's JVM lives.
+    A classic plan over files is known again in another session; any other for as long as the session's JVM lives; one
+    over a database never. (Of a Connect client's DataFrame nobody can say that it reads a database.)
     """
     try:
-        plan = None if is_connect(df.sparkSession) else text(df)
+        plan = None
+        if not is_connect(df.sparkSession):
+            plan = secrets.token_hex(16) if foreign(df) else text(df)
     except Exception as error:  # noqa: BLE001 - no public API: another Spark may lack any of it
         log.debug("the plan of the DataFrame cannot be told: %s", error)
         plan = None

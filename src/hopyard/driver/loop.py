@@ -41,7 +41,7 @@ from hopyard.core.events import (
     Warn,
 )
 from hopyard.core.machine import Machine
-from hopyard.core.messages import Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.driver.wire import Gone, Link
 from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
@@ -131,6 +131,8 @@ class Loop:
         self._patience = idle
         self._idle: dict[int, float] = {}
         """Slot → since when it has had nothing to do."""
+        self._leaving: set[int] = set()
+        """Slots that were told to end."""
         self._starting: set[int] = set()
         self._stillborn = 0
         self._came_up = False
@@ -206,8 +208,9 @@ class Loop:
         self._idle = {slot: self._idle.get(slot, now) for slot in spare}
         for slot, since in list(self._idle.items()):
             if now - since >= patience and len(self.machine.slots) > 1:
-                self._end(slot)
                 self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {patience:.0f} s: it was given back")])
+                self._leaving.add(slot)
+                self._link.send(slot, End())
 
     # ---------------------------------------------------------------- in
 
@@ -284,7 +287,11 @@ class Loop:
         self._fingerprint = found
 
     def _gone(self, message: Gone, now: float) -> list[Event]:
-        """A slot ended: another takes its place."""
+        """A slot ended: another takes its place, unless it was given back."""
+        if message.slot in self._leaving:
+            self._leaving.remove(message.slot)
+            self._end(message.slot)
+            return []
         stillborn = message.slot in self._starting
         self._end(message.slot)
         if stillborn:

@@ -52,6 +52,8 @@ class Seat:
     """Whose agent runs there; −1: none."""
     ending: bool = False
     """An agent of it is being ended; it takes no other before it says so."""
+    leaving: bool = False
+    """It was told to leave."""
 
 
 class Seats:
@@ -107,6 +109,7 @@ class Seats:
         with self._lock:
             if slot in self._wanted:
                 self._wanted.remove(slot)
+            self._lost = [(number, reason) for number, reason in self._lost if number != slot]
             seat = self._of(slot)
             if seat is not None:
                 seat.slot, seat.ending, seat.since = -1, True, time.monotonic()
@@ -126,6 +129,7 @@ class Seats:
                 if seat.ending and now - seat.since > AWAY_SECONDS:
                     self._drop(seat, "did not end its agent")
                 elif self._idle(seat) and not self._wanted and now - seat.since > SPARE_SECONDS:
+                    seat.leaving = True
                     self._tell(seat, {"leave": True})
             if self._hopeless:
                 raise ResourceError(self._hopeless)
@@ -207,7 +211,9 @@ class Seats:
     def _accept(self) -> None:
         try:
             line, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            log.warning("a sitter cannot be let in: %s", error)
+            time.sleep(0.1)  # no more files may be open; the kernel keeps the line until there are
             return
         lasting(line)
         line.setblocking(False)
@@ -238,14 +244,14 @@ class Seats:
             del seat.heard[: end + 1]
             try:
                 message = json.loads(text)
-            except ValueError:
-                self._drop(seat, "it said what cannot be read")
+                if not seat.admitted:
+                    if not self._admit(seat, message):
+                        return
+                else:
+                    self._take(seat, message)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                self._drop(seat, f"it said what cannot be read ({type(error).__name__})")
                 return
-            if not seat.admitted:
-                if not self._admit(seat, message):
-                    return
-            else:
-                self._take(seat, message)
 
     def _admit(self, seat: Seat, message: Any) -> bool:
         token = message.get("token") if isinstance(message, dict) else None
@@ -286,7 +292,7 @@ class Seats:
 
     @staticmethod
     def _idle(seat: Seat) -> bool:
-        return seat.admitted and seat.slot < 0 and not seat.ending
+        return seat.admitted and seat.slot < 0 and not seat.ending and not seat.leaving
 
     def _tell(self, seat: Seat, order: dict[str, Any]) -> None:
         try:
@@ -314,6 +320,10 @@ class Seats:
     def _write(self, slot: int, text: str) -> None:
         file = self._logs.get(slot)
         try:
+            if self._of(slot) is None:  # its last words
+                with self._log_of(slot).open("ab") as ended:
+                    ended.write(text.encode())
+                return
             if file is None:
                 path = self._log_of(slot)
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -239,7 +239,9 @@ class _Sitter:
 def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
     """Of an agent: this task's, without what Spark sets for its own Python workers."""
     made = dict(os.environ)
-    made.pop("PYTHONHASHSEED", None)  # Spark sets it to 0; agents elsewhere have none
+    for name in list(made):  # PYTHONHASHSEED is 0 there, and none elsewhere; others hold secrets of Spark
+        if name in ("PYTHONHASHSEED", "SPARK_AUTH_SOCKET_TIMEOUT") or name.startswith("PYTHON_WORKER_FACTORY"):
+            del made[name]
     made.update(dict.fromkeys(THREADS, str(ticket.threads)))
     made["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
     made["PYTHONUNBUFFERED"] = "1"

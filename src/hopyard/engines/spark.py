@@ -158,13 +158,19 @@ class Executors:
         """End all agents, give the slots back to Spark."""
         if self._closed:
             return
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self._seats.close()
-        with contextlib.suppress(Exception):  # a session that was stopped has no jobs
-            self._session.interruptTag(self._tag)  # what still waits for a slot
+        self._interrupt()
         patience = time.monotonic() + 10
-        for job in list(self._jobs):
-            job.join(max(0.0, patience - time.monotonic()))
+        while (jobs := list(self._jobs)) and time.monotonic() < patience:
+            jobs[0].join(0.5)
+            self._interrupt()  # one that was about to be submitted
+
+    def _interrupt(self) -> None:
+        """End the jobs that still wait for a slot."""
+        with contextlib.suppress(Exception):  # a session that was stopped has none
+            self._session.interruptTag(self._tag)
 
     def _look(self) -> None:
         """Wait for the first worker no longer than allowed; say it when there are fewer than asked for."""
@@ -213,7 +219,9 @@ class Executors:
         text = str(error)
         self._failures = 1 if self._seats.came > came else self._failures + 1
         why = _explained(text)
-        if why and ("stopped" in why or not self._seats.taken):
+        if _stopped(self._session):
+            self._seats.give_up(_STOPPED)
+        elif why and not self._seats.taken:
             self._seats.give_up(why)
         elif self._failures >= FAILURES and not self._seats.taken:
             self._seats.give_up(f"Spark cannot run workers: {_short(text)}")
@@ -237,12 +245,6 @@ _KNOWN = {
     "environment (spark.archives) and point PYSPARK_PYTHON at its python",
     "Cannot run program": "executors cannot start Python: {detail}. Set PYSPARK_PYTHON (or spark.pyspark.python) to a "
     "Python that is there on every executor",
-    "stopped SparkContext": _STOPPED,
-    "SparkContext was shut down": _STOPPED,
-    "SparkContext has been shutdown": _STOPPED,
-    "SESSION_CLOSED": _STOPPED,
-    "has been closed": _STOPPED,
-    "Connection refused": _STOPPED,
 }
 """Part of an error of Spark → what it means here."""
 
@@ -276,16 +278,19 @@ def _present(session: Any) -> Any:
     )
 
 
-def _alive(session: Any) -> None:
-    """Raises SpecError when the session was stopped."""
+def _stopped(session: Any) -> bool:
+    """Whether the session was stopped."""
     try:
         if is_connect(session):
-            stopped = bool(session.is_stopped)
-        else:
-            stopped = session.sparkContext._jsc is None or bool(session.sparkContext._jsc.sc().isStopped())
+            return bool(session.is_stopped)
+        return session.sparkContext._jsc is None or bool(session.sparkContext._jsc.sc().isStopped())
     except Exception:  # noqa: BLE001 - the gateway may be gone altogether
-        stopped = True
-    if stopped:
+        return True
+
+
+def _alive(session: Any) -> None:
+    """Raises SpecError when the session was stopped."""
+    if _stopped(session):
         raise SpecError("Spark(session): the session was stopped; make another with SparkSession.builder.getOrCreate()")
 
 

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import zmq
 
-from hopyard.errors import HopyardError, ResourceError
+from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store.tree import digest
 
 log = logging.getLogger(__name__)
 
-SECONDS = 30.0
-"""A server that does not answer for so long is not there; so long it may take to write 1 GB to a slow disk, too."""
+SECONDS = 60.0
+"""A server that does not answer for so long is not there. Writing States of 1 GB to a slow disk may take as long."""
 DIAL_SECONDS = 5.0
 
 
@@ -178,8 +178,8 @@ class Client:
         Raises:
             FileNotFoundError: the server has no such thing.
             ResourceError: it has no room for it.
-            ConnectionError: it is not there, or does not answer.
-            HopyardError: it answered with another error, or with bytes that were damaged on the way.
+            ConnectionError: it is not there, does not answer, answered with another error, or with bytes that were
+                damaged on the way. The same may work the next time.
         """
         with self._lock:
             line = self._line(place)
@@ -195,10 +195,10 @@ class Client:
         if reply.fault == "room":
             raise ResourceError(reply.text)
         if reply.fault:
-            raise HopyardError(f"{place.address}: {reply.text}")
+            raise ConnectionError(f"{place.address}: {reply.text}")
         found = memoryview(body.buffer).cast("B")
         if reply.digest and digest(found) != reply.digest:
-            raise HopyardError(f"{place.address}: State {ask.ref} was damaged on its way")
+            raise ConnectionError(f"{place.address}: State {ask.ref} was damaged on its way")
         return found
 
     def close(self) -> None:
@@ -217,8 +217,8 @@ class Client:
                 line.curve_serverkey = place.key.encode()
                 line.curve_publickey, line.curve_secretkey = public.encode(), secret.encode()
             line.setsockopt(zmq.LINGER, 0)
-            line.setsockopt(zmq.CONNECT_TIMEOUT, int(DIAL_SECONDS * 1000))
-            line.setsockopt(zmq.SNDTIMEO, int(self._seconds * 1000))
+            line.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a server that is not there
+            line.setsockopt(zmq.SNDTIMEO, int(min(DIAL_SECONDS, self._seconds) * 1000))
             line.setsockopt(zmq.RCVTIMEO, int(self._seconds * 1000))
             line.connect(place.address)
             self._sockets[place.address] = line

@@ -9,6 +9,7 @@ seen when it is complete.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import posixpath
 import re
@@ -22,9 +23,14 @@ from urllib.parse import unquote, urlsplit
 from hopyard.errors import ResourceError, SpecError
 from hopyard.spec import Ref
 
+log = logging.getLogger(__name__)
+
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
 _TEMPORARY = ".part-"
 """Prefix of files that are being written. `refs` never sees them."""
+
+_MARK = ".run-"
+"""Prefix of what `sign` leaves."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -55,18 +61,26 @@ def sign(url: str, run: str) -> None:
 
 
 def signed(url: str, run: str) -> bool:
-    """Whether the place at `url` is the one that the driver sees. Makes nothing, and never raises."""
+    """Whether the place at `url` is the one that the driver sees, and can be written from here. Never raises."""
     try:
         with _signs(url, run) as (files, path):
-            return bool(files.exists(path))
+            if not files.exists(path):
+                return False
+            probe = f"{path}-{secrets.token_hex(4)}"
+            files.pipe_file(probe, b"")
+            files.rm_file(probe)
+            return True
     except Exception:  # noqa: BLE001 - no package, no rights, no network: it cannot be reached from here
         return False
 
 
 def unsign(url: str, run: str) -> None:
-    """Take the mark away."""
-    with _signs(url, run) as (files, path):
-        files.rm_file(path)
+    """Take the mark away. Never raises: the next driver sweeps what is left."""
+    try:
+        with _signs(url, run) as (files, path):
+            files.rm_file(path)
+    except Exception as error:  # noqa: BLE001 - the run is over, and whole
+        log.warning("%s: the mark of this driver stays there: %s", url, error)
 
 
 @contextmanager
@@ -74,7 +88,7 @@ def _signs(url: str, run: str) -> Iterator[tuple[Any, str]]:
     import fsspec
 
     files, root = fsspec.core.url_to_fs(url)
-    yield files, f"{root.rstrip('/')}/.run-{run}"
+    yield files, f"{root.rstrip('/')}/{_MARK}{run}"
 
 
 def _file(ref: Ref) -> str:
@@ -146,7 +160,7 @@ class LocalStore:
 
     def sweep(self) -> int:
         """Remove what a crash left half written; only while nobody writes. Returns how many files."""
-        parts = list(self.directory.glob(f"{_TEMPORARY}*"))
+        parts = [*self.directory.glob(f"{_TEMPORARY}*"), *self.directory.glob(f"{_MARK}*")]
         for part in parts:
             part.unlink(missing_ok=True)
         return len(parts)
@@ -218,7 +232,7 @@ class FsspecStore:
 
     def sweep(self) -> int:
         """Remove what a crash left half written; only while nobody writes. Returns how many files."""
-        parts = [name for name in self._names() if name.startswith(_TEMPORARY)]
+        parts = [name for name in self._names() if name.startswith((_TEMPORARY, _MARK))]
         for name in parts:
             self._remove(self._path(name))
         return len(parts)
