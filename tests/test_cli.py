@@ -315,7 +315,11 @@ def test_replay_and_resume(monkeypatch):
         found = call("replay", "x")
         assert found.exit_code == 1 and "1 of 9 States differ" in found.stderr and "trial 3" in found.stderr
         run = types.SimpleNamespace(status="partial", directory="runs/x")
-        monkeypatch.setitem(sys.modules, "hopyard.driver.start", types.SimpleNamespace(resume=lambda path: run))
+        engines = []
+        start = types.SimpleNamespace(resume=lambda path, engine: engines.append(engine) or run)
+        monkeypatch.setitem(sys.modules, "hopyard.driver.start", start)
         assert call("resume", "x").exit_code == 3
+        assert call("resume", "x", "--workers", "3").exit_code == 3
+        assert engines[0] is None and engines[1].workers == 3
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -156,12 +156,18 @@ def demo(
 
 @app.command()
 @_verb
-def resume(run: RunName) -> int:
+def resume(
+    run: RunName,
+    workers: Annotated[
+        int | None, typer.Option(help="Go on with so many processes of this host, wherever the run was started.")
+    ] = None,
+) -> int:
     """Go on with a run that was interrupted."""
     from hopyard.driver.start import resume as go_on
+    from hopyard.engines.local import Local
 
     signal.signal(signal.SIGTERM, _term)
-    found = go_on(run)
+    found = go_on(run, engine=None if workers is None else Local(workers=workers))
     typer.echo(f"{found.directory}: {found.status}")
     return STATUS.get(found.status, GOOD)
 

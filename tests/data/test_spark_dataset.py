@@ -26,7 +26,7 @@ from hopyard.data.cache import open_partition
 from hopyard.errors import DataError, ResourceError, SpecError
 
 pytest.importorskip("pyspark")
-from pyspark.ml.linalg import Vectors
+from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -315,6 +315,29 @@ def test_reuse_takes_what_did_not_change(spark: Any, store: Path, tmp_path: Path
     assert made(transform=lambda batch: batch).url != made(transform=lambda batch: batch.slice(0)).url
     pq.write_table(kinds.slice(0, 100), path)
     assert made().url != first.url and made().prepare().rows == 100
+
+
+def test_any_name_of_a_column(spark: Any, store: Path) -> None:
+    names = ["a.b", "c`d", "e f", "é", "plain.also"]
+    df = spark.createDataFrame([tuple(float(n + k) for k in range(5)) for n in range(4)], names)
+    data = hy.Dataset.spark(df, features=names[:4], label="plain.also", partitions=1, store=store)
+    columns = open_partition(data.prepare(), "train", 0)
+    assert sorted(columns.inputs[:, 0].tolist()) == [0.0, 1.0, 2.0, 3.0]
+    assert (columns.inputs[:, 3] + 1 == columns.targets).all()
+    twins = spark.createDataFrame([(1.0, 2.0)], ["x", "X"])
+    with pytest.raises(DataError, match=r"has columns 'x', 'X', which are one to Spark: rename"):
+        hy.Dataset.spark(twins, features=["x"], partitions=1, store=store)
+
+
+def test_times_and_null_vectors_are_told_as_what_they_are(spark: Any, store: Path) -> None:
+    df = spark.sql("select timestamp'2020-01-01' t, 1 y")
+    with pytest.raises(DataError, match=r"column 't' .* has type timestamp"):
+        hy.Dataset.spark(df, features=["t"], label="y", partitions=1, store=store)
+    rows = [(Vectors.dense([1.0, 2.0]), 0), (None, 1)]
+    schema = T.StructType([T.StructField("v", VectorUDT()), T.StructField("y", T.IntegerType())])
+    df = spark.createDataFrame(rows, schema).repartition(2, "y")
+    with pytest.raises(DataError, match=r"column 'v': 1 of its rows hold null"):
+        hy.Dataset.spark(df, features="v", label="y", partitions=1, store=store).prepare()
 
 
 def test_reuse_tells_columns_apart_that_were_renamed(spark: Any, store: Path, tmp_path: Path) -> None:

@@ -249,6 +249,16 @@ def test_agents_that_never_come_up_end_the_run_with_their_log(stage: Callable[..
     assert it.link.closed == 1
 
 
+def test_agents_that_are_killed_before_they_are_ready_do_not_end_a_run_that_had_some(
+    stage: Callable[..., Stage],
+) -> None:
+    it = stage([READY], [FIT], [Gone(0, "was killed by SIGKILL")])
+    it.link.receives += [[Gone(slot, "was killed by SIGKILL")] for slot in range(1, 6)]
+    it.link.receives += [[Ready(6, "here", 16)], answer(it, 6), answer(it, 6)]
+    it.loop.run()
+    assert it.machine.status == "completed"
+
+
 def test_one_that_was_ready_in_between_breaks_the_row(stage: Callable[..., Stage]) -> None:
     gone = [[Gone(slot, "x")] for slot in (0, 1)]
     it = stage(*gone, [Ready(2, "here", 1)], [Gone(2, "x")], [Gone(3, "x")], [Gone(4, "x")])

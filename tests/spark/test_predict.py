@@ -94,6 +94,16 @@ class TestPredict:
         assert df.schema["p"].dataType.simpleString() == "array<float>"
         np.testing.assert_allclose(column(df, "p"), run.best.predict(frame()), rtol=1e-4, atol=1e-6)
 
+    def test_other_columns_may_have_any_name(self, spark: Any, run: hy.Run) -> None:
+        from pyspark.sql.functions import lit
+
+        df = spread(spark, frame()).withColumn("a.b", lit(1)).withColumn("c`d", lit("x"))
+        found = predict(run, df)
+        assert found.columns[-3:] == ["a.b", "c`d", "prediction"]
+        np.testing.assert_allclose(column(found), run.best.predict(frame()), rtol=1e-12)
+        with pytest.raises(DataError, match=r"has 2 columns named 'row': rename all but one"):
+            predict(run, spread(spark, frame()).select("*", "row"))
+
     def test_one_number_is_a_double(self, spark: Any, tmp_path: Path) -> None:
         run = fit(numbers, tmp_path / "run", data("v"))
         df = predict(run.best, spread(spark, frame()), which="last")

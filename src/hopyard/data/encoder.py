@@ -120,8 +120,9 @@ def check(faults: Mapping[str, Fault]) -> None:
     one = next(iter(faults))
     raise DataError(
         f"the data holds values that cannot be trained on:\n{found}\n"
-        f"drop or fill them with transform=, for example\n"
-        f"  transform=lambda batch: batch.filter(pyarrow.compute.is_finite(batch[{one!r}]))"
+        f"drop or fill them before, or with transform=, for example\n"
+        f"  transform=lambda batch: batch.filter(pyarrow.compute.is_valid(batch[{one!r}]))\n"
+        f"(is_valid tells nulls; is_finite, of numbers, NaN and infinity as well)"
     )
 
 

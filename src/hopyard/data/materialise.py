@@ -195,6 +195,11 @@ def _fields(told: list[Told], names: list[str]) -> list[Field]:
     with_rows = [(one, name) for one, name in zip(told, names, strict=True) if one.fields is not None]
     if not with_rows:
         raise DataError("the DataFrame has no rows; give one that has some, or a transform that keeps some")
+    faults: dict[str, Fault] = {}
+    for one in told:
+        for column, (count, at) in one.faults.items():
+            faults.setdefault(column, Fault(0, at)).count += count
+    check(faults)
     first, where = with_rows[0]
     assert first.fields is not None
     for other, there in with_rows[1:]:
@@ -211,11 +216,6 @@ def _fields(told: list[Told], names: list[str]) -> list[Field]:
                         f"column {a.name!r}: rows of shape {b.shape} in {there} but {a.shape} in {where}; pad or cut "
                         f"them with transform="
                     )
-    faults: dict[str, Fault] = {}
-    for one in told:
-        for column, (count, at) in one.faults.items():
-            faults.setdefault(column, Fault(0, at)).count += count
-    check(faults)
     return first.fields
 
 

@@ -71,17 +71,26 @@ def schema(df: Any) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
-        return without_vectors(to_arrow_schema(df.schema))
+        return without_vectors(to_arrow_schema(df.schema, timezone="UTC"))  # of which nothing but the type is used
     except Exception as error:
         raise DataError(
-            f"the DataFrame has a column that Arrow lacks ({error}); select the columns that are needed, or cast it"
+            f"the DataFrame has a column that Arrow lacks ({type(error).__name__}: {error}); select the columns that "
+            "are needed, or cast it"
         ) from error
 
 
 def narrowed(df: Any, names: list[str], where: str) -> Any:
     """Only the columns `names`. Raises DataError when one is not there."""
     require(pa.schema([(name, pa.null()) for name in df.columns]), names, where)
-    return df.select([_quoted(name) for name in names])
+    if str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")) != "true":
+        for name in names:
+            alike = [other for other in df.columns if other.lower() == name.lower()]
+            if len(alike) > 1:
+                raise DataError(
+                    f"{where} has columns {', '.join(map(repr, alike))}, which are one to Spark: rename all but one, "
+                    "or set spark.sql.caseSensitive to true"
+                )
+    return df.select([quoted(name) for name in names])
 
 
 def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> ColumnSpec:
@@ -97,7 +106,7 @@ def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> ColumnSpec
     for df in frames if open_ else []:
         if task is None:
             for name, how in open_.items():
-                values = df.select(_quoted(name)).distinct()
+                values = df.select(quoted(name)).distinct()
                 rows = _collected(values.limit(ONE_HOT_LIMIT + 1) if how.kind == "one-hot" else values)
                 found[name].update(row[0] for row in rows)
             continue
@@ -126,8 +135,28 @@ def tell(df: Any, task: Task, what: Literal["run", "values"]) -> list[Told]:
         yield pyarrow.RecordBatch.from_arrays([pyarrow.array([told], pyarrow.binary())], ["told"])
 
     alive(df)
-    rows = _collected(df.mapInArrow(work, StructType([StructField("told", BinaryType())])))
+    rows = _collected(mapped(df, work, StructType([StructField("told", BinaryType())])))
     return sorted((msgspec.msgpack.decode(bytes(row[0]), type=Told) for row in rows), key=lambda told: told.number)
+
+
+def mapped(df: Any, work: Any, schema: Any) -> Any:
+    """`df.mapInArrow(work, schema)` for columns of any name: Spark itself takes a dot or a backtick in one for syntax.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    names = list(df.columns)
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                f"the DataFrame has {names.count(name)} columns named {name!r}: rename all but one, or select those "
+                "that are needed"
+            )
+
+    def named(batches: Any) -> Any:  # goes by value
+        return work(batch.rename_columns(names) for batch in batches)
+
+    return df.toDF(*[f"c{number}" for number in range(len(names))]).mapInArrow(named, schema)
 
 
 def _collected(df: Any) -> list[Any]:
@@ -151,7 +180,8 @@ def _known(df: Any, error: Exception) -> SpecError | None:
     return None
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name as Spark's expressions take it."""
     return "`" + name.replace("`", "``") + "`"
 
 

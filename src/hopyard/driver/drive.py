@@ -151,7 +151,10 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         try:
             loop.run()
         except KeyboardInterrupt:
-            log.warning("interrupted; `hopyard resume %s` goes on", layout.root)
+            how = "` goes on"
+            if it.engine.apart:
+                how = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
+            log.warning("interrupted; `hopyard resume %s%s", layout.root, how)
             raise
     try:
         write_whole(layout.report, run.report().encode())

@@ -296,10 +296,12 @@ class Loop:
         self._end(message.slot)
         if stillborn:
             self._stillborn += 1
-            if self._stillborn >= STILLBORN and self.machine.slots:
+            if self._stillborn < STILLBORN * (4 if self._came_up else 1):  # who came up before may be killed now
+                pass
+            elif self.machine.slots:
                 log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._stillborn)
                 return []
-            if self._stillborn >= STILLBORN:
+            else:
                 raise ResourceError(
                     f"no worker comes up: {self._stillborn} in a row ended before they were ready, the last one "
                     f"{message.reason}{self._tail(message.slot)}"

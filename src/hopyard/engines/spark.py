@@ -274,7 +274,8 @@ def _present(session: Any) -> Any:
             return active
     raise SpecError(
         "the run was started on Spark, and a Spark session does not outlive its process: give a new one, "
-        "hopyard.resume(directory, engine=hopyard.Spark(spark, workers=…)), or another engine"
+        "hopyard.resume(directory, engine=hopyard.Spark(spark, workers=…)), or go on with processes of this host, "
+        "`hopyard resume RUN --workers 2`"
     )
 
 

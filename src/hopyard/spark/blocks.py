@@ -15,6 +15,7 @@ import cloudpickle
 import pyarrow as pa
 
 from hopyard.data.names import closest
+from hopyard.data.spark import mapped, quoted
 from hopyard.driver.ship import dump
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.arrays import column, to_column
@@ -102,6 +103,8 @@ def map_batches(
     if isinstance(columns, str):
         raise SpecError(f"columns = {columns!r}: a list of names is needed, [{columns!r}]")
     chosen = tuple(df.columns if columns is None else columns)
+    if not chosen and not keep:
+        raise SpecError("columns = []: at least one is needed; None: all")
     for name in chosen:
         if df.columns.count(name) != 1:
             raise SpecError(
@@ -109,11 +112,14 @@ def map_batches(
                 f"{closest(name, df.columns)}"
             )
     code = dump(fn, "fn")
-    source = df if keep else df.select(*[f"`{name}`" for name in chosen])
+    source = df if keep else df.select(*[quoted(name) for name in chosen])
     if schema is None:
         given = _tried(Blocks(code, chosen, keep=False, types=None), source)
     else:
-        given = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+        try:
+            given = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+        except Exception as error:
+            raise SpecError(f'schema = {schema!r} is no such text; "score double, vector array<float>" is') from error
         if not isinstance(given, StructType):
             raise SpecError(f'schema = {schema!r}: a StructType or text as "score double" is needed')
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
@@ -124,7 +130,7 @@ def map_batches(
         return blocks.over(batches)
 
     whole = StructType([*df.schema.fields, *given.fields]) if keep else given
-    return source.mapInArrow(run, whole)
+    return mapped(source, run, whole)
 
 
 def _tried(blocks: Blocks, source: Any) -> Any:
@@ -136,7 +142,7 @@ def _tried(blocks: Blocks, source: Any) -> Any:
             data = base64.b64encode(cloudpickle.dumps(made.schema)).decode()
             yield pa.RecordBatch.from_pydict({"schema": [data]})
 
-    found = source.limit(TRIED).mapInArrow(run, "schema string").first()
+    found = mapped(source.limit(TRIED), run, "schema string").first()
     if found is None:
         raise SpecError(
             "the DataFrame has no rows to try the function on; say what it gives with schema=, for example "

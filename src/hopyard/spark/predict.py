@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from hopyard.data.names import require
+from hopyard.data.spark import mapped
 from hopyard.data.vectors import is_vector
 from hopyard.errors import SpecError
 from hopyard.spark.blocks import map_batches
@@ -70,7 +71,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return scored(score, batches)
 
-    return df.mapInArrow(run, schema)
+    return mapped(df, run, schema)
 
 
 def check(df: Any, model: Portable) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hopyard.data.dataset import Dataset
 from hopyard.data.names import closest
+from hopyard.data.spark import quoted
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.params import value
 
@@ -123,7 +124,7 @@ def _counted(label: str) -> Any:
     """Doubles as the whole numbers that they are; a task fails, and says why, where one is not."""
     from pyspark.sql import functions as f
 
-    column = f.col(f"`{label}`")
+    column = f.col(quoted(label))
     text = f.concat(f.lit(f"column '{label}' is the label of classes, but holds "), column.cast("string"))
     return (
         f.when(column.isNull() | (column == f.floor(column)), column.cast("long"))
