@@ -10,7 +10,7 @@ LEVELS = [
     {"spec"},
     {"space"},
     {"core"},
-    {"ports"},
+    {"ports", "sessions"},
     {"frameworks", "data", "store", "search", "engines", "views"},
     {"agent"},
     {"driver", "sim"},

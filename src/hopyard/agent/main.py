@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import platform
 import resource
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -32,6 +29,7 @@ import zmq
 
 from hopyard.agent.build import Plan, foresee, warm
 from hopyard.agent.keep import Keeper
+from hopyard.agent.reach import Network, reach
 from hopyard.agent.work import Worker
 from hopyard.core.events import Durable
 from hopyard.core.messages import (
@@ -52,13 +50,7 @@ from hopyard.core.messages import (
 )
 from hopyard.data.manifest import Manifest
 from hopyard.frameworks import environment, imported, quiet, tools
-from hopyard.ports import Store
-from hopyard.spec import Ref
-from hopyard.store.arena import Arena, Folder, memory_root, sweep, take
-from hopyard.store.bulk import Ask, Client, Place, RemoteStore, Server, own_address
-from hopyard.store.states import open_store, signed
-
-log = logging.getLogger(__name__)
+from hopyard.store.arena import Arena, Folder
 
 ARENA_SHARE = 4
 """One agent uses at most this part of the free shared memory."""
@@ -152,57 +144,6 @@ class Hands:
         self.folder.close()
 
 
-class Network:
-    """What an agent has beside memory and disk: it gives States of its memory to peers, and asks them for theirs.
-
-    Args:
-        card: of the agent.
-        depot: where the driver takes and gives States, and the token.
-        folder: States in shared memory.
-    """
-
-    def __init__(self, card: Card, depot: tuple[str, str, str], folder: Folder) -> None:
-        self._folder = folder
-        self.depot = Place(*depot)
-        self.client = Client(card.public_key, card.secret_key)
-        """For the store; peers are asked by another, so that a unit does not wait for a State that is being stored."""
-        self._peers = Client(card.public_key, card.secret_key)
-        self._away: set[str] = set()
-        """Peers that could not be dialled."""
-        host = own_address(card.address)
-        self._server = Server(host, self.depot.token, {"take": self._give}, encrypt=bool(self.depot.key))
-        self.peer = self._server.place.address, self._server.place.key
-
-    def take(self, peer: tuple[str, str], where: str, ref: Ref) -> memoryview | None:
-        """The State at `where` in a peer's memory; None when it is not there, or the peer is not."""
-        place = Place(*peer, self.depot.token)
-        if place.address in self._away:
-            return None
-        try:
-            found: memoryview = self._peers.ask(place, Ask(place.token, "take", ref, where))
-        except FileNotFoundError:
-            return None
-        except ConnectionError as error:
-            self._away.add(place.address)
-            log.warning("a peer cannot be asked for States, the store has to do: %s", error)
-            return None
-        return found
-
-    def _give(self, ask: Ask, data: memoryview) -> bytes:
-        held = None if ask.ref is None else take(self._folder.path, ask.where, ask.ref)
-        if held is not None:
-            copied = bytes(held.data)
-            if held.intact():
-                return copied
-        raise FileNotFoundError(f"State {ask.ref} is not in the memory of {socket.gethostname()}")
-
-    def close(self) -> None:
-        """Hang up."""
-        self._server.close()
-        self.client.close()
-        self._peers.close()
-
-
 def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None], card: Card | None = None) -> Hands:
     """A worker from what the driver sent.
 
@@ -220,17 +161,8 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None], 
     recipe = cloudpickle.loads(setup.recipe)
     foresee(recipe)
     plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
-    root = Path(setup.memory)
-    if setup.depot is not None and not Folder.shared(root, setup.run):  # another host than the driver's
-        root = memory_root(Path(tempfile.gettempdir()))
-        sweep(root)
-    folder = Folder(root, setup.run)
-    network = None if setup.depot is None or card is None else Network(card, setup.depot, folder)
-    store: Store
-    if network is None or signed(setup.store, setup.run):
-        store = open_store(setup.store)
-    else:
-        store = RemoteStore(network.client, network.depot)
+    reached = reach(setup, card)
+    folder, store, network = reached.folder, reached.store, reached.network
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE)
     keeper = Keeper(slot, store, arena, tell)

@@ -39,7 +39,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras paints some of its errors for a terminal."""
 TRACE = 6000
 """Characters of a traceback that travel."""
-PATIENCE = 2.0
+PATIENCE = 5.0
 """Seconds before a State that a peer should have, and that is not stored either, counts as lost."""
 
 Fetch = Callable[[tuple[str, str], str, Ref], memoryview | None]
@@ -277,18 +277,25 @@ class Worker:
             if sent is not None and (not unit.digest or digest(sent) == unit.digest):
                 restore(built.trainable, decode(sent))
                 return len(sent)
-        try:
-            data = self._store.get(ref)
-        except FileNotFoundError:
-            if self._peer is not None:  # its agent may be gone; let the driver hear of that before this unit fails
-                time.sleep(PATIENCE)
-            raise Lost(f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
+        data = self._stored(ref)
         if unit.digest and (found := digest(data)) != unit.digest:
             raise StateError(
                 f"the stored State {ref} is damaged: its digest is {found[:16]}, the journal has {unit.digest[:16]}"
             )
         restore(built.trainable, decode(data))
         return len(data)
+
+    def _stored(self, ref: Ref) -> bytearray:
+        """The State out of the store. One that a peer has, and does not give, is waited for: it is being stored, or the
+        peer is gone, which the driver hears before this unit fails."""
+        patience = time.monotonic() + (0.0 if self._peer is None else PATIENCE)
+        while True:
+            try:
+                return self._store.get(ref)
+            except FileNotFoundError:
+                if time.monotonic() >= patience:
+                    raise Lost(f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
+                time.sleep(0.1)
 
     def _lay(self, ref: Ref, built: Built) -> tuple[str, list[Durable], int]:
         """Lay the model's State into shared memory; where there is no room, store it at once."""

@@ -22,6 +22,7 @@ from hopyard.data.names import ColumnSpec, require
 from hopyard.data.plans import foreign, text
 from hopyard.data.vectors import without_vectors
 from hopyard.errors import DataError, SpecError
+from hopyard.sessions import is_connect, is_stopped
 
 log = logging.getLogger(__name__)
 
@@ -44,21 +45,11 @@ def checked(df: Any, argument: str) -> Any:
 
 def alive(df: Any) -> None:
     """Raises SpecError when the session of `df` was stopped."""
-    session = df.sparkSession
-    if is_connect(session):
-        stopped = bool(session.is_stopped)
-    else:
-        stopped = session.sparkContext._jsc is None or bool(session.sparkContext._jsc.sc().isStopped())
-    if stopped:
+    if is_stopped(df.sparkSession):
         raise SpecError(
             "the Spark session of the DataFrame was stopped; make another with SparkSession.builder.getOrCreate(), and "
             "the DataFrame and the Dataset from it anew"
         )
-
-
-def is_connect(session: Any) -> bool:
-    """Whether it is a client of Spark Connect."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def on_this_host(df: Any) -> bool:

@@ -22,6 +22,7 @@ from hopyard.engines.seats import Seats
 from hopyard.engines.sitter import UNREACHED, Ticket, sit
 from hopyard.errors import SpecError
 from hopyard.ports import Crew, Home
+from hopyard.sessions import is_connect, is_stopped
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class Executors:
         text = str(error)
         self._failures = 1 if self._seats.came > came else self._failures + 1
         why = _explained(text)
-        if _stopped(self._session):
+        if is_stopped(self._session):
             self._seats.give_up(_STOPPED)
         elif why and not self._seats.taken:
             self._seats.give_up(why)
@@ -279,25 +280,10 @@ def _present(session: Any) -> Any:
     )
 
 
-def _stopped(session: Any) -> bool:
-    """Whether the session was stopped."""
-    try:
-        if is_connect(session):
-            return bool(session.is_stopped)
-        return session.sparkContext._jsc is None or bool(session.sparkContext._jsc.sc().isStopped())
-    except Exception:  # noqa: BLE001 - the gateway may be gone altogether
-        return True
-
-
 def _alive(session: Any) -> None:
     """Raises SpecError when the session was stopped."""
-    if _stopped(session):
+    if is_stopped(session):
         raise SpecError("Spark(session): the session was stopped; make another with SparkSession.builder.getOrCreate()")
-
-
-def is_connect(session: Any) -> bool:
-    """Whether it is a client of Spark Connect."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def _reached_by(session: Any) -> str:

@@ -21,10 +21,11 @@ from hopyard.driver.start import fit, select
 from hopyard.engines.spark import Spark
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.search.listed import Configs
+from hopyard.sessions import is_connect
 from hopyard.spark.files import FileReader, FileWriter
 from hopyard.spark.model import HopyardModel
 from hopyard.spark.params import TABLE, begin, has, value
-from hopyard.spark.portable import is_connect, portable
+from hopyard.spark.portable import portable
 from hopyard.spark.rows import Prepared, Rows
 from hopyard.store.layout import fresh
 

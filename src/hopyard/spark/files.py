@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from hopyard.errors import RunDirectoryError
-from hopyard.spark.portable import is_connect
+from hopyard.sessions import is_connect
 
 PART = 32 << 20
 """Bytes of one row: Spark holds rows in memory, and none may have more than 2 GB."""

@@ -22,6 +22,7 @@ from hopyard.driver.ship import dump
 from hopyard.driver.trial import Trial
 from hopyard.errors import ResourceError, RunDirectoryError, SpecError
 from hopyard.frameworks import quiet, tools
+from hopyard.sessions import is_connect
 
 TRANSFORM = "transform.pkl"
 """The function of the training Dataset, where it had one; `save` does not write it."""
@@ -117,11 +118,6 @@ def portable(model: Any, which: Literal["best", "last"] = "best") -> Portable:
         f"model = {type(model).__name__}: a Run, a Trial or the directory that run.best.save(…) wrote is needed; a "
         "bare model does not know how its data was encoded"
     )
-
-
-def is_connect(session: Any) -> bool:
-    """Whether it is a session of Spark Connect, which has no context."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def _read(root: Path) -> dict[str, bytes]:

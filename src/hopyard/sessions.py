@@ -1,0 +1,20 @@
+"""What can be told of a Spark session without importing pyspark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def is_connect(session: Any) -> bool:
+    """Whether it is a client of Spark Connect; else it is classic, with a JVM of its own."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def is_stopped(session: Any) -> bool:
+    """Whether nothing can be asked of it any more."""
+    try:
+        if is_connect(session):
+            return bool(session.is_stopped)
+        return session.sparkContext._jsc is None or bool(session.sparkContext._jsc.sc().isStopped())
+    except Exception:  # noqa: BLE001 - the gateway to the JVM may be gone altogether
+        return True
