@@ -95,6 +95,30 @@ def test_a_state_that_is_nowhere_is_a_fault_of_the_system(bench: Callable[..., B
     assert (failed.fault, failed.error) == ("system", "State 0-1-1 of trial 0 is neither in shared memory nor stored")
 
 
+def test_a_state_that_a_peer_does_not_give_is_waited_for_in_the_store(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker, taker = bench(slot=0), bench(slot=1)
+    done = maker.train(1, 0)
+    unit = Unit(2, 0, "train", 0, (1,), Ref(0, 1, 1), done.where)
+    asked = []
+    get = taker.store.get
+
+    def stored_later(ref: Ref) -> bytearray:
+        asked.append(ref)
+        if len(asked) == 3:
+            maker.store.put(ref, maker.arena.view(done.where))
+        return get(ref)
+
+    monkeypatch.setattr(taker.store, "get", stored_later)
+    (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
+    assert isinstance(answer, Done) and len(asked) == 3
+    monkeypatch.setattr("hopyard.agent.work.PATIENCE", 0.2)
+    unit = Unit(3, 0, "train", 0, (1,), Ref(0, 1, 9), done.where)
+    (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
+    assert (answer.fault, answer.error) == ("system", "State 0-1-9 of trial 0 is neither in shared memory nor stored")
+
+
 def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]) -> None:
     it = bench()
     done = it.train(1, 0)
