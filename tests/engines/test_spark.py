@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,6 +171,15 @@ def test_no_slot_at_all(tmp_path: Path, spark: Any) -> None:
 def test_executors_that_cannot_reach_the_driver(tmp_path: Path, spark: Any) -> None:
     with pytest.raises(hy.ResourceError, match=r"cannot reach the driver at 192\.0\.2\.77:\d+ .*give hy\.Spark\(host="):
         select(tmp_path / "run", engine=hy.Spark(spark, workers=1, host="192.0.2.77"))
+
+
+def test_another_python_on_the_executors(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.9")  # what Spark says of this process to its workers
+    said = r"executors run another Python than this process: .*3\.11.*3\.9.*Set PYSPARK_PYTHON"
+    said = said.replace("3\\.11", rf"{sys.version_info.major}\.{sys.version_info.minor}")
+    with pytest.raises(hy.ResourceError, match=said) as caught:
+        select(tmp_path / "run", engine=hy.Spark(spark, workers=1))
+    assert caught.value.exit_code == 4
 
 
 def test_a_port_of_its_own(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:

@@ -197,8 +197,9 @@ class TestRefused:
         ("given", "match"),
         [
             ({"recipe": None}, "recipe is not set"),
-            ({"config": None}, "what to train is not said"),
-            ({"space": hy.Space(lr=hy.choice([1]))}, "what to train is not said"),
+            ({"search": hy.Random(2)}, "what to train is not said once: set config alone"),
+            ({"config": None}, "what to train is not said once: set config alone"),
+            ({"space": hy.Space(lr=hy.choice([1]))}, "what to train is not said once: set config alone"),
             ({"config": None, "search": hy.Random(2)}, r"search = Random.* needs a space"),
             ({"labelCol": "lable"}, "labelCol names 'lable', which is 0 times in the DataFrame; did you mean 'label'"),
             ({"featuresCols": ["a", "z"]}, r"featuresCols\[1\] names 'z'"),

@@ -95,7 +95,7 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
         config, search, space = (value(self, name) for name in ("config", "search", "space"))
         if (config is None) == (search is None) or (config is not None and space is not None):
             raise SpecError(
-                "what to train: set config alone, or search and space alone, for example "
+                "what to train is not said once: set config alone, or search and space alone, for example "
                 "search=hy.Random(8), space=hy.Space(lr=hy.loguniform(1e-4, 1e-1))"
             )
         if search is not None and space is None and not isinstance(search, Configs):

@@ -81,7 +81,8 @@ class Server:
         self._token = token
         self._handlers = dict(handlers)
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.REP)
+        # not REP: garbage of one peer that is gone again makes it lose its answer to the next
+        self._socket = self._context.socket(zmq.ROUTER)
         key = ""
         if encrypt:
             public, secret = zmq.curve_keypair()
@@ -118,9 +119,15 @@ class Server:
                 events = dict(poller.poll())
                 if self._door in events:
                     return
-                frames = self._socket.recv_multipart(copy=False)
-                reply, data = self._answer(frames)
-                self._socket.send_multipart([_encode(reply), data], copy=len(data) < 1 << 16)
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    continue
+                if len(frames) != 4 or frames[1].bytes:
+                    continue  # no request: of none of our clients
+                reply, data = self._answer(frames[2:])
+                answer = [frames[0].bytes, b"", _encode(reply), data]
+                self._socket.send_multipart(answer, copy=len(data) < 1 << 16)
         finally:
             self._socket.close()
             self._door.close()
@@ -128,7 +135,7 @@ class Server:
     def _answer(self, frames: list[Any]) -> tuple[Reply, Any]:
         try:
             ask = _ask.decode(frames[0].buffer)
-            if len(frames) != 2 or not hmac.compare_digest(ask.token.encode(), self._token.encode()):
+            if not hmac.compare_digest(ask.token.encode(), self._token.encode()):
                 log.warning("a stranger asked for a State; it got none")
                 return Reply("other", "not of this run"), b""
             data = self._handlers[ask.what](ask, memoryview(frames[1].buffer).cast("B"))
