@@ -169,8 +169,10 @@ def test_no_slot_at_all(tmp_path: Path, spark: Any) -> None:
 
 
 def test_executors_that_cannot_reach_the_driver(tmp_path: Path, spark: Any) -> None:
-    with pytest.raises(hy.ResourceError, match=r"cannot reach the driver at 192\.0\.2\.77:\d+ .*give hy\.Spark\(host="):
-        select(tmp_path / "run", engine=hy.Spark(spark, workers=1, host="192.0.2.77"))
+    with pytest.raises(
+        hy.ResourceError, match=r"cannot reach the driver at nobody\.invalid:\d+ .*give hy\.Spark\(host="
+    ):
+        select(tmp_path / "run", engine=hy.Spark(spark, workers=1, host="nobody.invalid"))
 
 
 def test_another_python_on_the_executors(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
