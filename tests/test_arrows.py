@@ -10,7 +10,7 @@ LEVELS = [
     {"spec"},
     {"space"},
     {"core"},
-    {"ports", "sessions"},
+    {"ports", "sessions", "hosts"},
     {"frameworks", "data", "store", "search", "engines", "views"},
     {"agent"},
     {"driver", "sim"},

@@ -104,16 +104,29 @@ def test_a_run_of_one_trial():
     assert run.machine.status == "completed"
 
 
-def test_a_slot_is_spare_while_it_has_nothing_to_do_and_nothing_that_only_it_has():
+def test_a_slot_is_spare_when_it_had_nothing_to_do_and_nothing_that_only_it_has():
     run = Run(slots=2)
-    assert run.machine.spare() == [1]
+    assert run.machine.spare(0.9, 1.0) == []
+    assert run.machine.spare(1.0, 1.0) == [1]
+    run.at = 5.0
     run.done(0)
     run.done(0)
-    assert run.machine.spare() == [1]  # slot 0 is idle, and alone has the last State
-    assert run.give(Left(at=0.0, slot=1, reason="spare")) == []
+    assert run.machine.spare(9.0, 1.0) == [1]  # slot 0 is idle, and alone has the last State
+    assert run.give(Left(at=9.0, slot=1, reason="spare")) == []
+    assert run.join(2) == []
+    assert run.machine.spare(5.5, 1.0) == []
     assert run.durable(0, 0, 1, 1) == []
     assert run.durable(0, 0, 2, 2) == [Delete(Ref(0, 1, 1)), Finish("completed")]
-    assert run.machine.spare() == [0]
+
+
+def test_one_slot_stays():
+    run = Run(trials=1, slots=3)
+    assert run.machine.spare(1.0, 0.0) == [1, 2]
+    for slot in (1, 2):
+        run.give(Left(at=1.0, slot=slot, reason="spare"))
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    assert run.machine.spare(9.0, 0.0) == []
 
 
 def test_trials_rotate_over_partitions_from_their_own():

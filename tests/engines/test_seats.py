@@ -47,7 +47,7 @@ class Played:
 
     def __init__(self, seats: Seats, token: str = TOKEN, gpus: tuple[str, ...] = ()) -> None:
         self.line = socket.create_connection(("127.0.0.1", seats.port), 5)
-        self.say({"token": token, "host": "there", "pid": 1, "gpus": list(gpus)})
+        self.say({"token": token, "host": "there", "gpus": list(gpus)})
         self._heard = self.line.makefile("rb")
         self.all.append(self)
 

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,25 +148,31 @@ def slow(config: dict[str, Any]) -> Any:
 
 
 def test_no_slot_at_all(tmp_path: Path, spark: Any) -> None:
-    class Busy:
-        """A session whose jobs never get a slot."""
+    """A job of the user's has both cores."""
+    (folder := tmp_path / "busy").mkdir()
+    over = folder / "over"
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(spark, name)
+    def busy(batches: Any) -> Any:
+        (folder / str(os.getpid())).touch()
+        while not over.exists():
+            time.sleep(0.05)
+        yield from batches
 
-        def range(self, *given: Any) -> Any:
-            return spark.range(0, 1, 1, 1).filter("false").crossJoin(spark.range(1)).limit(0) and Never()
+    def work() -> None:
+        spark.range(0, 2, 1, 2).mapInArrow(busy, "id long").collect()
 
-    class Never:
-        def mapInArrow(self, *given: Any) -> Any:
-            return self
-
-        def collect(self) -> Any:
-            time.sleep(3)
-            return []
-
-    with pytest.raises(hy.ResourceError, match=r"Spark gave no slot within 1 seconds .*spark\.task\.cpus"):
-        select(tmp_path / "run", engine=hy.Spark(Busy(), workers=1, patience=1.0))
+    job = threading.Thread(target=work)
+    job.start()
+    try:
+        end = time.monotonic() + 60
+        while len(list(folder.iterdir())) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        with pytest.raises(hy.ResourceError, match=r"Spark gave no slot within 1 seconds .*spark\.task\.cpus"):
+            select(tmp_path / "run", engine=hy.Spark(spark, workers=1, patience=1.0))
+    finally:
+        over.touch()
+        job.join(60)
 
 
 def test_executors_that_cannot_reach_the_driver(tmp_path: Path, spark: Any) -> None:
@@ -208,7 +215,7 @@ def test_a_pickle_of_it_leaves_the_session_behind(spark: Any) -> None:
     )
 
 
-def test_keys_are_in_no_plan_and_no_log(tmp_path: Path, spark: Any) -> None:
+def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
     from hopyard.engines.sitter import Ticket, sit
 
     ticket = Ticket("127.0.0.1", 1, "the token", b'{"secret_key": "the secret"}', 1, {"PASSWORD": "x"})

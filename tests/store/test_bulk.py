@@ -17,7 +17,7 @@ import zmq
 
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
-from hopyard.store.bulk import Ask, Client, Place, Server, own_address
+from hopyard.store.bulk import Ask, Client, Place, Server
 
 REF = Ref(1, 2, 3)
 MANY = os.urandom(3 << 20)
@@ -131,8 +131,3 @@ def test_several_threads_share_a_client(server: Server, client: Client) -> None:
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ResourceError, match="give another port="):
         Server("127.0.0.1", "t", HANDLERS, port=taken.getsockname()[1])
-
-
-def test_the_address_that_others_dial() -> None:
-    assert own_address("tcp://127.0.0.1:5000") == "127.0.0.1"
-    assert own_address("tcp://no such host:5000") == socket.gethostname()

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopyard.core.messages import Card, Setup
+from hopyard.hosts import address_towards
 from hopyard.ports import Store
 from hopyard.spec import Ref
 from hopyard.store.arena import Folder, memory_root, sweep, take
-from hopyard.store.bulk import Ask, Client, Place, RemoteStore, Server, own_address
+from hopyard.store.bulk import Ask, Client, Place, RemoteStore, Server
 from hopyard.store.states import open_store, signed
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Network:
         self._peers = Client(card.public_key, card.secret_key)
         self._away: set[str] = set()
         """Peers that could not be dialled."""
-        host = own_address(card.address)
+        host = address_towards(card.address.rpartition("/")[2].rpartition(":")[0])
         self._server = Server(host, self.depot.token, {"take": self._give}, encrypt=bool(self.depot.key))
         self.peer = self._server.place.address, self._server.place.key
 

@@ -222,7 +222,7 @@ class Pool:
 class SlotBook:
     """One slot: where it is, what it does, which trial it has in memory."""
 
-    __slots__ = ("busy", "holds", "host", "id", "made", "pid", "pool", "step", "trial")
+    __slots__ = ("busy", "holds", "host", "id", "made", "pid", "pool", "since", "step", "trial")
 
     def __init__(self, number: int, host: str, pid: int, holds: tuple[int, ...] | None) -> None:
         self.id = number
@@ -233,6 +233,8 @@ class SlotBook:
         """Of the slots that hold the same; set when it comes to the board."""
         self.busy = 0
         """The lease it works on, also when that no longer stands; -1: it checks a trial; 0: idle."""
+        self.since = 0.0
+        """When it last came to rest."""
         self.trial = -1
         """The trial it has in memory."""
         self.step = -1

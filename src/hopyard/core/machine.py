@@ -131,13 +131,17 @@ class Machine:
         first = self.leases.earliest()
         return first is not None and first <= at
 
-    def spare(self) -> list[int]:
-        """The slots that have nothing to do, and with whose memory nothing would be lost."""
-        return [
+    def spare(self, at: float, patience: float) -> list[int]:
+        """The slots that may be given back at this time: with nothing to do for `patience` seconds, and nothing in
+        their memory alone. Never all of them. What is left to do only gets less, so nobody is called back."""
+        found = [
             slot.id
             for slot in self.slots.values()
-            if not slot.busy and not any(chain.held(self.trials[made], slot.id) for made in slot.made)
+            if not slot.busy
+            and at - slot.since >= patience
+            and not any(chain.held(self.trials[made], slot.id) for made in slot.made)
         ]
+        return found[: len(self.slots) - 1] if self.status == "running" else []
 
     def kept(self) -> set[Ref]:
         """Every State that the store should hold."""
@@ -190,6 +194,7 @@ class Machine:
 
     def _joined(self, event: Joined) -> None:
         slot = self.slots[event.slot] = SlotBook(event.slot, event.host, event.pid, event.holds)
+        slot.since = event.at
         self._board.join(slot)
 
     # ---------------------------------------------------------------- preflight
@@ -432,7 +437,7 @@ class Machine:
     # ---------------------------------------------------------------- what a trial goes through
 
     def _rest(self, slot: SlotBook) -> None:
-        slot.busy = 0
+        slot.busy, slot.since = 0, self._at
         self.leases.answered(slot.id)
         self._board.rest(slot)
 

@@ -129,8 +129,6 @@ class Loop:
         """Slots of earlier drivers keep their numbers."""
         self._fingerprint = next((line.fingerprint for line in known if isinstance(line, Joined)), None)
         self._patience = idle
-        self._idle: dict[int, float] = {}
-        """Slot → since when it has had nothing to do."""
         self._leaving: set[int] = set()
         """Slots that were told to end."""
         self._starting: set[int] = set()
@@ -195,22 +193,18 @@ class Loop:
         messages = self._link.receive(wait)
         self._clock.skip(self._link.paused())
         self._commit(self._facts(messages))
-        if self._patience is not None and self.machine.status == "running":
+        if self._patience is not None:
             self._give_back(self._patience)
         if self._stop:
             raise KeyboardInterrupt(self._stop)
 
     def _give_back(self, patience: float) -> None:
-        """End the agents that have had nothing to do for long: others may want their place. What is left to do only
-        gets less, and a worker that is lost is replaced; so nobody is called back."""
+        """End the agents that nobody needs: others may want their place."""
         now = self._clock.now()
-        spare = self.machine.spare()
-        self._idle = {slot: self._idle.get(slot, now) for slot in spare}
-        for slot, since in list(self._idle.items()):
-            if now - since >= patience and len(self.machine.slots) > 1:
-                self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {patience:.0f} s: it was given back")])
-                self._leaving.add(slot)
-                self._link.send(slot, End())
+        for slot in self.machine.spare(now, patience):
+            self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {patience:.0f} s: it was given back")])
+            self._leaving.add(slot)
+            self._link.send(slot, End())
 
     # ---------------------------------------------------------------- in
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hopyard.errors import SpecError
+from hopyard.hosts import LOOPBACK
 from hopyard.ports import Crew, Home
 
 
@@ -28,7 +29,7 @@ class Inline:
     @property
     def address(self) -> tuple[str, int]:
         """Nobody dials."""
-        return "127.0.0.1", 0
+        return LOOPBACK, 0
 
     @property
     def apart(self) -> bool:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Literal
 
 from hopyard.errors import ResourceError, SpecError
+from hopyard.hosts import LOOPBACK
 from hopyard.ports import Crew, Home
 
-LOOPBACK = "127.0.0.1"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

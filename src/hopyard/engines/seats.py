@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from hopyard.engines.sitter import lasting
 from hopyard.errors import ResourceError
+from hopyard.hosts import LOOPBACK, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +79,8 @@ class Seats:
         self._open = True
         self.came = 0
         """Sitters that ever dialled in."""
-        local = host in ("127.0.0.1", "localhost")
         try:
-            self._listener = socket.create_server(("127.0.0.1" if local else "", port), backlog=512)
+            self._listener = socket.create_server((LOOPBACK if is_loopback(host) else "", port), backlog=512)
         except OSError as error:
             raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
         self.port = int(self._listener.getsockname()[1])

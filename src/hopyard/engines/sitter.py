@@ -9,7 +9,6 @@ executor, this Python worker, the agent. Knows nothing of pyspark but the GPUs o
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import selectors
@@ -75,7 +74,7 @@ def stay(ticket: Ticket, gpus: list[str], executor: int) -> None:
     """
     line = dial(ticket)
     with line:
-        hello = {"token": ticket.token, "host": socket.gethostname(), "pid": os.getpid(), "gpus": gpus}
+        hello = {"token": ticket.token, "host": socket.gethostname(), "gpus": gpus}
         line.sendall(json.dumps(hello).encode() + b"\n")
         _Sitter(ticket, line, gpus, executor).run()
 
@@ -230,9 +229,7 @@ class _Sitter:
     def _say(self, message: dict[str, Any]) -> None:
         try:
             self._line.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            if error.errno == errno.EBADF:
-                raise
+        except OSError:
             self._leave()
 
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopyard.engines.local import LOOPBACK
 from hopyard.engines.seats import Seats
 from hopyard.engines.sitter import UNREACHED, Ticket, sit
 from hopyard.errors import SpecError
+from hopyard.hosts import LOOPBACK, address_towards
 from hopyard.ports import Crew, Home
 from hopyard.sessions import is_connect, is_stopped
 
@@ -290,8 +289,4 @@ def _reached_by(session: Any) -> str:
     """The host by which executors reach this process."""
     if not is_connect(session):
         return str(session.conf.get("spark.driver.host", LOOPBACK))
-    server = str(getattr(session.client, "host", LOOPBACK))
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((server, 9))  # sends nothing; the system chooses the interface
-        return str(probe.getsockname()[0])
-    return LOOPBACK
+    return address_towards(str(getattr(session.client, "host", LOOPBACK)))

@@ -201,7 +201,7 @@ class Chaos:
 
     def leave(self) -> None:
         """A slot with nothing to do is given back."""
-        spare = self.machine.spare()
+        spare = self.machine.spare(self.clock, 0.0)
         if agent := self._any([agent for number, agent in self.agents.items() if number in spare]):
             self._part(agent, dead=True)
             self.feed(Left(at=self.clock, slot=agent.number, reason="spare"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ import msgspec
 import zmq
 
 from hopyard.errors import ResourceError
+from hopyard.hosts import LOOPBACK, is_loopback
 from hopyard.spec import Ref
 from hopyard.store.tree import digest
 
@@ -154,7 +154,7 @@ def bound(socket_: Any, host: str, port: int) -> int:
     Raises:
         ResourceError: the port is taken.
     """
-    where = "tcp://127.0.0.1" if host in ("127.0.0.1", "localhost") else "tcp://*"
+    where = f"tcp://{LOOPBACK}" if is_loopback(host) else "tcp://*"
     try:
         if port:
             socket_.bind(f"{where}:{port}")
@@ -286,16 +286,3 @@ class Depot:
 
     def _refs(self, ask: Ask, data: memoryview) -> bytes:
         return msgspec.msgpack.encode(list(self._store.refs()))
-
-
-def own_address(towards: str) -> str:
-    """The address of this host that others on the way to `towards` (tcp://host:port) can dial."""
-    host = towards.rpartition("/")[2].rpartition(":")[0]
-    if host in ("127.0.0.1", "localhost"):
-        return "127.0.0.1"
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing; the system chooses the interface
-            return str(probe.getsockname()[0])
-    except OSError:
-        return socket.gethostname()
