@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/hopyard demo
 
 test: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 check: lint types test
 
