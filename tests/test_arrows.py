@@ -15,7 +15,7 @@ LEVELS = [
     {"agent"},
     {"driver", "sim"},
     {"demo", "spark"},
-    {"doctor"},
+    {"compat", "doctor"},
     {"cli"},
 ]
 PURE = {
@@ -30,6 +30,7 @@ PURE = {
     "msgspec",
     "itertools",
     "bisect",
+    "re",
 }
 FACES = {"demo", "doctor", "cli"}
 """Rooms that may use the public names, `hopyard.select` and the like."""
@@ -50,12 +51,15 @@ HEAVY = {
         "frameworks/torch_state.py",
         "frameworks/torch_tools.py",
         "frameworks/keras_torch.py",
+        "agent/handed.py",
+        "agent/rendezvous.py",
         "demo.py",
     },
     "matplotlib": {"views/gantt.py", "views/chart.py"},
     "pandas": {"driver/run.py"},
     "IPython": {"views/table.py"},
     "keras": {
+        "compat/tensorflowonspark/compat.py",
         "frameworks/keras.py",
         "frameworks/keras_callbacks.py",
         "frameworks/keras_jax.py",
@@ -67,9 +71,23 @@ HEAVY = {
         "frameworks/keras_tools.py",
         "frameworks/keras_torch.py",
     },
-    "tensorflow": {"frameworks/keras_tensorflow.py", "frameworks/tensorflow_tools.py"},
+    "tensorflow": {
+        "agent/handed.py",
+        "compat/tensorflowonspark/TFNode.py",
+        "compat/tensorflowonspark/compat.py",
+        "compat/tensorflowonspark/pipeline.py",
+        "compat/tensorflowonspark/scoring.py",
+        "frameworks/keras_tensorflow.py",
+        "frameworks/tensorflow_tools.py",
+    },
     "jax": {"frameworks/keras_jax.py", "frameworks/jax_tools.py"},
     "pyspark": {
+        "compat/tensorflowonspark/TFCluster.py",
+        "compat/tensorflowonspark/dfutil.py",
+        "compat/tensorflowonspark/parameters.py",
+        "compat/tensorflowonspark/pipeline.py",
+        "data/feeding.py",
+        "data/inferring.py",
         "data/spark.py",
         "engines/sitter.py",
         "engines/spark.py",
@@ -82,6 +100,7 @@ HEAVY = {
         "spark/predict.py",
         "spark/rows.py",
         "spark/scoring.py",
+        "spark/tfrecords.py",
     },
     "kubernetes": set(),
     "optuna": set(),

@@ -17,6 +17,7 @@ NAMES = {
     *("JournalError", "Local", "PreflightError", "Random", "ResourceError", "Run", "RunDirectoryError", "RunFailed"),
     *("Space", "SpecError", "Trainable", "Trial", "TrialFailed", "UsageError", "choice", "fit", "load", "load_model"),
     *("Spark", "map_batches", "predict", "spark"),
+    *("Program", "ProgramContext", "ProgramFailed", "Role", "launch"),
     *("loguniform", "quniform", "randint", "resume", "select", "torch", "keras", "uniform", "__version__"),
 }
 COMMON = {
@@ -90,7 +91,7 @@ def test_errors_are_one_tree_with_their_exit_codes() -> None:
     codes = {name: getattr(hy, name).exit_code for name in NAMES if isinstance(getattr(hy, name), type)
              and issubclass(getattr(hy, name), Exception)}  # fmt: skip
     assert codes == {
-        **dict.fromkeys(("HopyardError", "JournalError", "RunFailed", "Inexact"), 1),
+        **dict.fromkeys(("HopyardError", "JournalError", "RunFailed", "Inexact", "ProgramFailed"), 1),
         **dict.fromkeys(("UsageError", "SpecError", "DataError", "PreflightError", "RunDirectoryError"), 2),
         "TrialFailed": 3,
         "ResourceError": 4,

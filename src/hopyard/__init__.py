@@ -31,8 +31,12 @@ _WHERE = {
     "JournalError": "hopyard.errors",
     "Local": "hopyard.engines.local",
     "PreflightError": "hopyard.errors",
+    "Program": "hopyard.driver.program",
+    "ProgramContext": "hopyard.agent.context",
+    "ProgramFailed": "hopyard.errors",
     "Random": "hopyard.search.listed",
     "ResourceError": "hopyard.errors",
+    "Role": "hopyard.core.cluster",
     "Run": "hopyard.driver.run",
     "RunDirectoryError": "hopyard.errors",
     "RunFailed": "hopyard.errors",
@@ -45,6 +49,7 @@ _WHERE = {
     "UsageError": "hopyard.errors",
     "choice": "hopyard.space",
     "fit": "hopyard.driver.start",
+    "launch": "hopyard.driver.launch",
     "load": "hopyard.driver.run",
     "load_model": "hopyard.driver.saved",
     "loguniform": "hopyard.space",
@@ -80,7 +85,11 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from hopyard.agent.context import ProgramContext as ProgramContext
+    from hopyard.core.cluster import Role as Role
     from hopyard.data.dataset import Dataset as Dataset
+    from hopyard.driver.launch import launch as launch
+    from hopyard.driver.program import Program as Program
     from hopyard.driver.run import Run as Run
     from hopyard.driver.run import load as load
     from hopyard.driver.saved import load_model as load_model
@@ -96,6 +105,7 @@ if TYPE_CHECKING:
     from hopyard.errors import Inexact as Inexact
     from hopyard.errors import JournalError as JournalError
     from hopyard.errors import PreflightError as PreflightError
+    from hopyard.errors import ProgramFailed as ProgramFailed
     from hopyard.errors import ResourceError as ResourceError
     from hopyard.errors import RunDirectoryError as RunDirectoryError
     from hopyard.errors import RunFailed as RunFailed

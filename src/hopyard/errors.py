@@ -8,6 +8,7 @@
     │   └── RunDirectoryError   2   the run directory exists, is in use, or is not one
     ├── JournalError            1   the journal is damaged, or of a newer version
     ├── RunFailed               1   no trial of the run completed
+    ├── ProgramFailed       1   a task of a program failed: names the first cause, its host and log
     ├── Inexact                 1   `exact=True` met what cannot be exact, or a replay gave other bits
     ├── TrialFailed             3   the model of a failed trial was asked for
     └── ResourceError           4   disk, memory or slots ran out; `hopyard resume` goes on
@@ -57,6 +58,20 @@ class JournalError(HopyardError):
 
 class RunFailed(HopyardError):
     """No trial of the run completed."""
+
+
+class ProgramFailed(HopyardError):
+    """A program did not come to a good end. The message has the first failing task's own traceback.
+
+    Attributes:
+        task: "worker 1"; empty where no task is to blame.
+        host: where it ran.
+        log: path of its log.
+    """
+
+    def __init__(self, message: str, task: str = "", host: str = "", log: str = "") -> None:
+        self.task, self.host, self.log = task, host, log
+        super().__init__(message)
 
 
 class Inexact(HopyardError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
 
 LOOPBACK = "127.0.0.1"
 
@@ -22,3 +24,20 @@ def address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that has this IPv4 address; empty when none has, or the system cannot say."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no IPv4 address
+                continue
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return ""
+
+
+_SIOCGIFADDR = 0x8915
+"""Of Linux."""

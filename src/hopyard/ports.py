@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -186,6 +186,15 @@ class Crew(Protocol):
 
     def device(self, slot: int) -> str:
         """ "cpu" or "cuda"."""
+        ...
+
+    def aside(self, slots: Collection[int]) -> None:
+        """Give what these agents hold in the cluster's books back to it, while they go on: others need the room.
+        Returns when that is done; also for slots that come up later, until `back`."""
+        ...
+
+    def back(self) -> None:
+        """Hold it again."""
         ...
 
     def close(self) -> None:

@@ -252,14 +252,14 @@ def test_a_transform_sees_all_columns_and_its_values_are_found(spark: Any, store
 
 def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    whole = asked._collected
+    whole = asked.collected
 
     def counted(df: Any) -> list[Any]:
         rows = whole(df)
         told.extend(len(row[0]) for row in rows)
         return rows
 
-    monkeypatch.setattr(asked, "_collected", counted)
+    monkeypatch.setattr(asked, "collected", counted)
     context = spark.sparkContext
     context.setJobGroup("counted", "")
     rows = 50_000

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +21,7 @@ import pytest
 
 from hopyard.engines import seats as seats_of
 from hopyard.engines.seats import Seats
-from hopyard.engines.sitter import Ticket, environment, stay
+from hopyard.engines.sitter import Ticket, dial, environment, stay
 from jobs import alive, gone
 
 TOKEN = "the token"
@@ -45,9 +48,11 @@ class Played:
 
     all: ClassVar[list[Played]] = []
 
-    def __init__(self, seats: Seats, token: str = TOKEN, gpus: tuple[str, ...] = ()) -> None:
+    def __init__(self, seats: Seats, token: str = TOKEN, gpus: tuple[str, ...] = (), executor: str = "") -> None:
         self.line = socket.create_connection(("127.0.0.1", seats.port), 5)
-        self.say({"token": token, "host": "there", "gpus": list(gpus)})
+        self.job = len(self.all)
+        where = {"host": "there", "executor": executor, "job": self.job}
+        self.say({"token": token, "gpus": list(gpus), **where})
         self._heard = self.line.makefile("rb")
         self.all.append(self)
 
@@ -217,12 +222,14 @@ def test_gpus_of_a_task_are_those_of_its_agent() -> None:
 def sitting(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Seats, int]]:
     """A real sitter in a thread of this process, with an agent that dials where nobody is: (seats, agent's pid)."""
     ticket = Ticket("127.0.0.1", seats.port, TOKEN, CARD, 1, {})
-    thread = threading.Thread(target=stay, args=(ticket, [], os.getpid()))
-    before = set(mine())
+    task, its = socket.socketpair()
+    thread = threading.Thread(target=stay, args=(ticket, dial(ticket), its, [], os.getpid()))
+    before = set(children(os.getpid()))
     seats.start(7)
     thread.start()
-    (pid,) = until(lambda: {one for one in set(mine()) - before if b"hopyard.agent" in command(one)})
-    yield seats, pid
+    (pid,) = until(lambda: {one for one in set(children(os.getpid())) - before if b"hopyard.agent" in command(one)})
+    with task:
+        yield seats, pid
     seats.close()
     thread.join(10)
     assert not thread.is_alive()
@@ -237,9 +244,8 @@ def command(pid: int) -> bytes:
         return b""
 
 
-def mine() -> list[int]:
-    """Children of this process."""
-    return [int(pid) for pid in Path(f"/proc/{os.getpid()}/task").glob("*/children") for pid in pid.read_text().split()]
+def children(process: int) -> list[int]:
+    return [int(pid) for file in Path(f"/proc/{process}/task").glob("*/children") for pid in file.read_text().split()]
 
 
 def test_a_real_sitter_says_how_its_agent_ended(sitting: tuple[Seats, int]) -> None:
@@ -262,6 +268,186 @@ def test_a_real_sitter_leaves_when_the_driver_does(sitting: tuple[Seats, int]) -
     seats, pid = sitting
     seats.close()
     assert gone([pid], 1)
+
+
+def test_a_task_that_steps_aside(seats: Seats) -> None:
+    seats.start(0)
+    seats.start(1)
+    one, two = Played(seats), Played(seats)
+    assert (one.hear(), two.hear()) == ({"start": 0}, {"start": 1})
+    assert seats.due == 2
+    assert seats.aside([1]) == {two.job: 1}
+    assert seats.aside([1]) == {}
+    assert two.hear() == {"aside": True}
+    assert (seats.due, seats.taken) == (1, 2)
+    seats.back()
+    assert (seats.due, seats.taken) == (2, 2)
+    two.leave()
+    assert until(seats.lost) == [(1, "its sitter on there ended")]
+    assert seats.due == 1
+
+
+def test_a_slot_is_held_by_the_task_that_is_nearest(seats: Seats) -> None:
+    for slot, executor in enumerate("ab"):
+        seats.start(slot)
+        Played(seats, executor=executor).hear()
+    assert [seats.executor(slot) for slot in (0, 1, 2)] == ["a", "b", ""]
+    assert len(seats.aside([0, 1])) == 2
+    seats.back()
+    near, far = Played(seats, executor="b"), Played(seats, executor="c")
+    until(lambda: seats.came == 4)
+    assert seats.executor(1) == "b"
+    assert seats.aside([1]) == {near.job: 1}
+    assert near.hear() == {"leave": True}
+    assert seats.aside([0]) == {far.job: 0}
+    assert far.hear() == {"leave": True}
+    assert seats.lost() == []
+
+
+def test_a_task_that_holds_a_slot_takes_the_next_agent(seats: Seats) -> None:
+    seats.start(0)
+    one = Played(seats)
+    one.hear()
+    seats.aside([0])
+    assert one.hear() == {"aside": True}
+    seats.back()
+    other = Played(seats)
+    until(lambda: seats.came == 2)
+    one.say({"ended": 0, "story": "process 7 was killed by SIGKILL"})
+    assert until(seats.lost) == [(0, "process 7 was killed by SIGKILL")]
+    assert one.hear() == {"leave": True}
+    seats.start(0)
+    assert other.hear() == {"start": 0}
+
+
+def test_while_slots_are_aside(seats: Seats) -> None:
+    """What comes late steps aside at once; what nobody needs any more leaves at once; a free seat that had an agent
+    stays for the next."""
+    seats.start(0)
+    spare = Played(seats)
+    assert spare.hear() == {"start": 0}
+    spare.say({"ended": 0, "story": "it is over"})
+    until(seats.lost)
+    seats.aside([1, 2])
+    seats.start(1)
+    assert (spare.hear(), spare.hear()) == ({"start": 1}, {"aside": True})
+    assert Played(seats).hear() == {"leave": True}
+    seats.end(1)
+    assert spare.hear() == {"end": 1}
+    spare.say({"free": 1})
+    assert spare.hear() == {"leave": True}
+
+
+TASK = """
+import json, sys
+from hopyard.engines.sitter import Ticket, hold
+port, token, card, executor = json.loads(sys.stdin.readline())
+hold(Ticket("127.0.0.1", port, token, card.encode(), 1, {}), [], executor)
+"""
+
+
+class Placed:
+    """A real sitter of a task in a process of its own, whose executor is another, with an agent that dials nobody."""
+
+    def __init__(self, seats: Seats, slot: int) -> None:
+        self.executor = subprocess.Popen(["sleep", "60"])
+        self.task = subprocess.Popen([sys.executable, "-c", TASK], stdin=subprocess.PIPE)
+        seats.start(slot)
+        assert self.task.stdin is not None
+        self.task.stdin.write(json.dumps([seats.port, TOKEN, CARD.decode(), self.executor.pid]).encode() + b"\n")
+        self.task.stdin.close()
+        until(lambda: not seats.waits(slot))
+        (self.sitter,) = until(lambda: children(self.task.pid))
+        (self.agent,) = until(lambda: [pid for pid in children(self.sitter) if b"hopyard.agent" in command(pid)])
+
+    def kill(self, what: str) -> None:
+        whom = getattr(self, what)
+        os.kill(whom if isinstance(whom, int) else whom.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for process in (self.task, self.executor):
+            process.kill()
+            process.wait()
+        assert gone([self.sitter, self.agent], 2)
+
+
+@pytest.fixture
+def placed(seats: Seats) -> Iterator[Placed]:
+    made = Placed(seats, 3)
+    yield made
+    made.close()
+
+
+def test_a_sitter_is_detached_from_its_task(placed: Placed, seats: Seats) -> None:
+    assert os.getsid(placed.sitter) == placed.sitter
+    assert os.getsid(placed.agent) == placed.agent
+
+    def files() -> list[str]:
+        return [os.readlink(path) for path in Path(f"/proc/{placed.sitter}/fd").iterdir() if path.name != "2"]
+
+    until(lambda: sum(file.startswith("pipe:") for file in files()) == 2)  # of its agent, once it has begun
+    assert sum(file.startswith("socket:") for file in files()) == 2
+    assert {file.partition(":")[0] for file in files()} <= {"/dev/null", "socket", "pipe", "anon_inode"}
+    assert seats.executor(3) == f"{socket.gethostname()}-{placed.executor.pid}"
+    seats.close()
+    assert gone([placed.task.pid, placed.sitter, placed.agent], 1)
+
+
+HERE = socket.gethostname()
+DIED = {
+    "agent": rf"process \d+ on {HERE} was killed by SIGKILL",
+    "sitter": f"its Spark task on {HERE} ended",
+    "task": f"its Spark task on {HERE} ended",
+    "executor": f"its executor on {HERE} ended",
+}
+
+
+@pytest.mark.parametrize("what", list(DIED))
+def test_whatever_is_killed(placed: Placed, seats: Seats, what: str) -> None:
+    placed.kill(what)
+    ((slot, reason),) = until(seats.lost)
+    assert slot == 3 and re.fullmatch(DIED[what], reason)
+    assert gone([placed.agent], 2)
+    if what == "agent":
+        seats.start(4)
+        until(lambda: [pid for pid in children(placed.sitter) if b"hopyard.agent" in command(pid)])
+    else:
+        assert gone([placed.sitter, placed.task.pid], 2)
+
+
+@pytest.mark.parametrize("what", ["agent", "sitter", "executor", "line"])
+def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, seats: Seats, what: str) -> None:
+    assert seats.aside([3]) == {0: 3}
+    assert placed.task.wait(2) == 0
+    assert seats.due == 0
+    assert alive([placed.sitter, placed.agent]) == [placed.sitter, placed.agent]
+    if what == "line":  # as when the driver is killed
+        next(iter(seats._seats.values())).line.shutdown(socket.SHUT_RDWR)
+    else:
+        placed.kill(what)
+    ((slot, reason),) = until(seats.lost)
+    said = DIED | dict.fromkeys(("sitter", "line"), f"its sitter on {HERE} ended")
+    said["executor"] += "; no task held it any more.*"
+    assert slot == 3 and re.fullmatch(said[what], reason)
+    assert gone([placed.sitter, placed.agent], 2)
+
+
+def test_an_executor_that_cannot_be_watched(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has no descriptors of processes, they are looked at now and then."""
+    monkeypatch.setattr("hopyard.engines.sitter.watched", lambda pid: -1)
+    executor = subprocess.Popen(["sleep", "60"])
+    ticket = Ticket("127.0.0.1", seats.port, TOKEN, CARD, 1, {})
+    task, its = socket.socketpair()
+    thread = threading.Thread(target=stay, args=(ticket, dial(ticket), its, [], executor.pid))
+    seats.start(7)
+    thread.start()
+    until(lambda: seats.taken)
+    executor.kill()
+    executor.wait()
+    assert until(seats.lost) == [(7, DIED["executor"])]
+    thread.join(2)
+    assert not thread.is_alive()
+    task.close()
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

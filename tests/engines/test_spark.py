@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 import hopyard as hy
 from hopyard.core.events import Dispatch, Durable, Joined, Left, Lost
 from hopyard.driver.ship import dump
-from hopyard.engines.spark import _explained
-from jobs import CONFIGS, agents, digests, driver, gone, journal, limited, memory, script, select, troubled
+from hopyard.engines.spark import Executors, _explained
+from hopyard.errors import ResourceError
+from hopyard.ports import Home
+from jobs import CONFIGS, agents, alive, digests, driver, gone, journal, limited, memory, script, select, troubled
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -312,3 +315,154 @@ def test_the_driver_is_killed(tmp_path: Path, spark: Any, undisturbed: list[str]
     run = hy.resume(tmp_path / "run")  # in the session that is active here
     assert digests(run) == undisturbed
     assert not beyond_the_safe_step(tmp_path / "run")
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+class Bare:
+    """A crew of two agents that dial nobody, and where they are."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        keys = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
+        card = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **keys}).encode()
+        self.spark = spark
+        self.crew = hy.Spark(spark, workers=2).open(Home(lambda slot: card, lambda slot: folder / f"{slot}.log"))
+        assert isinstance(self.crew, Executors)
+        self.seats = self.crew._seats
+        for slot in (0, 1):
+            self.crew.start(slot)
+        self.executor: dict[int, int] = {}
+        self.worker: dict[int, int] = {}
+        self.sitter: dict[int, int] = {}
+        self.agent: dict[int, int] = {}
+        for slot in (0, 1):
+            self.find(slot)
+
+    def find(self, slot: int) -> None:
+        self.executor[slot] = int(until(lambda: self.seats.executor(slot)).rpartition("-")[2])
+        self.agent[slot] = until(lambda: self._agent_below(self.executor[slot]))
+        self.sitter[slot] = parent(self.agent[slot])
+        self.worker[slot] = parent(self.sitter[slot])
+
+    @staticmethod
+    def _agent_below(top: int) -> int:
+        level = [top]
+        while level:
+            below = []
+            for pid in level:
+                for file in Path(f"/proc/{pid}/task").glob("*/children"):
+                    try:
+                        below += [int(child) for child in file.read_text().split()]
+                    except (FileNotFoundError, ProcessLookupError):
+                        continue
+            level = alive(below)
+            for pid in level:
+                if b"hopyard.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return 0
+
+    def held(self) -> int:
+        """Tasks that run now."""
+        tracker = self.spark.sparkContext.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getActiveJobsIds()]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        return sum(stage.numActiveTasks for stage in stages if stage)
+
+    def jobs(self) -> int:
+        return len(self.spark.sparkContext.statusTracker().getActiveJobsIds())
+
+
+@pytest.fixture
+def bare(tmp_path: Path, spark: Any) -> Iterator[Bare]:
+    made = Bare(spark, tmp_path)
+    yield made
+    made.crew.close()
+    assert gone([*made.agent.values(), *made.sitter.values()], 2)
+    until(lambda: not made.jobs())
+
+
+def test_jobs_step_aside_and_come_back(bare: Bare, spark: Any) -> None:
+    """Executors of one core: a job of 40 tasks beside two agents."""
+    assert len(set(bare.executor.values())) == 2
+
+    def of_the_user() -> int:
+        return int(spark.range(0, 40, 1, 40).mapInArrow(lambda batches: batches, "id long").count())
+
+    for _ in range(2):
+        bare.crew.aside([0, 1])
+        assert bare.jobs() == 0
+        bare.crew.aside([0, 1])
+        assert of_the_user() == 40
+        assert len(alive([*bare.agent.values(), *bare.sitter.values()])) == 4
+        bare.crew.back()
+        bare.crew.back()
+        until(lambda: bare.held() == 2)
+        assert bare.jobs() == 2
+    found: list[int] = []
+    job = threading.Thread(target=lambda: found.append(of_the_user()))
+    job.start()
+    job.join(1.0)
+    assert not found
+    bare.crew.aside([1])
+    job.join(60)
+    assert found == [40]
+    assert bare.jobs() == 1
+    assert bare.crew.lost() == []
+    assert len(alive(list(bare.agent.values()))) == 2
+
+
+@pytest.mark.parametrize("what", ["agent", "sitter", "worker", "executor"])
+@pytest.mark.parametrize("aside", [False, True])
+def test_what_is_killed_beside_a_bare_agent(bare: Bare, what: str, aside: bool) -> None:
+    if aside:
+        bare.crew.aside([0, 1])
+    os.kill(getattr(bare, what)[1], signal.SIGKILL)
+    if aside and what == "worker":
+        time.sleep(0.5)
+        assert alive([bare.agent[1], bare.sitter[1]]) == [bare.agent[1], bare.sitter[1]]
+        assert bare.crew.lost() == []
+        return
+    ((slot, reason),) = until(bare.crew.lost, 5)
+    assert slot == 1
+    assert ("was killed by SIGKILL" if what == "agent" else " ended") in reason
+    assert ("dynamic allocation" in reason) == (aside and what == "executor")
+    assert gone([bare.agent[1]], 2)
+    bare.crew.start(1)
+    bare.find(1)
+    if aside:
+        until(lambda: not bare.jobs())
+        assert alive([bare.agent[1]])
+        bare.crew.back()
+    until(lambda: bare.held() == 2)
+    assert bare.crew.lost() == []
+
+
+def test_a_task_that_does_not_step_aside(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.engines.spark.ASIDE_SECONDS", 0.3)
+    os.kill(bare.worker[1], signal.SIGSTOP)
+    try:
+        with pytest.raises(ResourceError, match="slots 1: Spark did not end the tasks that hold them within 0 seconds"):
+            bare.crew.aside([0, 1])
+    finally:
+        os.kill(bare.worker[1], signal.SIGCONT)
+    until(lambda: not bare.jobs())
+    bare.crew.aside([0, 1])
+
+
+def test_jobs_that_wait_for_a_slot_end_at_once(bare: Bare) -> None:
+    bare.crew.start(2)
+    until(lambda: bare.jobs() == 3)
+    began = time.monotonic()
+    bare.crew.close()
+    assert time.monotonic() - began < 5
+    until(lambda: not bare.jobs(), 1)

@@ -1,8 +1,10 @@
-"""An agent: a process that dials home, gets its recipe once, and runs units until it is told to end.
+"""An agent: a process that dials home, is told what it is for, and does that until it is told to end.
 
-Three threads. The main one receives a unit, runs it and answers, on a socket of its own, so that no answer waits for
-another thread. A second tells the driver every few seconds that the process lives, also while a unit runs. A third
-seals and stores States. The last two share a second socket under a lock.
+It runs units (`hands.py`), or hosts a task of a program (`host.py`).
+
+Three threads where it runs units. The main one receives a unit, runs it and answers, on a socket of its own, so that no
+answer waits for another thread. A second tells the driver every few seconds that the process lives, also while a unit
+runs. A third seals and stores States. The last two share a second socket under a lock.
 
 Keys come on standard input, first line; its end means that the driver is gone, and the agent with it.
 """
@@ -12,48 +14,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import resource
 import signal
-import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import msgspec
 import zmq
 
-from hopyard.agent.build import Plan, foresee, warm
-from hopyard.agent.keep import Keeper
-from hopyard.agent.reach import Network, reach
-from hopyard.agent.work import Worker
-from hopyard.core.events import Durable
-from hopyard.core.messages import (
-    LIMIT,
-    Beat,
-    Card,
-    End,
-    Examine,
-    Hello,
-    NoRoom,
-    Ready,
-    Setup,
-    Unfit,
-    Up,
-    Work,
-    pack,
-    unpack_down,
-)
-from hopyard.data.manifest import Manifest
-from hopyard.frameworks import environment, imported, quiet, tools
-from hopyard.store.arena import Arena, Folder
+from hopyard.core.hosting import Host
+from hopyard.core.messages import LIMIT, Beat, Card, Hello, Setup, Up, pack, unpack_down
 
-ARENA_SHARE = 4
-"""One agent uses at most this part of the free shared memory."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -91,6 +64,11 @@ class Line:
             if not self._side.closed:
                 self._side.send(pack(message))
 
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """What `hear` reads, for those who wait for more than the driver."""
+        return self._main
+
     def close(self) -> None:
         """Hang up, once all that was said is sent."""
         with self._lock:
@@ -109,129 +87,46 @@ class Line:
         threading.Thread(target=run, name="hopyard-beat", daemon=True).start()
 
 
-@dataclass(frozen=True, slots=True)
-class Hands:
-    """A worker and what it works with."""
-
-    worker: Worker
-    keeper: Keeper
-    arena: Arena
-    folder: Folder
-    network: Network | None = None
-    """Of an agent that may be on another host than the driver or its peers."""
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """What `Ready` says of its memory."""
-        if self.network is None:
-            return {}
-        return {"memory": self.folder.identity, "peer": self.network.peer}
-
-    def do(self, message: Work | Examine) -> Sequence[Up]:
-        """The answers to a unit or to a check."""
-        if isinstance(message, Examine):
-            return [self.worker.check(message.trial, message.config)]
-        for where in message.release:
-            self.keeper.release(where)
-        return self.worker.run(message.unit, message.config, message.peer)
-
-    def close(self) -> None:
-        """Store what is an epoch's end, give shared memory back."""
-        self.keeper.close()
-        if self.network is not None:
-            self.network.close()
-        self.arena.close()
-        self.folder.close()
-
-
-def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None], card: Card | None = None) -> Hands:
-    """A worker from what the driver sent.
-
-    Args:
-        slot: its number.
-        setup: from the driver.
-        tell: says what happens in the background.
-        card: of an agent that may be on another host.
-
-    Raises:
-        Exception: whatever loading the recipe raises.
-    """
-    quiet()
-    manifest = msgspec.json.decode(setup.manifest, type=Manifest)
-    recipe = cloudpickle.loads(setup.recipe)
-    foresee(recipe)
-    plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
-    reached = reach(setup, card)
-    folder, store, network = reached.folder, reached.store, reached.network
-    free = os.statvfs(folder.path)
-    arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE)
-    keeper = Keeper(slot, store, arena, tell)
-    fetch = None if network is None else network.take
-    return Hands(Worker(slot, plan, store, arena, keeper, fetch), keeper, arena, folder, network)
-
-
 def serve(card: Card) -> None:
     """The life of an agent."""
     line = Line(card)
     try:
-        _serve(card, line)
+        line.answer(Hello(card.slot))
+        first = line.hear()
+        if isinstance(first, Host):
+            line.beat(card.slot, first.silence / 6)
+            from hopyard.agent.host import Hosting
+
+            Hosting(card, line, first).run()
+        elif isinstance(first, Setup):
+            line.beat(card.slot, first.spec.silence / 6)
+            from hopyard.agent.hands import work
+
+            work(card, line, first)
+        else:
+            raise TypeError(f"the first message is Setup or Host, not {type(first).__name__}")
     finally:
         line.close()
 
 
-def _serve(card: Card, line: Line) -> None:
-    slot = card.slot
-    line.answer(Hello(slot))
-    setup = line.hear()
-    if not isinstance(setup, Setup):
-        raise TypeError(f"the first message is Setup, not {type(setup).__name__}")
-    line.beat(slot, setup.spec.silence / 6)
-    for name, value in environment(setup.threads).items():
-        os.environ.setdefault(name, value)
-    try:
-        hands = assemble(slot, setup, line.say, card)
-    except Exception as error:  # noqa: BLE001 - told to the user, who must see it
-        line.answer(Unfit(slot, f"{type(error).__name__}: {error}"))
-        traceback.print_exc()
-        return
-    hands.worker.prepare()
-    line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), **hands.place))
-    warm()
-    while True:
-        message = line.hear()
-        if isinstance(message, End):
-            hands.close()
-            return
-        for answer in hands.do(message):
-            line.answer(answer)
-
-
-def fingerprint() -> dict[str, Any]:
-    """What equal digests may depend on: versions, machine, processor."""
-    import numpy as np
-
-    found: dict[str, Any] = {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "machine": platform.machine(),
-        "system": platform.system(),
-    }
-    for framework in imported():
-        found |= tools(framework).versions()
-    return found
+def ended_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let the kernel end this process when its parent ends, where it can; 0: it need not."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def die_with_parent(parent: int) -> None:
     """End when the parent ends: by signal where the kernel offers it, and by the end of standard input everywhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    ended_with(parent)
 
     def watch() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
+        if os.getpgrp() == os.getpid():  # with all that it started
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, name="hopyard-watch", daemon=True).start()

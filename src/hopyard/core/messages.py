@@ -1,7 +1,8 @@
 """What driver and agents say to each other: typed, versioned, MessagePack; never a pickle from an agent.
 
 Up go `Hello`, `Ready`, `Unfit`, `Beat`, `NoRoom` and four facts of the journal (`Checked`, `Done`, `Durable`,
-`Failed`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Examine` and `End`.
+`Failed`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Examine` and `End`. An agent
+that is to host a program hears `Host` in the place of `Setup`, and then what `hosting.py` and `program.py` have.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 import msgspec
 
 from hopyard.core.events import UNREADABLE, Checked, Done, Durable, Failed
+from hopyard.core.hosting import Door, FeedWord, Host, Shown
+from hopyard.core.program_facts import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.errors import HopyardError
 from hopyard.spec import FORMAT, Config, RunSpec, Unit
 
@@ -116,8 +119,10 @@ class End(Message, frozen=True):
     """Down: there is no more work."""
 
 
-Up = Hello | Ready | Unfit | Beat | NoRoom | Checked | Done | Durable | Failed
-Down = Setup | Work | Examine | End
+Hosted = Reserved | Running | Reported | Ended | Door | Shown | FeedWord
+"""What comes up from an agent that hosts a program."""
+Up = Hello | Ready | Unfit | Beat | NoRoom | Checked | Done | Durable | Failed | Hosted
+Down = Setup | Work | Examine | End | Host | Begin | Halt | FeedWord
 
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)

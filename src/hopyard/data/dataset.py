@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -31,6 +31,8 @@ from hopyard.data.names import ColumnSpec, columns, fraction, whole
 from hopyard.data.plan import plan
 from hopyard.data.sources import Arrays, Source, Table
 from hopyard.data.spark import checked, is_frame
+from hopyard.data.tfrecord_source import Records
+from hopyard.data.tfrecord_source import find as find_records
 from hopyard.errors import SpecError
 
 Assign = Literal["spread", "blocks"]
@@ -160,6 +162,46 @@ class Dataset:
         files = Files(find(source))
         return cls._make(
             files, files.schema(), features=features, label=label,
+            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
+        )  # fmt: skip
+
+    @classmethod
+    def tfrecord(
+        cls,
+        source: str | os.PathLike[str] | list[Any],
+        *,
+        features: Any,
+        label: Any = None,
+        weight: str | None = None,
+        validation: float | str | Dataset = 0.0,
+        partitions: int = 8,
+        encode: Mapping[str, Any] | None = None,
+        standardize: bool | list[str] = False,
+        transform: Transform | None = None,
+        seed: int = 0,
+        assign: Assign = "spread",
+        cache_bytes: int = CACHE_BYTES,
+        binary_features: Sequence[str] = (),
+    ) -> Dataset:
+        """TFRecord files of tf.train.Example; they are read twice when the cache is made, first to find the columns.
+
+        A feature is a column of int64, float32 or text, or of lists of these if any record has other than one value;
+        one that a record lacks is null there. Names that end with ".gz" are decompressed.
+
+        Args:
+            source: a path, glob, directory or fsspec URL, or a list of these. Of directories and globs, what begins
+                with "_" or "." is left out.
+            binary_features: features of bytes that are no text.
+            features, …: as for `parquet`.
+
+        Raises:
+            SpecError, DataError: a value is not allowed, or no file matches. A file that is damaged or no TFRecord
+                file, and a column that is not there, are found by `prepare`.
+        """
+        files = Records(find_records(source), binary_features)
+        return cls._make(
+            files, None, features=features, label=label,
             weight=weight, validation=validation, partitions=partitions, encode=encode,
             standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
@@ -435,7 +477,7 @@ class Dataset:
             identity = self.source.identity()
             if identity is None:
                 return None
-            if isinstance(self.source, Files):  # may change while we live: ask again each time
+            if isinstance(self.source, (Files, Records)):  # may change while we live: ask again each time
                 return identity
             self._memo["source"] = identity
         return self._memo["source"]
@@ -482,7 +524,7 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         state = {one.name: getattr(self, one.name) for one in fields(self)}
         self._code()
-        identity = None if isinstance(self.source, Files) else self._identity()
+        identity = None if isinstance(self.source, (Files, Records)) else self._identity()
         return _restore, ({**state, "source": self.source.detached(identity), "_memo": dict(self._memo)},)
 
 

@@ -98,7 +98,7 @@ def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> ColumnSpec
         if task is None:
             for name, how in open_.items():
                 values = df.select(quoted(name)).distinct()
-                rows = _collected(values.limit(ONE_HOT_LIMIT + 1) if how.kind == "one-hot" else values)
+                rows = collected(values.limit(ONE_HOT_LIMIT + 1) if how.kind == "one-hot" else values)
                 found[name].update(row[0] for row in rows)
             continue
         for told in tell(df, task, "values"):
@@ -126,7 +126,7 @@ def tell(df: Any, task: Task, what: Literal["run", "values"]) -> list[Told]:
         yield pyarrow.RecordBatch.from_arrays([pyarrow.array([told], pyarrow.binary())], ["told"])
 
     alive(df)
-    rows = _collected(mapped(df, work, StructType([StructField("told", BinaryType())])))
+    rows = collected(mapped(df, work, StructType([StructField("told", BinaryType())])))
     return sorted((msgspec.msgpack.decode(bytes(row[0]), type=Told) for row in rows), key=lambda told: told.number)
 
 
@@ -150,7 +150,8 @@ def mapped(df: Any, work: Any, schema: Any) -> Any:
     return df.toDF(*[f"c{number}" for number in range(len(names))]).mapInArrow(named, schema)
 
 
-def _collected(df: Any) -> list[Any]:
+def collected(df: Any) -> list[Any]:
+    """Its rows; raises SpecError in the place of errors of Spark whose cause is known."""
     try:
         return list(df.collect())
     except Exception as error:

@@ -23,7 +23,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from hopyard.agent.build import undisturbed
-from hopyard.agent.main import Hands, assemble, fingerprint
+from hopyard.agent.hands import Hands, assemble, fingerprint
+from hopyard.core.hosting import Host
 from hopyard.core.messages import (
     LIMIT,
     Beat,
@@ -91,7 +92,7 @@ class Router:
 
     Args:
         engine: brings agents up.
-        setup: slot's device → what each agent is told once.
+        setup: slot's device → what each agent is told once: of a run, or of a program.
         log_of: slot → its log.
         silence: seconds after which an agent that says nothing is lost.
     """
@@ -99,7 +100,7 @@ class Router:
     def __init__(
         self,
         engine: Engine,
-        setup: Callable[[str], Setup],
+        setup: Callable[[str], Setup | Host],
         log_of: Callable[[int], Path],
         silence: float,
     ) -> None:
@@ -135,6 +136,11 @@ class Router:
         self._checked = time.monotonic()
         self._lag = 0.0
 
+    @property
+    def crew(self) -> Crew:
+        """The agents as their engine sees them."""
+        return self._crew
+
     def start(self, slot: int) -> None:
         """Bring up an agent."""
         self._heard[slot] = time.monotonic() + GRACE
@@ -149,9 +155,11 @@ class Router:
         """Say something to an agent; to one that is gone it is said in vain."""
         self._router.send_multipart([b"w%d" % slot, pack(message)])
 
-    def receive(self, seconds: float) -> list[Up | Gone]:
-        """All that arrived."""
+    def receive(self, seconds: float, also: int = -1) -> list[Up | Gone]:
+        """All that arrived. Something to read from the file `also` ends the waiting, too."""
         poller = zmq.Poller()
+        if also >= 0:
+            poller.register(also, zmq.POLLIN)
         poller.register(self._router, zmq.POLLIN)
         for file in self._crew.watch():
             poller.register(file, zmq.POLLIN)

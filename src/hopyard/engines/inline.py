@@ -3,6 +3,7 @@ machine, journal, worker and States, only without a process and a socket between
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hopyard.errors import SpecError
@@ -65,6 +66,12 @@ class Alone:
     def device(self, slot: int) -> str:
         """Inline runs on the CPU."""
         return "cpu"
+
+    def aside(self, slots: Collection[int]) -> None:
+        """There are no books here."""
+
+    def back(self) -> None:
+        """There are no books here."""
 
     def close(self) -> None:
         """Nothing is left."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
@@ -133,6 +133,7 @@ class Processes:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment,
+                    process_group=0,  # what it starts ends with it
                 )
         except OSError as error:
             raise ResourceError(f"slot {slot}: no worker process could be started: {error}") from error
@@ -149,7 +150,7 @@ class Processes:
         self._devices.pop(slot, None)
         if process is None:
             return
-        process.kill()
+        _group_killed(process)
         process.wait()
         self._forget(process, file)
 
@@ -161,6 +162,7 @@ class Processes:
             if code is not None:
                 del self._running[slot]
                 self._devices.pop(slot, None)
+                _group_killed(process)
                 self._forget(process, file)
                 ended.append((slot, f"process {process.pid} {story(code)}"))
         return ended
@@ -177,6 +179,12 @@ class Processes:
         """ "cuda" when the worker has a GPU of its own or shares one."""
         return "cuda" if slot in self._devices else "cpu"
 
+    def aside(self, slots: Collection[int]) -> None:
+        """There are no books here."""
+
+    def back(self) -> None:
+        """There are no books here."""
+
     def close(self) -> None:
         """End all. Those that were told to end have a moment to do so by themselves."""
         patience = time.monotonic() + 0.5
@@ -184,7 +192,7 @@ class Processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, patience - time.monotonic()))
         for process, _ in self._running.values():
-            process.kill()
+            _group_killed(process)
         for slot in list(self._running):
             self.end(slot)
 
@@ -206,6 +214,12 @@ class Processes:
                 process.stdin.close()
         if file >= 0:
             os.close(file)
+
+
+def _group_killed(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def watched(pid: int) -> int:

@@ -2,7 +2,9 @@
 
 A sitter (`sitter.py`) that was placed somewhere dials in and is a seat. Slots that want an agent wait in a queue; seats
 that are free take them in turn. When a seat's line ends, its slot is lost; when an agent ends, its seat is free again,
-so a new agent needs nothing new from the cluster. Knows no Spark: whoever places sitters is a function.
+so a new agent needs nothing new from the cluster. Tasks of seats can be told to step aside: they end, and their agents
+go on. The slot of such an agent is then held by nobody, and later by the task of another seat that is free. Knows no
+Spark: whoever places sitters is a function.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -48,13 +50,25 @@ class Seat:
     heard: bytearray = field(default_factory=bytearray)
     admitted: bool = False
     host: str = ""
+    executor: str = ""
+    """Host, and process of the executor there."""
     gpus: tuple[str, ...] = ()
+    job: int = -1
+    """Whose task started it."""
+    task: bool = True
+    """Its task is there; false: it has stepped aside."""
     slot: int = -1
     """Whose agent runs there; −1: none."""
+    holds: int = -1
+    """The slot of another seat's agent, whose own task is not there any more; −1: none."""
+    used: bool = False
+    """It had a slot before."""
     ending: bool = False
     """An agent of it is being ended; it takes no other before it says so."""
     leaving: bool = False
     """It was told to leave."""
+    why: str = ""
+    """Its last words."""
 
 
 class Seats:
@@ -73,6 +87,7 @@ class Seats:
         self._lock = threading.RLock()
         self._seats: dict[int, Seat] = {}
         self._wanted: deque[int] = deque()
+        self._aside: set[int] = set()
         self._lost: list[tuple[int, str]] = []
         self._hopeless: str = ""
         self._logs: dict[int, IO[bytes]] = {}
@@ -112,7 +127,8 @@ class Seats:
             self._lost = [(number, reason) for number, reason in self._lost if number != slot]
             seat = self._of(slot)
             if seat is not None:
-                seat.slot, seat.ending, seat.since = -1, True, time.monotonic()
+                seat.ending = True
+                self._vacate(seat)
                 self._tell(seat, {"end": slot})
             self._close_log(slot)
 
@@ -129,8 +145,7 @@ class Seats:
                 if seat.ending and now - seat.since > AWAY_SECONDS:
                     self._drop(seat, "did not end its agent")
                 elif self._idle(seat) and not self._wanted and now - seat.since > SPARE_SECONDS:
-                    seat.leaving = True
-                    self._tell(seat, {"leave": True})
+                    self._dismiss(seat)
             if self._hopeless:
                 raise ResourceError(self._hopeless)
             return gone
@@ -148,6 +163,35 @@ class Seats:
         with self._lock:
             seat = self._of(slot)
             return "cuda" if seat is not None and seat.gpus else "cpu"
+
+    def executor(self, slot: int) -> str:
+        """Where its agent is, "host-process"; equal for those of one executor; "": nowhere yet."""
+        with self._lock:
+            seat = self._of(slot)
+            return "" if seat is None else seat.executor
+
+    def aside(self, slots: Collection[int]) -> dict[int, int]:
+        """Let the tasks of these slots end, those that come later too, until `back`.
+
+        Returns:
+            Job → slot, of the tasks that were told so now.
+        """
+        told = {}
+        with self._lock:
+            self._aside.update(slots)
+            for seat in list(self._seats.values()):
+                slot = max(seat.slot, seat.holds)
+                if slot in self._aside and seat.task and not seat.leaving:
+                    told[seat.job] = slot
+                    self._step_aside(seat)
+            self._fill()
+        return told
+
+    def back(self) -> None:
+        """Slots are held again, by tasks that come from now on."""
+        with self._lock:
+            self._aside.clear()
+            self._fill()
 
     def close(self) -> None:
         """Let all agents end: those that were told to have a moment for it, then their sitters end them and leave."""
@@ -186,6 +230,13 @@ class Seats:
         """Seats with an agent."""
         with self._lock:
             return sum(seat.slot >= 0 for seat in self._seats.values())
+
+    @property
+    def due(self) -> int:
+        """Tasks that there should be: one for each slot that wants a seat or has an agent, but those that are aside."""
+        with self._lock:
+            running = [seat.slot for seat in self._seats.values() if seat.slot >= 0]
+            return len(self._wanted) + sum(slot not in self._aside for slot in running)
 
     @property
     def missing(self) -> int:
@@ -233,7 +284,7 @@ class Seats:
         except OSError:
             data = b""
         if not data:
-            self._drop(seat, f"its Spark task on {seat.host} ended")
+            self._drop(seat, _last_words(seat))
             return
         seat.heard += data
         if not seat.admitted and len(seat.heard) > HELLO_BYTES:
@@ -260,7 +311,7 @@ class Seats:
             self._drop(seat, "")
             return False
         seat.admitted = True
-        seat.host = str(message["host"])
+        seat.host, seat.executor, seat.job = str(message["host"]), str(message["executor"]), int(message["job"])
         seat.gpus = tuple(map(str, message["gpus"]))
         self.came += 1
         self._fill()
@@ -269,30 +320,61 @@ class Seats:
     def _take(self, seat: Seat, message: dict[str, Any]) -> None:
         if "log" in message:
             self._write(int(message["log"]), str(message["text"]))
-        elif "free" in message:
-            seat.ending = False
-            self._fill()
-        elif "ended" in message:
-            slot = int(message["ended"])
-            if seat.slot == slot:
-                seat.slot, seat.since = -1, time.monotonic()
+        elif "why" in message:
+            seat.why = str(message["why"])
+        elif "free" in message or "ended" in message:
+            slot = int(message.get("ended", -1))
+            if seat.slot == slot >= 0:
+                self._vacate(seat)
                 self._gone(slot, str(message["story"]))
-            elif seat.ending:
-                seat.ending = False  # it ended by itself before it was told to
+            else:
+                seat.ending = False  # as it was told to, or by itself just before
+            if not seat.task and seat.slot < 0:
+                self._dismiss(seat)
             self._fill()
 
     def _fill(self) -> None:
-        """Seats that are free take slots that wait."""
+        """Seats that are free take slots that wait for an agent, then those that no task holds."""
         for seat in list(self._seats.values()):
-            if not self._wanted:
-                return
-            if self._idle(seat):
-                seat.slot = self._wanted.popleft()
+            if not self._idle(seat):
+                continue
+            if self._wanted:
+                seat.slot, seat.used = self._wanted.popleft(), True
                 self._tell(seat, {"start": seat.slot})
+                if seat.slot in self._aside:
+                    self._step_aside(seat)
+            elif unheld := self._unheld():
+                near = [other.slot for other in unheld if other.executor == seat.executor]
+                seat.holds, seat.used = (near or [other.slot for other in unheld])[0], True
+            elif self._aside and not seat.used:
+                self._dismiss(seat)  # it was asked for before others were to have the room
+
+    def _unheld(self) -> list[Seat]:
+        held = {seat.holds for seat in self._seats.values()} | self._aside
+        return [seat for seat in self._seats.values() if seat.slot >= 0 and not seat.task and seat.slot not in held]
 
     @staticmethod
     def _idle(seat: Seat) -> bool:
-        return seat.admitted and seat.slot < 0 and not seat.ending and not seat.leaving
+        return seat.admitted and seat.task and max(seat.slot, seat.holds) < 0 and not seat.ending and not seat.leaving
+
+    def _step_aside(self, seat: Seat) -> None:
+        """Let its task end; where it only held a slot, there is nothing else to it."""
+        if seat.slot >= 0:
+            seat.task = False
+            self._tell(seat, {"aside": True})
+        else:
+            self._dismiss(seat)
+
+    def _dismiss(self, seat: Seat) -> None:
+        seat.leaving = True
+        self._tell(seat, {"leave": True})
+
+    def _vacate(self, seat: Seat) -> None:
+        """It has an agent no more, and nobody needs to hold the slot of it."""
+        for one in self._seats.values():
+            if one is seat or one.holds == seat.slot:
+                one.holds, one.since = -1, time.monotonic()
+        seat.slot = -1
 
     def _tell(self, seat: Seat, order: dict[str, Any]) -> None:
         try:
@@ -306,8 +388,9 @@ class Seats:
         with contextlib.suppress(KeyError, ValueError):
             self._select.unregister(seat.line)
         seat.line.close()
-        if seat.slot >= 0:
-            self._gone(seat.slot, why)
+        if (slot := seat.slot) >= 0:
+            self._vacate(seat)
+            self._gone(slot, why)
 
     def _gone(self, slot: int, reason: str) -> None:
         self._close_log(slot)
@@ -341,3 +424,11 @@ class Seats:
     def _ring(end: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(end, b"x")
+
+
+def _last_words(seat: Seat) -> str:
+    """Why its line ended, as far as it is known."""
+    if not seat.why:
+        return f"its {'Spark task' if seat.task else 'sitter'} on {seat.host} ended"
+    idle = "" if seat.task else "; no task held it any more, and dynamic allocation removes executors that are idle"
+    return seat.why + idle

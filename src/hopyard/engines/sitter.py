@@ -1,14 +1,20 @@
-"""What runs inside a Spark task: it holds the slot in Spark's books and minds one agent, as the driver tells it to.
+"""What a Spark task starts: it minds one agent, as the driver tells it to; the task holds the slot in Spark's books.
 
 A sitter dials the driver (its *line*: one plain socket, JSON lines, let in by a token that came with the task) and says
 where it sits. The driver names a slot; the sitter starts an agent for it, passes on what the agent prints, and says
 when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the JVM of the
-executor, this Python worker, the agent. Knows nothing of pyspark but the GPUs of its task, and not what agents do.
+executor, the task, the agent. Only where the driver orders "aside" does the task end alone: its slot is then free for
+other jobs, and sitter and agent go on, until a task of a second sitter holds a slot for them again.
+
+A sitter is a fork of the task's Python worker, in a session of its own: 10 ms, where a new interpreter that imports
+this module took 160–270 ms on the same busy machine. Knows nothing of pyspark but the GPUs of its task, and not what
+agents do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import selectors
@@ -16,10 +22,12 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hopyard.engines.local import THREADS, story, watched
 
@@ -29,6 +37,8 @@ UNREACHED = "cannot reach the driver"
 """In the message of an executor whose driver cannot be dialled."""
 BLOCK = 1 << 16
 """Bytes of an agent's output that go home at once."""
+POLL_SECONDS = 0.2
+"""Between two looks at processes, where the system has no descriptors of them."""
 _SILENT = 20
 """Seconds after which a line to a host that vanished counts as cut."""
 
@@ -45,6 +55,8 @@ class Ticket:
     """JSON of a `core.messages.Card`, for any slot."""
     threads: int
     env: Mapping[str, str] = field(repr=False)
+    job: int = 0
+    """Number of the Spark job whose task this is."""
 
 
 def sit(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -55,14 +67,14 @@ def sit(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
         for _ in batches:
             pass
-        stay(ticket, _gpus(), _executor())
+        hold(ticket, _gpus(), _executor())
         yield pa.record_batch([pa.array([socket.gethostname()])], names=["host"])
 
     return hopyard_slot
 
 
-def stay(ticket: Ticket, gpus: list[str], executor: int) -> None:
-    """Mind agents until the driver says to leave, or is gone.
+def hold(ticket: Ticket, gpus: list[str], executor: int) -> None:
+    """Start a sitter, and wait: until it has ended, or lets this task go.
 
     Args:
         ticket: the driver's.
@@ -73,10 +85,55 @@ def stay(ticket: Ticket, gpus: list[str], executor: int) -> None:
         ConnectionError: the driver cannot be dialled.
     """
     line = dial(ticket)
-    with line:
-        hello = {"token": ticket.token, "host": socket.gethostname(), "gpus": gpus}
-        line.sendall(json.dumps(hello).encode() + b"\n")
-        _Sitter(ticket, line, gpus, executor).run()
+    mine, its = socket.socketpair()
+    with mine:
+        with line, its, warnings.catch_warnings():
+            # Python 3.12 warns of a fork beside threads (pyarrow's): their locks; a sitter calls nothing of theirs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            sitter = os.fork()
+            if sitter == 0:
+                _detached(ticket, line, its, gpus, executor)
+        if not mine.recv(1):
+            os.waitpid(sitter, 0)
+
+
+def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> NoReturn:
+    """The fork. No descriptor of the worker's may stay open: its JVM waits for the end of some. Each leads to /dev/null
+    instead of being closed, as objects that own it live on here, and would close one of ours by its number."""
+    code = 1
+    try:
+        os.setsid()  # what Spark does to its worker, and to all of its group, is not done to this process
+        gc.freeze()  # leave the pages of memory that are shared with the worker alone
+        null = os.open(os.devnull, os.O_RDWR)
+        for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+            if file not in (2, null, line.fileno(), task.fileno()):
+                with contextlib.suppress(OSError):  # the one of this list
+                    os.fstat(file)
+                    os.dup2(null, file, inheritable=False)
+        stay(ticket, line, task, gpus, executor)
+        code = 0
+    except BaseException:  # noqa: BLE001 - goes to the executor's log; nothing above here may run twice
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def stay(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> None:
+    """Mind agents until the driver says to leave, or is gone, or the executor or the task are.
+
+    Args:
+        ticket: the driver's.
+        line: to the driver.
+        task: to the task; its end is the task's, and one byte lets the task go.
+        gpus: addresses of those that Spark gave to the task.
+        executor: process that all of them belong to.
+    """
+    with line, task:
+        host = socket.gethostname()
+        hello = {"token": ticket.token, "host": host, "executor": f"{host}-{executor}", "gpus": gpus, "job": ticket.job}
+        with contextlib.suppress(OSError):  # the driver has closed; the next look at the line says so
+            line.sendall(json.dumps(hello).encode() + b"\n")
+        _Sitter(ticket, line, task, gpus, executor).run()
 
 
 def dial(ticket: Ticket) -> socket.socket:
@@ -104,13 +161,16 @@ def lasting(line: socket.socket) -> None:
 class _Sitter:
     """Owner of one agent at a time."""
 
-    def __init__(self, ticket: Ticket, line: socket.socket, gpus: list[str], executor: int) -> None:
-        self._ticket, self._line, self._gpus = ticket, line, gpus
+    def __init__(
+        self, ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int
+    ) -> None:
+        self._ticket, self._line, self._task, self._gpus = ticket, line, task, gpus
         self._wait = selectors.DefaultSelector()
         self._wait.register(line, selectors.EVENT_READ, self._hear)
-        self._executor = watched(executor)
-        if self._executor >= 0:
-            self._wait.register(self._executor, selectors.EVENT_READ, self._leave)
+        self._wait.register(task, selectors.EVENT_READ, lambda: self._leave("Spark task"))
+        self._executor, self._executor_ends = executor, watched(executor)
+        if self._executor_ends >= 0:
+            self._wait.register(self._executor_ends, selectors.EVENT_READ, lambda: self._leave("executor"))
         self._heard = b""
         self._slot = -1
         self._agent: subprocess.Popen[bytes] | None = None
@@ -120,21 +180,34 @@ class _Sitter:
     def run(self) -> None:
         try:
             while self._open:
-                for key, _ in self._wait.select(None if self._watch >= 0 or self._agent is None else 0.2):
+                told = self._executor_ends >= 0 and (self._watch >= 0 or self._agent is None)
+                for key, _ in self._wait.select(None if told else POLL_SECONDS):
                     key.data()
                 if self._watch < 0 and self._agent is not None and self._agent.poll() is not None:
                     self._ended()
+                if self._executor_ends < 0 and not _runs(self._executor):
+                    self._leave("executor")
         finally:
             self._end()
             self._wait.close()
-            if self._executor >= 0:
-                os.close(self._executor)
+            if self._executor_ends >= 0:
+                os.close(self._executor_ends)
 
-    def _leave(self) -> None:
+    def _leave(self, what: str = "") -> None:
+        """Because `what` ended; "": the driver knows."""
+        if what and self._open:
+            self._say({"why": f"its {what} on {socket.gethostname()} ended"})
         self._open = False
 
+    def _aside(self) -> None:
+        """Let the task go."""
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            self._wait.unregister(self._task)
+            self._task.sendall(b".")
+        self._task.close()
+
     def _hear(self) -> None:
-        """Orders: {"start": slot}, {"end": slot}, {"leave": true}; the line's end is an order to leave."""
+        """Orders: {"start": slot}, {"end": slot}, {"aside": true}, {"leave": true}; the line's end is one to leave."""
         try:
             data = self._line.recv(4096)
         except OSError:
@@ -151,6 +224,8 @@ class _Sitter:
             elif order.get("end") == self._slot:
                 self._end()
                 self._say({"free": order["end"]})
+            elif "aside" in order:
+                self._aside()
             elif "leave" in order:
                 self._leave()
 
@@ -230,7 +305,7 @@ class _Sitter:
         try:
             self._line.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            self._leave()
+            self._open = False
 
 
 def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
@@ -266,3 +341,13 @@ def _executor() -> int:
                 return process
             process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
     return os.getppid()
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True

@@ -3,6 +3,10 @@
 Spark places and isolates; Hopyard adds no daemon. Works with a classic session and with Spark Connect, as it needs
 `mapInArrow` alone. Jobs that end are submitted again as long as a slot wants a seat; a task that Spark runs again, or
 twice, is one more seat, never one more agent of a slot.
+
+Jobs can step aside: they end while their agents go on, so that other jobs of the session find room, and come back after
+those. In between Spark may place anything beside an agent, also on its GPU; where it allocates dynamically, an executor
+without a task is idle, and may be removed with its agent (`spark.dynamicAllocation.executorIdleTimeout`, 60 s).
 """
 
 from __future__ import annotations
@@ -12,13 +16,13 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hopyard.engines.seats import Seats
 from hopyard.engines.sitter import UNREACHED, Ticket, sit
-from hopyard.errors import SpecError
+from hopyard.errors import ResourceError, SpecError
 from hopyard.hosts import LOOPBACK, address_towards
 from hopyard.ports import Crew, Home
 from hopyard.sessions import is_connect, is_stopped
@@ -31,6 +35,8 @@ FAILURES = 3
 """Jobs that may fail one after the other while no sitter comes, until the run gives up."""
 AGAIN_SECONDS = 1.0
 """Before a job that failed is submitted again."""
+ASIDE_SECONDS = 5.0
+"""How long jobs that were told to step aside may take to end."""
 MORE = (
     "more executors (spark.executor.instances, spark.cores.max, spark.dynamicAllocation.maxExecutors) or fewer cores a "
     "task (spark.task.cpus) would give them one"
@@ -116,8 +122,12 @@ class Executors:
         self._seats = Seats(host, port + 1 if port else 0, token, home.log)
         self._ticket = Ticket(host, self._seats.port, token, home.card(0), engine.threads, dict(engine.env))
         self._tag = f"hopyard-{secrets.token_hex(4)}"
-        self._lock = threading.Lock()
-        self._jobs: set[threading.Thread] = set()
+        self._lock = threading.Condition()
+        """Told when a job has ended."""
+        self._jobs: dict[int, threading.Thread] = {}
+        self._submitted = 0
+        self._leaving: dict[int, int] = {}
+        """Job that steps aside → the slot that it held."""
         self._failures = 0
         self._opened = time.monotonic()
         self._first = 0.0
@@ -154,6 +164,30 @@ class Executors:
         """ "cuda" when its task has GPUs (`spark.task.resource.gpu.amount`)."""
         return self._seats.device(slot)
 
+    def aside(self, slots: Collection[int]) -> None:
+        """Free what these slots hold in Spark's books, until `back`; their agents go on. Takes 20 to 60 ms.
+
+        Raises:
+            ResourceError: Spark did not end a task of theirs in time.
+        """
+        slots = set(slots)
+        told = self._seats.aside(slots)
+        with self._lock:
+            self._leaving.update((job, slot) for job, slot in told.items() if job in self._jobs)
+            self._lock.wait_for(lambda: slots.isdisjoint(self._leaving.values()), ASIDE_SECONDS)
+            held = sorted(slots & set(self._leaving.values()))
+        if held:
+            raise ResourceError(
+                f"slots {', '.join(map(str, held))}: Spark did not end the tasks that hold them within "
+                f"{ASIDE_SECONDS:.0f} seconds, so there may be no room for another job; the executors' logs, or the "
+                "stages that are active in Spark's UI, say what keeps them"
+            )
+
+    def back(self) -> None:
+        """Ask Spark for tasks that hold the slots again; returns at once. They come when Spark has room."""
+        self._seats.back()
+        self._submit()
+
     def close(self) -> None:
         """End all agents, give the slots back to Spark."""
         if self._closed:
@@ -163,14 +197,27 @@ class Executors:
         self._seats.close()
         self._interrupt()
         patience = time.monotonic() + 10
-        while (jobs := list(self._jobs)) and time.monotonic() < patience:
+        while (jobs := list(self._jobs.values())) and time.monotonic() < patience:
             jobs[0].join(0.5)
             self._interrupt()  # one that was about to be submitted
 
     def _interrupt(self) -> None:
         """End the jobs that still wait for a slot."""
         with contextlib.suppress(Exception):  # a session that was stopped has none
-            self._session.interruptTag(self._tag)
+            if is_connect(self._session):
+                self._session.interruptTag(self._tag)
+            else:
+                self._session.sparkContext.cancelJobsWithTag(self._tag)
+
+    def _mark(self) -> None:
+        """Jobs of this thread can be interrupted. A classic session's own tags are known to the thread alone that set
+        them (Spark 4), so `interruptTag` of another thread ends nothing there, and says nothing."""
+        if is_connect(self._session):
+            self._session.addTag(self._tag)
+        else:
+            context = self._session.sparkContext
+            context.setJobDescription("Hopyard: holds the slot of one worker")
+            context.addJobTag(self._tag)
 
     def _look(self) -> None:
         """Wait for the first worker no longer than allowed; say it when there are fewer than asked for."""
@@ -187,30 +234,33 @@ class Executors:
             log.warning("%d workers, %d more wait for a slot of Spark: %s", self._seats.taken, missing, MORE)
 
     def _submit(self) -> None:
-        """As many jobs as there are slots that want a seat or have one."""
+        """As many jobs as there are slots that want a seat or have one, but those that are aside."""
         with self._lock:
             if self._closed:
                 return
-            for _ in range(self._seats.taken + self._seats.missing - len(self._jobs)):
-                job = threading.Thread(target=self._job, name="hopyard-seat", daemon=True)
-                self._jobs.add(job)
+            for _ in range(self._seats.due - len(self._jobs)):
+                self._submitted += 1
+                job = threading.Thread(target=self._job, args=(self._submitted,), name="hopyard-seat", daemon=True)
+                self._jobs[self._submitted] = job
                 job.start()
 
-    def _job(self) -> None:
-        """One job of one task: for as long as its sitter stays. Spark's calls are tied to the thread."""
+    def _job(self, number: int) -> None:
+        """One job of one task: for as long as its sitter stays, and its task is not aside. Spark's calls are tied to
+        the thread."""
         came = self._seats.came
         try:
-            with contextlib.suppress(AttributeError):  # Connect has no context
-                self._session.sparkContext.setJobDescription("Hopyard: holds the slot of one worker")
-            self._session.addTag(self._tag)
-            self._session.range(0, 1, 1, 1).mapInArrow(sit(self._ticket), "host string").collect()
+            self._mark()
+            task = sit(replace(self._ticket, job=number))
+            self._session.range(0, 1, 1, 1).mapInArrow(task, "host string").collect()
             self._failures = 0
         except Exception as error:  # noqa: BLE001 - whatever Spark raises is told, or tried again
             if not self._closed:
                 self._failed(error, came)
         finally:
             with self._lock:
-                self._jobs.discard(threading.current_thread())
+                del self._jobs[number]
+                self._leaving.pop(number, None)
+                self._lock.notify_all()
         if not self._closed:
             self._submit()
 

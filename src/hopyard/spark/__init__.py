@@ -2,6 +2,7 @@
 
     hopyard.spark.session(cores=2)         a Spark session here, also on a machine without Java
     hopyard.spark.HopyardEstimator(…)      fit(df) → HopyardModel, transform(df)
+    hopyard.spark.save_tfrecords(df, path), load_tfrecords(spark, path)
 
     local.py    the session          launch.py   what Spark is launched with: variables, and whether all is there
     java.py     looks for a Java     folders.py  a JAVA_HOME and a SPARK_HOME of links, in the user's cache
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 _WHERE = {
     "HopyardEstimator": "hopyard.spark.estimator",
     "HopyardModel": "hopyard.spark.estimator",
+    "load_tfrecords": "hopyard.spark.tfrecords",
+    "save_tfrecords": "hopyard.spark.tfrecords",
     "session": "hopyard.spark.local",
 }
 """Public name → module that has it. No module here has the name of a public one: importing it would hide that."""
@@ -40,3 +43,5 @@ if TYPE_CHECKING:
     from hopyard.spark.estimator import HopyardEstimator as HopyardEstimator
     from hopyard.spark.estimator import HopyardModel as HopyardModel
     from hopyard.spark.local import session as session
+    from hopyard.spark.tfrecords import load_tfrecords as load_tfrecords
+    from hopyard.spark.tfrecords import save_tfrecords as save_tfrecords

@@ -40,6 +40,11 @@ class Layout:
         return self.root / "journal.jsonl"
 
     @property
+    def program(self) -> Path:
+        """The journal of a program, in its place; JSON Lines, append only."""
+        return self.root / "program.jsonl"
+
+    @property
     def lock(self) -> Path:
         """Locked (flock) by the driver while it lives."""
         return self.root / "lock"

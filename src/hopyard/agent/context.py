@@ -1,0 +1,147 @@
+"""What a program's `main(args, ctx)` is given: who it is, who its peers are, its rows, and a way to report."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hopyard.core.program_facts import Reported
+from hopyard.errors import SpecError
+
+if TYPE_CHECKING:
+    from hopyard.agent.feed import Feed
+    from hopyard.agent.task import Child
+
+
+class ProgramContext:
+    """One task's view of its program.
+
+    Attributes:
+        role: "chief", "worker", "ps", …
+        index: number within the role.
+        rank: number among all tasks but parameter servers and evaluators; −1: it has none.
+        world_size: how many have a rank.
+        local_rank: number among those of its host.
+        local_world_size: how many ranks its host has.
+        peers: role → "address:port" of each of its tasks (TensorFlow's cluster spec).
+        devices: names of its GPUs, as CUDA_VISIBLE_DEVICES takes them.
+        directory: of the program; on other hosts than the driver's only where they share it.
+        restart: how often the program was started again.
+        is_chief: whether it is the one that writes checkpoints: the chief, else rank 0.
+    """
+
+    def __init__(self, child: Child) -> None:
+        task = child.begin.task
+        self._child = child
+        self._feeds: dict[str, Feed] = {}
+        self.role = task.role
+        self.index = task.index
+        self.rank = task.rank
+        self.peers: dict[str, list[str]] = child.begin.peers
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.local_rank = task.local_rank
+        self.local_world_size = task.local_world_size
+        self.devices = list(task.gpus)
+        self.directory = Path(child.host.directory)
+        self.restart = child.begin.restart
+        self.is_chief = task.rank == 0
+
+    def __repr__(self) -> str:
+        return f"<ProgramContext {self.role} {self.index}, rank {self.rank} of {self.world_size}>"
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the program is about to be ended: a loop that looks at this can end by itself."""
+        return self._child.stopping.is_set()
+
+    def feed(self, name: str = "train") -> Feed:
+        """The rows that `program.feed(…, name=name)` or `program.infer` send to this task.
+
+        Raises:
+            SpecError: parameter servers and evaluators are not fed.
+        """
+        if self.rank < 0:
+            raise SpecError(f"{self.role} {self.index} is not fed: rows go to chiefs and workers")
+        if name not in self._feeds:
+            from hopyard.agent.feed import Feed
+
+            self._feeds[name] = Feed(self._child.intake().inlet(name))
+        return self._feeds[name]
+
+    def report(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Tell of metrics: they go into the program's journal, and `program.status()` shows the last of each.
+
+        Args:
+            values: name → number (or a tensor of one element).
+            step: of the training.
+        """
+        plain = {str(name): float(value) for name, value in values.items()}
+        with contextlib.suppress(OSError):
+            self._child.pipe.send(
+                Reported(at=0.0, slot=self._child.slot, life=self._child.life, values=plain, step=step)
+            )
+
+    def path(self, uri: str | os.PathLike[str]) -> str:
+        """An absolute path or URL: relative ones are of the program's directory, URLs and absolute paths stay."""
+        text = os.fspath(uri)
+        if "://" in text or Path(text).is_absolute():
+            return text
+        return str(self.directory / text)
+
+    def shard(self, data: Any, size: int = 0) -> Any:
+        """This task's share of something that all tasks read by themselves, Spark not involved.
+
+        Args:
+            data: a glob pattern or a list (of files, for example): every `world_size`-th of it, in sorted order; or a
+                hy.Dataset: every `world_size`-th of its partitions.
+            size: rows of a batch, for a Dataset.
+
+        Returns:
+            list, or for a Dataset an iterator of hy.Batch.
+        """
+        if self.rank < 0:
+            raise SpecError(f"{self.role} {self.index} has no shard: it is no worker")
+        if isinstance(data, str):
+            found: Sequence[Any] = sorted(glob.glob(self.path(data)))  # noqa: PTH207 - an absolute pattern
+            if not found:
+                raise SpecError(f"ctx.shard({data!r}): no file matches")
+            return list(found[self.rank :: self.world_size])
+        if isinstance(data, Sequence):
+            return list(data[self.rank :: self.world_size])
+        if hasattr(data, "feeds"):
+            return self._batches(data, size)
+        raise SpecError(f"ctx.shard({type(data).__name__}): a glob pattern, a list or a hy.Dataset is needed")
+
+    def _batches(self, data: Any, size: int) -> Iterator[Any]:
+        for feed in data.feeds(self.rank, self.world_size, size):
+            yield from feed
+
+    def checkpoint(self, tree: Any, step: int) -> None:
+        """Keep a tree of tensors, numbers and strings, so that a program that is started again can go on from it.
+
+        Written under a temporary name, synced, renamed; the last two are kept. Call it on one task, or where each task
+        has its own tree: trees are kept per role and index.
+        """
+        from hopyard.store.journal import write_whole
+        from hopyard.store.tree import encode
+
+        folder = self._checkpoints
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f"{step:012d}.safetensors", bytes(encode(tree)))
+        for old in sorted(folder.glob("*.safetensors"))[:-2]:
+            old.unlink(missing_ok=True)
+
+    def restored(self) -> tuple[Any, int] | None:
+        """(tree, step) of the last `checkpoint` of this role and index; None when there is none."""
+        from hopyard.store.tree import decode
+
+        found = sorted(self._checkpoints.glob("*.safetensors"))
+        return (decode(found[-1].read_bytes()), int(found[-1].stem)) if found else None
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.directory / "checkpoints" / f"{self.role}-{self.index}"

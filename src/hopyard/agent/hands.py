@@ -1,0 +1,129 @@
+"""An agent's work on units: its recipe is loaded once, then it runs units until it is told to end."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import msgspec
+
+from hopyard.agent.build import Plan, foresee, warm
+from hopyard.agent.keep import Keeper
+from hopyard.agent.reach import Network, reach
+from hopyard.agent.work import Worker
+from hopyard.core.events import Durable
+from hopyard.core.messages import Card, End, Examine, NoRoom, Ready, Setup, Unfit, Up, Work
+from hopyard.data.manifest import Manifest
+from hopyard.frameworks import environment, imported, quiet, tools
+from hopyard.store.arena import Arena, Folder
+
+if TYPE_CHECKING:
+    from hopyard.agent.main import Line
+
+ARENA_SHARE = 4
+"""One agent uses at most this part of the free shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """A worker and what it works with."""
+
+    worker: Worker
+    keeper: Keeper
+    arena: Arena
+    folder: Folder
+    network: Network | None = None
+    """Of an agent that may be on another host than the driver or its peers."""
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What `Ready` says of its memory."""
+        if self.network is None:
+            return {}
+        return {"memory": self.folder.identity, "peer": self.network.peer}
+
+    def do(self, message: Work | Examine) -> Sequence[Up]:
+        """The answers to a unit or to a check."""
+        if isinstance(message, Examine):
+            return [self.worker.check(message.trial, message.config)]
+        for where in message.release:
+            self.keeper.release(where)
+        return self.worker.run(message.unit, message.config, message.peer)
+
+    def close(self) -> None:
+        """Store what is an epoch's end, give shared memory back."""
+        self.keeper.close()
+        if self.network is not None:
+            self.network.close()
+        self.arena.close()
+        self.folder.close()
+
+
+def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None], card: Card | None = None) -> Hands:
+    """A worker from what the driver sent.
+
+    Args:
+        slot: its number.
+        setup: from the driver.
+        tell: says what happens in the background.
+        card: of an agent that may be on another host.
+
+    Raises:
+        Exception: whatever loading the recipe raises.
+    """
+    quiet()
+    manifest = msgspec.json.decode(setup.manifest, type=Manifest)
+    recipe = cloudpickle.loads(setup.recipe)
+    foresee(recipe)
+    plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
+    reached = reach(setup, card)
+    folder, store, network = reached.folder, reached.store, reached.network
+    free = os.statvfs(folder.path)
+    arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE)
+    keeper = Keeper(slot, store, arena, tell)
+    fetch = None if network is None else network.take
+    return Hands(Worker(slot, plan, store, arena, keeper, fetch), keeper, arena, folder, network)
+
+
+def work(card: Card, line: Line, setup: Setup) -> None:
+    """Run units until told to end."""
+    slot = card.slot
+    for name, value in environment(setup.threads).items():
+        os.environ.setdefault(name, value)
+    try:
+        hands = assemble(slot, setup, line.say, card)
+    except Exception as error:  # noqa: BLE001 - told to the user, who must see it
+        line.answer(Unfit(slot, f"{type(error).__name__}: {error}"))
+        traceback.print_exc()
+        return
+    hands.worker.prepare()
+    line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), **hands.place))
+    warm()
+    while True:
+        message = line.hear()
+        if isinstance(message, End):
+            hands.close()
+            return
+        for answer in hands.do(message):
+            line.answer(answer)
+
+
+def fingerprint() -> dict[str, Any]:
+    """What equal digests may depend on: versions, machine, processor."""
+    import numpy as np
+
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
+    for framework in imported():
+        found |= tools(framework).versions()
+    return found

@@ -1,0 +1,449 @@
+"""One feed as it arrives: a queue of blocks, bounded in bytes, and books of what was taken, so that rows come once.
+
+Threads that receive call `claim`, `room`, `put`, `over`, `lost`; the program's thread calls `take`. Blocks that any
+task may add to stand in one stream. In inference each partition has a stream of its own, and the program stays with one
+until it is over: its answers go back to that task. Knows no sockets, and not what a block holds.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.core.uneven import Count, Uneven
+from hopyard.errors import DataError, HopyardError
+
+LIMIT = 64 << 20
+"""Bytes of one feed that may wait in a process; the tasks that send more wait with them."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Some rows of one partition, as they came."""
+
+    kind: bytes
+    rows: int
+    body: Any
+    """A writable array of uint8."""
+    schema: Any
+    """Of an Arrow block."""
+    stream: Stream
+    partition: int
+    made: dict[str, Any] = field(default_factory=dict)
+    """What was made of the body already; owned by the Feed."""
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Blocks that are taken one after another."""
+
+    line: Any = None
+    """In inference: where answers go."""
+    partition: int = -1
+    blocks: deque[Block] = field(default_factory=deque)
+    state: Literal["open", "over", "lost"] = "open"
+
+
+class Taken(NamedTuple):
+    """What `take` found: a block, or why there is none.
+
+    "block"; "pause": none within the time; "over": `stream` is at its end; "lost": `stream` broke off, its rows do not
+    count; "end": the feed is at its end.
+    """
+
+    what: Literal["block", "pause", "over", "lost", "end"]
+    block: Block | None = None
+    stream: Stream | None = None
+
+
+@dataclass(slots=True)
+class _Partition:
+    digests: list[bytes] = field(default_factory=list)
+    rows: int = 0
+    total: int | None = None
+    """Blocks of the whole partition, once an attempt came to its end."""
+
+
+class Inlet:
+    """Owner of one feed's blocks in one process.
+
+    Args:
+        name: of the feed.
+        limit: bytes that may wait.
+        folder: for blocks beyond `limit` of feeds that must not hold their senders up (see `room`).
+        tell: told the name and how many batches came, for feeds whose workers end together.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, limit: int = LIMIT, tell: Callable[[str, Count], None] | None = None
+    ) -> None:
+        self.name = name
+        self._folder = folder
+        self._limit = limit
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._telling = threading.Lock()
+        self._shared = Stream()
+        self._streams: list[Stream] = []
+        self._asking: list[Stream] = []
+        """Whose task is still there."""
+        self._bytes = 0
+        self._epoch = 0
+        self._books: dict[int, _Partition] = {}
+        self._claims: dict[int, int] = {}
+        self._error: HopyardError | None = None
+        self._unwanted = False
+        self._ended = False
+        self._uneven: Uneven | None = None
+        """Not known before the driver or a task has said it."""
+        self.received = 0
+        """Rows that came, each once."""
+        self.taken = 0
+        """Rows that `take` gave."""
+        self._size = 0
+        self._told: Count | None = None
+        self._allowed = Count(0, False)
+
+    # The receiving side
+
+    def claim(self, epoch: int, partition: int, worker: int) -> int | None:
+        """Which worker gets a partition: that which the first attempt named. None: the attempt comes too late.
+
+        Others may want rows though this process does not.
+        """
+        with self._changed:
+            if not self._begun(epoch):
+                return None
+            return self._claims.setdefault(partition, worker)
+
+    def open(self, epoch: int, partition: int, line: Any = None) -> Stream | None:
+        """A stream for an attempt, its own where it waits for answers on `line`; None: it is not wanted.
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        with self._changed:
+            self._check()
+            if not self._current(epoch):
+                return None
+            if line is None:
+                return self._shared
+            stream = Stream(line, partition)
+            self._streams.append(stream)
+            self._asking.append(stream)
+            self._uneven = self._uneven or "join"
+            return stream
+
+    def room(self, stream: Stream, size: int) -> Any | None:
+        """Wait for room, and give an array of `size` bytes; None when the rows are not wanted any more.
+
+        A feed whose workers end together never waits: a task that did could keep from its slot the very task that the
+        slowest worker waits for. What is beyond the limit then lies in files without names.
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        with self._changed:
+            while True:
+                self._check()
+                if self._unwanted or self._ended:
+                    return None
+                full = self._bytes and self._bytes + size > self._limit
+                if not full or (stream.line is not None and not stream.blocks):  # each inference may have one block
+                    break
+                if self._uneven != "join" and stream.line is None:
+                    return self._filed(size)
+                self._changed.wait()
+            self._bytes += size
+        return np.frombuffer(pa.allocate_buffer(size), np.uint8) if size else np.empty(0, np.uint8)
+
+    def give_back(self, size: int) -> None:
+        """Room that was not used after all."""
+        with self._changed:
+            self._bytes -= size
+            self._changed.notify_all()
+
+    def seen(self, epoch: int, partition: int, number: int, digest: bytes) -> bool:
+        """Whether block `number` of a partition was taken from another attempt.
+
+        Raises:
+            HopyardError: the feed has failed, or the block differs from the one that was taken.
+        """
+        with self._changed:
+            self._check()
+            return self._current(epoch) and self._same(partition, number, digest)
+
+    def put(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
+        """Take a block for which `room` was given. False: it came from another attempt meanwhile, or is not wanted.
+
+        Raises:
+            HopyardError: the feed has failed, or the block differs from the one that was taken.
+        """
+        with self._changed:
+            size = len(block.body)
+            try:
+                self._check()
+                if block.stream.line is not None and (self._unwanted or block.stream.state == "lost"):
+                    self._bytes -= size
+                    return False
+                if block.stream.line is None:
+                    if not self._current(epoch) or self._same(block.partition, number, digest):
+                        self._bytes -= size
+                        return False
+                    book = self._books.setdefault(block.partition, _Partition())
+                    book.digests.append(digest)
+                    book.rows += block.rows
+            except HopyardError:
+                self._bytes -= size
+                self._changed.notify_all()
+                raise
+            block.stream.blocks.append(block)
+            self.received += block.rows
+            self._changed.notify_all()
+        self._report()
+        return True
+
+    def over(self, stream: Stream, epoch: int, partition: int, total: int) -> None:
+        """An attempt came to the end of its partition, after `total` blocks.
+
+        Raises:
+            HopyardError: the feed has failed, or another attempt had more blocks.
+        """
+        with self._changed:
+            self._check()
+            if stream.line is not None:
+                stream.state = "over"
+            elif self._current(epoch):
+                book = self._books.setdefault(partition, _Partition())
+                if len(book.digests) != total or (book.total is not None and book.total != total):
+                    raise self._twice(partition)
+                book.total = total
+            self._changed.notify_all()
+
+    def lost(self, stream: Stream) -> None:
+        """An attempt broke off. What was taken of it counts, except in inference."""
+        with self._changed:
+            if stream in self._asking:
+                self._asking.remove(stream)
+            if stream.line is not None and stream.state == "open":
+                stream.state = "lost"
+                self._bytes -= sum(len(block.body) for block in stream.blocks)
+                stream.blocks.clear()
+            self._changed.notify_all()
+
+    # What the driver says
+
+    @property
+    def uneven(self) -> Uneven | None:
+        """The rule by which the feed ends; None: not known yet."""
+        return self._uneven
+
+    @uneven.setter
+    def uneven(self, rule: Uneven) -> None:
+        with self._changed:
+            self._uneven = rule
+            self._changed.notify_all()
+        self._report()
+
+    def end(self) -> None:
+        """No more partitions will come."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._report()
+
+    def fail(self, error: HopyardError) -> None:
+        """Raise `error` in the program, and in all tasks that send. The first one counts."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
+            self._drop()
+            asking = list(self._asking)
+        for stream in asking:
+            stream.line.leave(failed=str(error))
+
+    def allow(self, allowed: Count) -> None:
+        """So many batches may be given out; `allowed.ended`: and no more ever."""
+        with self._changed:
+            self._allowed = allowed
+            self._changed.notify_all()
+
+    # The program's side
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether the program is through with this feed."""
+        return self._unwanted
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will come that is not here, nor is anything here: the end was said and all was taken."""
+        with self._changed:
+            left = any(stream.blocks or stream.state == "open" for stream in self._streams) or self._shared.blocks
+            return self._unwanted or (self._ended and not left)
+
+    def terminate(self) -> None:
+        """Take no more: what is queued goes away, and all that still comes."""
+        with self._changed:
+            self._unwanted = True
+            self._drop()
+            asking = list(self._asking)
+        for stream in asking:
+            stream.line.leave(unwanted=True)
+
+    def take(self, wait: float | None = None) -> Taken:
+        """The next block, waiting up to `wait` seconds (None: as long as it takes).
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        until = None if wait is None else time.monotonic() + wait
+        with self._changed:
+            while True:
+                self._check()
+                if self._unwanted:
+                    return Taken("end")
+                found = self._next()
+                if found is not None:
+                    return found
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return Taken("pause")
+                self._changed.wait(left)
+
+    def rule(self, wait: float | None = None) -> Uneven | None:
+        """How this feed ends; waits until it is known. None: not known within `wait`.
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._uneven or self._error or self._unwanted or self._ended, wait)
+            self._check()
+            return self._uneven or ("join" if self._unwanted or self._ended else None)
+
+    def turn(self, batch: int, size: int, wait: float | None = None) -> Literal["give", "again", "end", "pause"]:
+        """Of a feed whose workers end together: whether batch number `batch`, of `size` rows, may be given out.
+
+        "give": its rows are here. "again": no more come, others go on: rows that were there before. "end": no more
+        batches. "pause": not known within `wait`.
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        self._size = size
+        self._report()
+
+        def found() -> Literal["give", "again", "end"] | None:
+            if self._error is not None or self._unwanted:
+                return "end"
+            more = batch < self._allowed.batches
+            if self._uneven == "repeat" and batch < self._count().batches:
+                return "give"
+            if more and self._uneven == "repeat":
+                return "again" if self._ended else None
+            if more:
+                return "give"
+            return "end" if self._allowed.ended else None
+
+        with self._changed:
+            self._changed.wait_for(found, wait)
+            self._check()
+            return found() or "pause"
+
+    # Inside
+
+    def _current(self, epoch: int) -> bool:
+        """Whether rows of an epoch are wanted."""
+        return self._begun(epoch) and not self._unwanted
+
+    def _begun(self, epoch: int) -> bool:
+        """Whether an epoch goes on. A later epoch ends the earlier ones: no task of theirs counts now."""
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._books.clear()
+            self._claims.clear()
+        return epoch == self._epoch and not self._ended
+
+    def _same(self, partition: int, number: int, digest: bytes) -> bool:
+        book = self._books.get(partition)
+        if book is None or (number >= len(book.digests) and book.total is None):
+            return False
+        if number >= len(book.digests) or book.digests[number] != digest:
+            raise self._twice(partition)
+        return True
+
+    def _twice(self, partition: int) -> HopyardError:
+        error = DataError(
+            f"feed {self.name!r}: partition {partition} was computed twice with different rows (Spark tried it "
+            "again, or speculated), so that rows would be doubled or lost; fix their order and values before feeding: "
+            "cache or checkpoint the DataFrame, sort it within partitions, give every random function a seed"
+        )
+        if self._error is None:
+            self._error = error
+        self._drop()
+        return self._error or error
+
+    def _next(self) -> Taken | None:
+        if self._shared.blocks:
+            return self._given(self._shared)
+        if self._streams:
+            stream = self._streams[0]
+            if stream.blocks:
+                return self._given(stream)
+            if stream.state != "open":
+                self._streams.pop(0)
+                return Taken("over" if stream.state == "over" else "lost", None, stream)
+            return None
+        return Taken("end") if self._ended else None
+
+    def _given(self, stream: Stream) -> Taken:
+        block = stream.blocks.popleft()
+        self._bytes -= len(block.body)
+        self.taken += block.rows
+        self._changed.notify_all()
+        return Taken("block", block, stream)
+
+    def _drop(self) -> None:
+        """Let go of all that waits."""
+        for stream in [self._shared, *self._streams]:
+            stream.blocks.clear()
+        self._streams.clear()
+        self._bytes = 0
+        self._changed.notify_all()
+
+    def _filed(self, size: int) -> Any:
+        self._bytes += size
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            file.truncate(size)
+            return np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+
+    def _report(self) -> None:
+        """Tell how many batches are here, where it matters and has changed."""
+        if self._tell is None or self._uneven in (None, "join") or not self._size:
+            return
+        with self._telling:  # of its own: counts go out in order, and nobody waits for the network to take a block
+            with self._changed:
+                count = self._count()
+            if count != self._told:
+                self._told = count
+                self._tell(self.name, count)
+
+    def _count(self) -> Count:
+        """Batches that came, given out or not."""
+        full, rest = divmod(self.received, self._size)
+        return Count(full + bool(rest and self._ended), self._ended)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,319 @@
+"""The door of a program's process: sockets on one side, the inlets of its feeds on the other.
+
+Each line that is let in carries one attempt at one partition: a hello that says of which feed, blocks, an end, and the
+way back an acknowledgement or answers. The worker at whose door an attempt must knock first (`partition % workers`)
+keeps the books on who takes it, so that another attempt goes to the same worker. A program that ended its feed, or
+itself, drains what still comes; one that died leaves its senders a broken line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import select
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from hopyard.agent.inlet import LIMIT, Block, Inlet, Stream
+from hopyard.core.uneven import Count, Uneven
+from hopyard.data.door import (
+    ARROW,
+    END,
+    PICKLE,
+    SCHEMA,
+    Door,
+    Head,
+    Visitor,
+    executor,
+    hear,
+    machine,
+    read,
+    read_into,
+    say,
+    send,
+    skip,
+)
+from hopyard.errors import HopyardError
+from hopyard.hosts import LOOPBACK, is_loopback
+
+log = logging.getLogger(__name__)
+
+_LONGEST = 100
+"""Characters of a unix socket's path; systems end at 104 to 108."""
+_SCHEMA_BYTES = 64 << 20
+_LEAVE_SECONDS = 1.0
+
+
+class Intake:
+    """Owner of the door and the inlets of one process of a program. Threads of its own listen and receive.
+
+    Args:
+        folder: where the socket's folder is made, and blocks beyond the limit lie; where its path is too long for a
+            socket, the system's temporary folder.
+        host: address of this process that other machines can dial.
+        token: of the program.
+        index: of this worker among those that are fed.
+        count: how many are.
+        apart: whether tasks may come from other machines.
+        limit: bytes of one feed that may wait.
+        tell: see `Inlet`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        host: str,
+        token: str,
+        index: int,
+        count: int,
+        apart: bool,
+        *,
+        limit: int = LIMIT,
+        tell: Callable[[str, Count], None] | None = None,
+    ) -> None:
+        self.index, self.count = index, count
+        self._token, self._limit, self._tell = token, limit, tell
+        self._lock = threading.Lock()
+        self._inlets: dict[str, Inlet] = {}
+        self._lines: set[socket.socket] = set()
+        self._done = False
+        self._closed = False
+        self._folder = _private(folder)
+        path = self._folder / "rows"
+        self._listeners = [_listening(path)]
+        port = 0
+        if apart:
+            here = socket.create_server((LOOPBACK if is_loopback(host) else "", 0), backlog=512)
+            self._listeners.append(here)
+            port = int(here.getsockname()[1])
+        self.where = Door(machine(), str(path), host if apart else "", port, executor())
+        for listener in self._listeners:
+            threading.Thread(target=self._listen, args=(listener,), name="intake", daemon=True).start()
+
+    def inlet(self, feed: str) -> Inlet:
+        """That of a feed; made when it is first named, by the program or by a task."""
+        with self._lock:
+            found = self._inlets.get(feed)
+            if found is None:
+                found = self._inlets[feed] = Inlet(feed, self._folder, self._limit, self._tell)
+                if self._done:
+                    found.terminate()
+            return found
+
+    def opened(self, feed: str, uneven: Uneven = "join") -> None:
+        """A feed will come, with this rule for its end."""
+        self.inlet(feed).uneven = uneven
+
+    def ended(self, feed: str) -> None:
+        """All partitions of all epochs were sent: the feed ends after what is queued."""
+        self.inlet(feed).end()
+
+    def failed(self, feed: str, text: str) -> None:
+        """The feed cannot go on: `text` is raised in the program, and in the tasks that still send."""
+        self.inlet(feed).fail(HopyardError(text))
+
+    def allowed(self, feed: str, batches: int, final: bool) -> None:
+        """The word of `core.uneven.allowed`, by way of the driver."""
+        self.inlet(feed).allow(Count(batches, final))
+
+    def waiting(self, feed: str) -> int:
+        """Rows of a feed that the program has not taken yet."""
+        inlet = self.inlet(feed)
+        return 0 if inlet.unwanted else inlet.received - inlet.taken
+
+    def finish(self) -> None:
+        """The program is through with all feeds, as when its main has returned; tasks are told, and drained."""
+        with self._lock:
+            self._done = True
+            inlets = list(self._inlets.values())
+        for inlet in inlets:
+            inlet.terminate()
+
+    def close(self) -> None:
+        """Close the door and cut all lines: to who still sends, this worker has ended."""
+        self.finish()
+        with self._lock:
+            self._closed = True
+            lines = [*self._listeners, *self._lines]
+        for line in lines:
+            _cut(line)
+        for listener in self._listeners:
+            listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listen(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                line, _ = listener.accept()
+            except OSError:  # closed
+                return
+            with self._lock:
+                if self._closed:
+                    line.close()
+                    return
+                self._lines.add(line)
+            threading.Thread(target=self._serve, args=(line,), name="intake", daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        visitor = Visitor(line, self._token)
+        try:
+            self._admitted(line, visitor, visitor.admit())
+        except (OSError, ValueError, KeyError) as error:
+            log.debug("a line to the feed ended: %s", error)
+        finally:
+            with self._lock:
+                self._lines.discard(line)
+            line.close()
+
+    def _admitted(self, line: socket.socket, visitor: Visitor, hello: dict[str, Any]) -> None:
+        inlet = self.inlet(hello["feed"])
+        epoch, partition = int(hello["epoch"]), int(hello["partition"])
+        answers = bool(hello.get("answers"))
+        try:
+            if not answers:
+                inlet.uneven = hello.get("uneven", "join")
+                if not hello.get("claimed"):
+                    worker = inlet.claim(epoch, partition, int(hello["worker"]))
+                    if worker not in (None, self.index):
+                        visitor.reply({"worker": worker})
+                        return
+            stream = inlet.open(epoch, partition, Back(line) if answers else None)
+        except HopyardError as error:
+            visitor.reply({"failed": str(error)})
+            return
+        if stream is None:
+            visitor.reply({"unwanted": True})
+            return
+        visitor.reply({"worker": self.index})
+        try:
+            _Attempt(inlet, line, stream, epoch, partition).run()
+        finally:
+            inlet.lost(stream)
+
+
+class Back:
+    """The way back to a task that waits for answers. The program's thread answers; any thread may end it."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._lock = threading.Lock()
+
+    def answer(self, values: Any, rows: int) -> None:
+        """Answers for the next `rows` rows; OSError when the task has gone."""
+        data = pickle.dumps(values, 5)
+        with self._lock:
+            send(self._line, PICKLE, data, rows=rows)
+
+    def leave(self, **words: Any) -> None:
+        """Say why there are no more answers. A task that is not reading meanwhile finds a broken line instead."""
+        if not self._lock.acquire(timeout=_LEAVE_SECONDS):
+            _cut(self._line)
+            return
+        try:
+            with contextlib.suppress(OSError, ValueError):  # the task has gone, and its line was closed
+                if select.select((), (self._line,), (), _LEAVE_SECONDS)[1]:
+                    say(self._line, **words)
+                else:
+                    _cut(self._line)
+        finally:
+            self._lock.release()
+
+
+class _Attempt:
+    """One attempt at one partition, on its line."""
+
+    def __init__(self, inlet: Inlet, line: socket.socket, stream: Stream, epoch: int, partition: int) -> None:
+        self._inlet, self._line, self._stream = inlet, line, stream
+        self._epoch, self._partition = epoch, partition
+        self._schema: Any = None
+        self._rows = 0
+
+    def run(self) -> None:
+        while True:
+            head = hear(self._line)
+            try:
+                if head.kind == END:
+                    self._inlet.over(self._stream, self._epoch, self._partition, head.number)
+                    if self._stream.line is None:
+                        say(self._line, rows=self._rows)
+                    else:
+                        self._line.recv(1)  # the line is the program's now, until the task hangs up
+                    return
+                if head.kind == SCHEMA and 0 < head.size <= _SCHEMA_BYTES:
+                    self._schema = pa.ipc.read_schema(pa.py_buffer(read(self._line, head.size)))
+                elif head.kind in (ARROW, PICKLE) and head.size >= 0:
+                    if not self._block(head):
+                        self._leave(unwanted=True)
+                        return
+                else:
+                    raise ConnectionError(f"a frame of kind {head.kind!r} and {head.size} bytes")
+            except HopyardError as error:
+                self._leave(failed=str(error))
+                return
+
+    def _block(self, head: Head) -> bool:
+        """Receive one block, or skip it where it was taken before. False: no more are wanted."""
+        self._rows += head.rows
+        one_way = self._stream.line is None
+        try:
+            if one_way and self._inlet.seen(self._epoch, self._partition, head.number, head.digest):
+                skip(self._line, head.size)
+                return True
+            body = self._inlet.room(self._stream, head.size)
+        except HopyardError:
+            skip(self._line, head.size)
+            raise
+        if body is None:
+            skip(self._line, head.size)
+            return False
+        try:
+            read_into(self._line, memoryview(body))
+        except OSError:
+            self._inlet.give_back(head.size)
+            raise
+        block = Block(head.kind, head.rows, body, self._schema, self._stream, self._partition)
+        self._inlet.put(block, self._epoch, head.number, head.digest)
+        return not self._inlet.unwanted
+
+    def _leave(self, **words: Any) -> None:
+        """Say why no more is taken, and take what is under way, so that the words arrive."""
+        if self._stream.line is None:
+            say(self._line, **words)
+        else:
+            self._stream.line.leave(**words)
+        scrap = bytearray(1 << 20)
+        while self._line.recv_into(scrap):
+            pass
+
+
+def _private(folder: Path) -> Path:
+    """A folder of this user alone, short enough for a socket in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = tempfile.mkdtemp(prefix="feed-", dir=folder if len(str(folder.resolve())) + 20 < _LONGEST else None)
+    return Path(made).resolve()
+
+
+def _listening(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(512)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _cut(line: socket.socket) -> None:
+    """Wake whoever waits on it. The owner closes it."""
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)

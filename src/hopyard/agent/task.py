@@ -1,0 +1,237 @@
+"""The process in which a task of a program runs: `python -m hopyard.agent.task FD`, started by its agent.
+
+It waits for its task, sets the environment that the task's framework reads, runs the user's `main`, and says how that
+ended. What the user's code does to this process (exit, crash, hang) is seen by the agent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hopyard.agent.main import ended_with
+from hopyard.agent.pipe import Pipe, down
+from hopyard.core.hosting import Door, FeedWord, Host
+from hopyard.core.program_facts import Begin, Ended, Running
+from hopyard.hosts import interface_of
+
+TRACE_LINES = 60
+"""Of a traceback that goes home; the log has all."""
+
+
+class Child:
+    """Owner of the task: what it is, its way to the agent, its door for rows."""
+
+    def __init__(self, pipe: Pipe, host: Host, begin: Begin) -> None:
+        self.pipe, self.host, self.begin = pipe, host, begin
+        self.slot, self.life = begin.task.slot, begin.life
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._intake: Any = None
+
+    def listen(self) -> None:
+        """Hear the agent, in a thread of its own. Its end is this process's."""
+        while (message := down(self.pipe)) is not None:
+            if isinstance(message, FeedWord):
+                try:
+                    self._heed(message)
+                except Exception:  # noqa: BLE001 - a word that cannot be heeded must not end the hearing
+                    traceback.print_exc()
+        os._exit(1)
+
+    def intake(self) -> Any:
+        """The door for rows, made when it is first wanted."""
+        with self._lock:
+            if self._intake is None:
+                from dataclasses import asdict
+
+                from hopyard.agent.intake import Intake
+
+                task = self.begin.task
+                if task.rank < 0:
+                    raise RuntimeError(f"{task.name} is not fed: rows go to chiefs and workers")
+                ranked = sum(len(hosts) for role, hosts in self.begin.peers.items() if role not in ("ps", "evaluator"))
+                address = self.begin.peers[task.role][task.index].rpartition(":")[0]
+                self._intake = Intake(
+                    Path(tempfile.gettempdir()),
+                    address,
+                    self.host.token,
+                    task.rank,
+                    ranked,
+                    self.host.apart,
+                    tell=self._count,
+                )
+                self.pipe.send(Door(self.slot, self.life, asdict(self._intake.where)))
+            return self._intake
+
+    def drain(self) -> bool:
+        """`main` is over: rows that still come are thrown away. False: there is no door."""
+        with self._lock:
+            if self._intake is not None:
+                self._intake.finish()
+            return self._intake is not None
+
+    def _heed(self, word: FeedWord) -> None:
+        if word.word == "stop":
+            self.stopping.set()
+            return
+        intake = self.intake()
+        match word.word:
+            case "open":
+                intake.opened(word.feed, word.text or "join")
+            case "ended":
+                intake.ended(word.feed)
+            case "failed":
+                intake.failed(word.feed, word.text)
+            case "ask":
+                taken, waiting = intake.inlet(word.feed).taken, intake.waiting(word.feed)
+                self.pipe.send(FeedWord(self.slot, self.life, word.feed, "taken", taken, waiting > 0))
+            case "allowed":
+                intake.allowed(word.feed, word.number, word.flag)
+
+    def _count(self, feed: str, count: Any) -> None:
+        with contextlib.suppress(OSError):
+            self.pipe.send(FeedWord(self.slot, self.life, feed, "counts", count.batches, count.ended))
+
+
+def main() -> None:
+    """The life of the process."""
+    ended_with(os.getppid())
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
+    host, begin = down(pipe), down(pipe)
+    if not isinstance(host, Host) or not isinstance(begin, Begin):
+        os._exit(1)
+    os.environ.update(host.environment)
+    os.environ.update(begin.environment)
+    os.environ["HOPYARD_DIRECTORY"] = host.directory
+    if host.interface:
+        address = begin.peers[begin.task.role][begin.task.index].rpartition(":")[0]
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if name not in os.environ and (interface := interface_of(address)):
+                os.environ[name] = interface
+    if begin.task.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(begin.task.gpus)
+    child = Child(pipe, host, begin)
+    threading.Thread(target=child.listen, name="hopyard-listen", daemon=True).start()
+    code, ended = _run(child)
+    lingers = child.drain()
+    _flush()
+    with contextlib.suppress(OSError):
+        pipe.send(ended)
+    if not ended.error:
+        while lingers and not child.stopping.wait():
+            pass
+    atexit._run_exitfuncs()  # what the user registered; then no interpreter's end, in which gloo and gRPC may hang
+    _flush()
+    os._exit(code)
+
+
+def _run(child: Child) -> tuple[int, Ended]:
+    """Run the user's code. (exit code, what is said of it)"""
+    slot, life = child.slot, child.life
+    try:
+        work = _loaded(child)
+        child.pipe.send(Running(at=0.0, slot=slot, life=life))
+        work()
+    except SystemExit as end:
+        if end.code in (None, 0):
+            return 0, Ended(at=0.0, slot=slot, life=life, returned=True)
+        code = end.code if isinstance(end.code, int) else 1
+        words = f"it ended by sys.exit({end.code!r})"
+        print(words, file=sys.stderr)  # noqa: T201 - the log
+        return code, Ended(at=0.0, slot=slot, life=life, code=code, returned=True, error=words)
+    except BaseException as error:  # noqa: BLE001 - all that the user's code raises is told
+        trace = "".join(_own(error))
+        print(trace, file=sys.stderr)  # noqa: T201 - the log
+        words = explained(error)
+        return 1, Ended(at=0.0, slot=slot, life=life, code=1, returned=True, error=words, trace=trace)
+    return 0, Ended(at=0.0, slot=slot, life=life, returned=True)
+
+
+def _loaded(child: Child) -> Any:
+    """The user's code, ready to be called."""
+    if child.host.tensorflow1:
+        from hopyard.agent.tensorflow1 import present
+
+        present()
+    if compat := os.environ.get("HOPYARD_COMPAT"):
+        import importlib
+
+        importlib.import_module("hopyard.compat").install(compat)
+    import cloudpickle
+
+    if child.host.script:
+        source, name, arguments = cloudpickle.loads(child.host.main)
+        path = Path(name)
+        if not path.is_file() or path.read_bytes() != source:  # another host
+            path = Path(tempfile.mkdtemp(prefix="hopyard-")) / path.name
+            path.write_bytes(source)
+            atexit.register(_removed, path)
+        sys.argv = [str(path), *arguments]
+        sys.path.insert(0, str(path.parent))
+        return lambda: runpy.run_path(str(path), run_name="__main__")
+    from hopyard.agent.context import ProgramContext
+
+    main, args = cloudpickle.loads(child.host.main)
+    return lambda: main(args, ProgramContext(child))
+
+
+def _removed(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.parent.rmdir()
+
+
+def _own(error: BaseException) -> list[str]:
+    """The traceback from the user's first line on, cut to what can be read."""
+    trace = error.__traceback__
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename in ours:
+        inner = inner.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, inner or trace)).splitlines(keepends=True)
+    if len(lines) > TRACE_LINES:
+        lines = [*lines[: TRACE_LINES // 3], "  …\n", *lines[-2 * TRACE_LINES // 3 :]]
+    return lines
+
+
+_KNOWN = {
+    "Keras 3 does not support": (
+        "Keras 3's fit does not run under MultiWorkerMirroredStrategy or ParameterServerStrategy "
+        "(keras-team/keras 20585). What works: a custom training loop, tf_keras (pip install tf_keras, "
+        "TF_USE_LEGACY_KERAS=1), or hy.fit"
+    ),
+}
+"""Part of an error's text → what it means."""
+
+
+def explained(error: BaseException) -> str:
+    """The error in one line, with the way out where it is known."""
+    words = f"{type(error).__name__}: {error}".strip()
+    strategies = ("MultiWorkerMirroredStrategy", "ParameterServerStrategy", "CollectiveAllReduce")
+    text = words + "".join(traceback.format_tb(error.__traceback__)[-8:])
+    if "keras" in text and any(name in text for name in strategies) and "tf_keras" not in text:
+        words += ". " + _KNOWN["Keras 3 does not support"]
+    return words
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+if __name__ == "__main__":
+    main()

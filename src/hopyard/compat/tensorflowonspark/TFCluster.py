@@ -1,0 +1,276 @@
+"""`run` starts a cluster; the TFCluster that it gives is fed, and shut down. A program of Hopyard does the work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hopyard.compat import VARIABLE, installed
+from hopyard.compat.tensorflowonspark.TFSparkNode import Meta, hosted
+from hopyard.driver.launch import launch
+from hopyard.driver.program import Program
+from hopyard.engines.spark import Spark
+from hopyard.errors import ProgramFailed, ResourceError, SpecError
+
+logger = logging.getLogger(__name__)
+
+ANSWERS = ("output", "error", "control")
+"""Queues that are no feeds."""
+EPOCHS = 10
+"""What `num_epochs=0`, "until the program has enough", comes to."""
+LOOK_SECONDS = 0.02
+"""Between looks at whether all tasks have a place."""
+WORDS_SECONDS = 60.0
+"""Between words on what is waited for, at the least."""
+
+
+class InputMode:
+    """Who reads the data."""
+
+    TENSORFLOW = 0
+    """The program itself."""
+    SPARK = 1
+    """Spark, which sends the program rows."""
+
+
+class TFCluster:
+    """A cluster that runs. Made by `run`.
+
+    Attributes:
+        sc: its SparkContext.
+        program: the program of Hopyard that it is: `program.logs()`, `program.status()`, `program.stop()`.
+        input_mode, num_executors, queues, defaultFS, working_dir, cluster_id: as given, or found out.
+    """
+
+    def __init__(
+        self, sc: Any, program: Program, num_executors: int, input_mode: int, queues: Sequence[str], meta: Meta
+    ) -> None:
+        self.sc = sc
+        self.program = program
+        self.num_executors = num_executors
+        self.input_mode = input_mode
+        self.queues = list(queues)
+        self.defaultFS = meta.default_fs
+        self.working_dir = meta.working_dir
+        self.cluster_id = os.path.basename(str(program.directory))  # noqa: PTH119 - it may be a URL
+
+    def train(self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600, qname: str = "input") -> None:
+        """Feeds all rows of an RDD, `num_epochs` times; returns when all were taken, or no more were wanted.
+
+        Args:
+            dataRDD: an RDD; a DStream, whose RDDs are fed as they come, once each; or, much faster than its `rdd`, a
+                DataFrame, whose rows are tuples.
+            num_epochs: 0: ten times, where the program is expected to have enough before.
+            feed_timeout: seconds after which a partition of which nothing is taken fails.
+            qname: name of the feed, where there are several.
+
+        Raises:
+            ProgramFailed: a task failed, with the first one's traceback.
+            SpecError: a value is not allowed.
+        """
+        self._feeds("train", qname)
+        if isinstance(num_epochs, bool) or not isinstance(num_epochs, int) or num_epochs < 0:
+            raise SpecError(f"num_epochs = {num_epochs!r}: a whole number of at least 0 is needed")
+
+        def feed(rows: Any, epochs: int) -> None:
+            try:
+                self.program.feed(rows, epochs=epochs, name=qname, end=False, timeout=feed_timeout)
+            except ProgramFailed:
+                if self.program.status()["status"] != "done":
+                    raise
+                logger.info("the program has ended well: it needs no more rows")
+
+        if hasattr(dataRDD, "foreachRDD"):
+            dataRDD.foreachRDD(lambda rdd: feed(rdd, 1))
+        else:
+            feed(dataRDD, num_epochs or EPOCHS)
+
+    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
+        """An RDD of what the program answers, row by row; it is computed when an action asks for it.
+
+        Args:
+            dataRDD: the rows.
+            feed_timeout: not used: tasks wait for as long as the program runs, and fail with it.
+            qname: name of the feed, where there are several.
+        """
+        self._feeds("inference", qname)
+        return self.program.infer(dataRDD, name=qname)
+
+    def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
+        """Ends the feeds, and waits until all that train have returned; then parameter servers and evaluators end.
+
+        Args:
+            ssc: a StreamingContext: waited for first, and stopped where the program ends before.
+            grace_secs: seconds that are waited without a word. Tasks may take longer: what they save at their end is
+                never cut off.
+            timeout: seconds until the program is stopped where it does not end; −1: never.
+
+        Raises:
+            ProgramFailed: a task failed, also after it had been fed, with the first one's traceback.
+            ResourceError: `timeout` has passed.
+        """
+        until = time.monotonic() + timeout if timeout > 0 else None
+        if ssc is not None:
+            while not ssc.awaitTerminationOrTimeout(1):
+                if self._over:
+                    ssc.stop(stopSparkContext=False, stopGraceFully=True)
+                    break
+        if self.input_mode == InputMode.SPARK:
+            for name in self._inputs:
+                self.program.end(name)
+        words = max(WORDS_SECONDS, float(grace_secs))
+        while not self._waited(words if until is None else min(words, until - time.monotonic())):
+            if until is not None and time.monotonic() >= until:
+                status = self.program.status()
+                self.program.stop()
+                raise ResourceError(
+                    f"the program did not end within timeout={timeout} seconds and was stopped: {status}"
+                )
+            if self.input_mode == InputMode.SPARK:
+                logger.warning("all was fed, but tasks still run: %s", self.program.status())
+
+    def tensorboard_url(self) -> str | None:
+        """Where the TensorBoard is, or None."""
+        return self.program.tensorboard_url or None
+
+    @contextmanager
+    def stopped_by_errors(self) -> Iterator[None]:
+        """Within it, an error, also the user's interrupt, stops the program before it goes on."""
+        try:
+            yield
+        except BaseException:
+            self.program.stop()
+            raise
+
+    @property
+    def cluster_info(self) -> list[dict[str, Any]]:
+        """Of each task its role as `job_name`, `task_index`, `host`, and what `program.status()` tells."""
+        tasks = self.program.status()["tasks"]
+        return [{**task, "job_name": task["role"], "task_index": task["index"]} for task in tasks]
+
+    @property
+    def _over(self) -> bool:
+        return self.program.status()["status"] in ("done", "failed", "stopped")
+
+    @property
+    def _inputs(self) -> list[str]:
+        """Names of feeds."""
+        return [name for name in self.queues if name not in ANSWERS]
+
+    def _feeds(self, what: str, qname: str) -> None:
+        if self.input_mode != InputMode.SPARK:
+            raise SpecError(f"TFCluster.{what} is for input_mode=InputMode.SPARK: give that to TFCluster.run")
+        if qname not in self._inputs:
+            raise SpecError(f"qname = {qname!r}: the feeds of TFCluster.run(queues={self.queues}) are {self._inputs}")
+
+    def _waited(self, seconds: float) -> bool:
+        """Whether the program is over."""
+        try:
+            self.program.wait(timeout=max(0.0, seconds))
+        except TimeoutError:
+            return False
+        return True
+
+
+def run(
+    sc: Any,
+    map_fun: Callable[[Any, Any], Any],
+    tf_args: Any,
+    num_executors: int,
+    num_ps: int,
+    tensorboard: bool = False,
+    input_mode: int = InputMode.TENSORFLOW,
+    log_dir: str | None = None,
+    driver_ps_nodes: bool = False,
+    master_node: str | None = None,
+    reservation_timeout: float = 600,
+    queues: Sequence[str] = ("input", "output", "error"),
+    eval_node: bool = False,
+    release_port: bool = True,
+) -> TFCluster:
+    """Starts `map_fun(tf_args, ctx)` once for each task of a cluster; returns when all have a place.
+
+    Args:
+        sc: a SparkContext, or a session.
+        map_fun: the program; `ctx` is a `TFSparkNode.TFNodeContext`.
+        tf_args: of the program; a list becomes its `sys.argv`.
+        num_executors: tasks in all.
+        num_ps: parameter servers among them.
+        tensorboard: start one, beside the first of those that train.
+        input_mode: InputMode.SPARK where rows are to be fed.
+        log_dir: what TensorBoard shows.
+        driver_ps_nodes: not done: parameter servers have places like all others.
+        master_node: name of the role that leads, "chief" or "master", which takes one of the tasks.
+        reservation_timeout: seconds until all tasks must have a place.
+        queues: names of feeds.
+        eval_node: whether one of the tasks is an evaluator.
+        release_port: False: `ctx.tmp_socket` holds the task's port until `ctx.release_port()`.
+
+    Raises:
+        SpecError: a value is not allowed.
+        ProgramFailed: there are too few slots, or a task failed already.
+    """
+    roles = _roles(num_executors, num_ps, master_node, eval_node)
+    if input_mode != InputMode.TENSORFLOW and (eval_node or driver_ps_nodes):
+        name = "eval_node" if eval_node else "driver_ps_nodes"
+        raise SpecError(f"{name}=True is for input_mode=InputMode.TENSORFLOW only")
+    if driver_ps_nodes:
+        logger.warning("driver_ps_nodes=True: parameter servers get slots of executors; %d in all", num_executors)
+    context = getattr(sc, "sparkContext", sc)
+    meta = Meta(default_fs(context), os.getcwd(), release_port, tuple(roles))  # noqa: PTH109 - a text, as its users expect
+    program = launch(
+        hosted(map_fun, meta),
+        tf_args,
+        roles=roles,
+        engine=Spark(session(sc), workers=num_executors, patience=reservation_timeout),
+        until="workers",
+        tensorboard=(log_dir or True) if tensorboard else False,
+        env=answers(),
+        patience=reservation_timeout,
+    )
+    cluster = TFCluster(context, program, num_executors, input_mode, queues, meta)
+    with cluster.stopped_by_errors():
+        while program.status()["status"] == "reserving":
+            time.sleep(LOOK_SECONDS)
+        if program.status()["status"] == "failed":
+            program.wait()
+        if tensorboard and program.show_tensorboard():
+            logger.info("TensorBoard: %s", program.tensorboard_url)
+    return cluster
+
+
+def session(sc: Any) -> Any:
+    """The session of a SparkContext."""
+    if hasattr(sc, "range") and hasattr(sc, "createDataFrame"):
+        return sc
+    from pyspark.sql import SparkSession
+
+    return SparkSession(sc)
+
+
+def default_fs(sc: Any) -> str:
+    """Hadoop's default file system, without the slash of its root."""
+    name = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS"))
+    return "file://" if name in ("file:///", "file:/") else name
+
+
+def answers() -> dict[str, str]:
+    """Environment of processes that answer to the names that this one answers to."""
+    return {VARIABLE: ",".join(installed())} if installed() else {}
+
+
+def _roles(num_executors: int, num_ps: int, master_node: str | None, eval_node: bool) -> dict[str, int]:
+    """Role → tasks, in the order of their numbers."""
+    led, evaluated = int(bool(master_node)), int(bool(eval_node))
+    workers = num_executors - num_ps - led - evaluated
+    if num_ps < 0 or workers < 0 or workers + led < 1:
+        raise SpecError(
+            f"num_executors={num_executors} tasks are to be num_ps={num_ps} parameter servers, {led} chief, "
+            f"{evaluated} evaluator and the rest workers: that leaves {workers}; ask for more in all"
+        )
+    counts = {"ps": num_ps, master_node or "chief": led, "evaluator": evaluated, "worker": workers}
+    return {role: count for role, count in counts.items() if count}

@@ -1,0 +1,89 @@
+"""Queues of one process under the names of TensorFlowOnSpark: for tests of a `map_fun` without Spark.
+
+    mgr = TFManager.start(b"key", ["input", "output"])
+    mgr.get_queue("input").put(row)
+    mgr.get_queue("input").put(None)          # the end of the feed
+    map_fun(args, TFNodeContext(mgr=mgr))
+
+In a program `ctx.mgr` is `TFSparkNode.Feeds` instead: rows come there in blocks, by the program's own feeds.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable
+from typing import Any
+
+from hopyard.compat.tensorflowonspark.marker import EndPartition
+
+
+class TFManager:
+    """Named queues and values."""
+
+    def __init__(self, queues: Iterable[str]) -> None:
+        self._queues: dict[str, queue.Queue[Any]] = {name: queue.Queue() for name in queues}
+        self._values: dict[str, Any] = {"state": "running"}
+
+    def get(self, key: str) -> Any:
+        """What was set, or None."""
+        return self._values.get(key)
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a value, for all who hold this manager."""
+        self._values[key] = value
+
+    def get_queue(self, qname: str) -> queue.Queue[Any] | None:
+        """The queue of this name, or None."""
+        return self._queues.get(qname)
+
+    def stream(self, qname_in: str, qname_out: str) -> Queued:
+        """What a `TFNode.DataFeed` reads and answers."""
+        return Queued(self, qname_in, qname_out)
+
+
+class Queued:
+    """Rows from one queue, answers into another."""
+
+    def __init__(self, mgr: TFManager, qname_in: str, qname_out: str) -> None:
+        self._mgr = mgr
+        self._rows = mgr.get_queue(qname_in)
+        self._answers = mgr.get_queue(qname_out)
+        self.ended = False
+
+    def take(self, count: int, through: bool) -> list[Any]:
+        """At most `count` rows, fewer at the end of the feed or, unless `through`, of a partition; waits for them."""
+        assert self._rows is not None, "no such queue"
+        rows: list[Any] = []
+        while len(rows) < count and not self.ended:
+            item = self._rows.get()
+            self._rows.task_done()
+            if item is None:
+                self.ended = True
+            elif not isinstance(item, EndPartition):
+                rows.append(item)
+            elif rows and not through:
+                break
+        return rows
+
+    def answer(self, rows: Iterable[Any]) -> None:
+        """One answer for each row that was taken."""
+        assert self._answers is not None, "no such queue"
+        for row in rows:
+            self._answers.put(row)
+
+    def terminate(self) -> None:
+        """No more rows are wanted: those that wait are dropped."""
+        assert self._rows is not None, "no such queue"
+        self._mgr.set("state", "terminating")
+        self.ended = True
+        while True:
+            try:
+                self._rows.get_nowait()
+            except queue.Empty:
+                return
+            self._rows.task_done()
+
+
+def start(authkey: bytes, queues: Iterable[str], mode: str = "local") -> TFManager:
+    """A manager with these queues, in this process; `authkey` and `mode` were for a server, and there is none."""
+    return TFManager(queues)

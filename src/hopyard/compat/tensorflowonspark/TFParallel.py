@@ -1,0 +1,82 @@
+"""`run`: a function once on each of some executors, each for itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hopyard.compat import VARIABLE, install
+from hopyard.compat.tensorflowonspark import util
+from hopyard.compat.tensorflowonspark.TFCluster import answers, default_fs, session
+from hopyard.compat.tensorflowonspark.TFSparkNode import TFNodeContext
+from hopyard.driver.launch import launch
+from hopyard.engines.spark import Spark
+
+
+def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors: int, use_barrier: bool = True) -> None:
+    """Runs `map_fn(tf_args, ctx)` `num_executors` times and returns when all have.
+
+    In `ctx` are `executor_id` (and the same as `worker_num`), `num_workers` and the file system's names; there is no
+    cluster.
+
+    Args:
+        sc: a SparkContext, or a session.
+        map_fn: the function.
+        tf_args: its arguments; of `num_gpus` each gets so many GPUs, else one where there are any.
+        num_executors: how many.
+        use_barrier: all at once, or it fails for want of slots: a program of Hopyard. False: tasks of a Spark job, one
+            after another where there are fewer slots.
+
+    Raises:
+        ProgramFailed: with a barrier: a call failed, or there are too few slots.
+    """
+    context = getattr(sc, "sparkContext", sc)
+    known = {"default_fs": default_fs(context), "working_dir": os.getcwd(), "count": num_executors}  # noqa: PTH109
+    if use_barrier:
+        program = launch(
+            _member(map_fn, known),
+            tf_args,
+            roles={"worker": num_executors},
+            engine=Spark(session(sc), workers=num_executors),
+            until="all",
+            env=answers(),
+        )
+        try:
+            program.wait()
+        except BaseException:
+            program.stop()
+            raise
+        return
+    task = _task(map_fn, tf_args, known, answers())
+    context.parallelize(range(num_executors), num_executors).mapPartitions(task).collect()
+
+
+def _member(map_fn: Callable[[Any, Any], Any], known: dict[str, Any]) -> Callable[[Any, Any], Any]:
+    """`map_fn` as the main of a program, whose engine has given it its GPUs."""
+
+    def main(args: Any, program: Any) -> Any:
+        return map_fn(args, _context(program.index, known))
+
+    return main
+
+
+def _task(
+    map_fn: Callable[[Any, Any], Any], tf_args: Any, known: dict[str, Any], env: dict[str, str]
+) -> Callable[[Iterable[int]], list[int]]:
+    """`map_fn` as a task of a Spark job."""
+
+    def work(numbers: Iterable[int]) -> list[int]:
+        install(env.get(VARIABLE, ""))
+        for number in numbers:
+            util.single_node_env(getattr(tf_args, "num_gpus", 1), number)
+            map_fn(tf_args, _context(number, known))
+        return []
+
+    return work
+
+
+def _context(number: int, known: dict[str, Any]) -> TFNodeContext:
+    made = TFNodeContext(executor_id=number, defaultFS=known["default_fs"], working_dir=known["working_dir"])
+    made.num_workers = known["count"]
+    return made

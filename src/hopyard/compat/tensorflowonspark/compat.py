@@ -1,0 +1,84 @@
+"""What differed between versions of TensorFlow, and now differs between versions of Keras."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+
+def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
+    """Writes a Keras model as a SavedModel with the signature "serving_default".
+
+    Its inputs and outputs have the names that Keras 2 gave them: `<first layer>_input` of a Sequential model, the
+    names of the input layers of others, and of outputs the names of their layers; so `setInputMapping` and
+    `setOutputMapping` of `pipeline.TFModel` need not change with Keras 3. All workers call it: a model under a strategy
+    of several workers needs them all to be read, though only the chief's is kept.
+
+    Args:
+        model: of Keras 3 (backend tensorflow), or of `tf_keras`.
+        export_dir: where to; overwritten.
+        is_chief: whether this worker's is the one that is kept.
+    """
+    if is_chief:
+        _save(model, export_dir)
+        return
+    with tempfile.TemporaryDirectory() as nowhere:
+        _save(model, nowhere)
+
+
+def disable_auto_shard(options: Any) -> None:
+    """Of a `tf.data.Options`: each worker reads all of its dataset, as one that is fed its own rows has to."""
+    import tensorflow as tf
+
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+
+
+def is_gpu_available() -> bool:
+    """Whether TensorFlow sees a GPU."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def _save(model: Any, folder: str) -> None:
+    if not hasattr(model, "export") or type(model).__module__.startswith("tf_keras") or _legacy(model):
+        model.save(folder, save_format="tf")
+        return
+    import keras
+    import tensorflow as tf
+
+    if not model.built or not getattr(model, "inputs", None):
+        model.export(folder, verbose=False)  # a class of its own: Keras knows its call alone
+        return
+    several = isinstance(model.inputs, (list, tuple)) and len(model.inputs) > 1
+    sequential = isinstance(model, keras.Sequential)
+    names = [f"{model.layers[0].name}_input"] if sequential else [tensor.name for tensor in model.inputs]
+    results = _outputs(model)
+
+    def serve(*inputs: Any) -> dict[str, Any]:
+        found = model(list(inputs) if several else inputs[0], training=False)
+        return dict(zip(results, tf.nest.flatten(found), strict=True))
+
+    specs = [
+        tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype, name=name)
+        for name, tensor in zip(names, model.inputs, strict=True)
+    ]
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serving_default", serve, input_signature=specs)
+    archive.write_out(folder, verbose=False)
+
+
+def _legacy(model: Any) -> bool:
+    """Whether it is a model of Keras 2, also of a class of the user's."""
+    return any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
+
+
+def _outputs(model: Any) -> list[str]:
+    """A name for each output: its layer's, numbered where one layer gives several."""
+    names: list[str] = []
+    for tensor in model.outputs:
+        layer = tensor._keras_history.operation.name  # what Keras 2 called `output_names`
+        count = sum(name == layer or name.startswith(f"{layer}_#") for name in names)
+        names.append(f"{layer}_{count}" if count else layer)
+    return names

@@ -1,0 +1,123 @@
+"""DataFrames as TFRecord files and back, by `hopyard.spark.save_tfrecords` and `load_tfrecords`: no Hadoop jar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+
+from hopyard.data.example import Seen, decode, encode, look, schema
+from hopyard.errors import SpecError
+from hopyard.spark.tfrecords import load_tfrecords, save_tfrecords
+
+loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""DataFrame that `loadTFRecords` gave → where from."""
+_TYPES = {
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint", "boolean"), pa.int64()),
+    **dict.fromkeys(("float", "double"), pa.float32()),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+
+
+def isLoadedDF(df: Any) -> bool:
+    """Whether `loadTFRecords` gave this very DataFrame: what is made of it is another."""
+    return df in loadedDF
+
+
+def saveAsTFRecords(df: Any, output_dir: str) -> None:
+    """Writes a DataFrame as TFRecord files of tf.train.Example, one for each partition; `output_dir` must be new."""
+    save_tfrecords(df, output_dir)
+
+
+def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
+    """The records of TFRecord files as a DataFrame. Its schema is of all records, not of the first.
+
+    Args:
+        sc: a SparkContext, or a session.
+        input_dir: where the files are.
+        binary_features: features of bytes that are no text.
+    """
+    from pyspark.sql import SparkSession
+
+    session = sc if hasattr(sc, "range") and hasattr(sc, "createDataFrame") else SparkSession(sc)
+    df = load_tfrecords(session, input_dir, list(binary_features))
+    loadedDF[df] = input_dir
+    return df
+
+
+def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Any]], list[tuple[bytearray, None]]]:
+    """For `rdd.mapPartitions` over Rows: (bytes of an Example, None) of each.
+
+    Args:
+        dtypes: `df.dtypes`: (column, type).
+    """
+    fields = [(name, _type(name, kind)) for name, kind in dtypes]
+
+    def work(rows: Iterable[Any]) -> list[tuple[bytearray, None]]:
+        wanted = pa.schema(fields)
+        columns = list(zip(*rows, strict=True)) or [()] * len(fields)
+        arrays = [
+            pa.array(_plain(column), field.type, from_pandas=True)
+            for column, field in zip(columns, wanted, strict=True)
+        ]
+        return [(bytearray(one), None) for one in encode(pa.RecordBatch.from_arrays(arrays, schema=wanted))]
+
+    return work
+
+
+def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
+    """The Spark schema of one tf.train.Example."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    fields = _schema(example.SerializeToString(), binary_features)
+    return from_arrow_schema(pa.schema([(field.name, _doubled(field.type)) for field in fields]))
+
+
+def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Any]:
+    """For `rdd.mapPartitions` over (bytes of an Example, …): a Row of each, with its features by name."""
+    from pyspark.sql import Row
+
+    made = []
+    for number, item in enumerate(iter):
+        data = bytes(item[0])
+        batch = decode([data], _schema(data, binary_features), "the RDD", number)
+        values = batch.to_pylist()[0]
+        made.append(Row(**{name: bytearray(v) if isinstance(v, bytes) else v for name, v in values.items()}))
+    return made
+
+
+def _schema(data: bytes, binary: Sequence[str]) -> pa.Schema:
+    found: dict[str, Seen] = {}
+    look(found, [data], "the Example")
+    return schema(found, [name for name in binary if name in found], "the Example")
+
+
+def _plain(column: Iterable[Any]) -> list[Any]:
+    """Values as Arrow takes them: no bytearray, and whole numbers for booleans."""
+    plain: dict[type, Callable[[Any], Any]] = {bytearray: bytes, bool: int}
+
+    def one(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [one(part) for part in value]
+        return plain.get(type(value), lambda same: same)(value)
+
+    return [one(value) for value in column]
+
+
+def _type(name: str, kind: str) -> Any:
+    if kind.startswith("array<"):
+        return pa.list_(_type(name, kind[6:-1]))
+    if kind.startswith("decimal"):
+        return pa.float32()
+    if kind not in _TYPES:
+        raise SpecError(f"column {name!r} has type {kind}, which TFRecord lacks: cast it to numbers, text or binary")
+    return _TYPES[kind]
+
+
+def _doubled(kind: Any) -> Any:
+    if pa.types.is_list(kind):
+        return pa.list_(_doubled(kind.value_type))
+    return pa.float64() if kind == pa.float32() else kind

@@ -1,0 +1,244 @@
+"""TFEstimator and TFModel: a `train_fn(args, ctx)` on a cluster, and its SavedModel, in a pyspark.ml Pipeline."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from pyspark.ml import Estimator, Model
+
+from hopyard.compat.tensorflowonspark import TFCluster, util
+from hopyard.compat.tensorflowonspark.parameters import (
+    HasBatchSize,
+    HasClusterSize,
+    HasEpochs,
+    HasExportDir,
+    HasGraceSecs,
+    HasInputMapping,
+    HasInputMode,
+    HasMasterNode,
+    HasModelDir,
+    HasNumPS,
+    HasOutputMapping,
+    HasProtocol,
+    HasReaders,
+    HasSignatureDefKey,
+    HasSteps,
+    HasTagSet,
+    HasTensorboard,
+    HasTFRecordDir,
+    Namespace,
+    TFParams,
+    TFTypeConverters,
+)
+from hopyard.compat.tensorflowonspark.scoring import Scoring, column_type
+from hopyard.data.spark import mapped, narrowed
+from hopyard.errors import SpecError
+
+__all__ = [
+    "HasBatchSize",
+    "HasClusterSize",
+    "HasEpochs",
+    "HasExportDir",
+    "HasGraceSecs",
+    "HasInputMapping",
+    "HasInputMode",
+    "HasMasterNode",
+    "HasModelDir",
+    "HasNumPS",
+    "HasOutputMapping",
+    "HasProtocol",
+    "HasReaders",
+    "HasSignatureDefKey",
+    "HasSteps",
+    "HasTFRecordDir",
+    "HasTagSet",
+    "HasTensorboard",
+    "Namespace",
+    "TFEstimator",
+    "TFModel",
+    "TFParams",
+    "TFTypeConverters",
+    "get_meta_graph_def",
+    "single_node_env",
+    "yield_batch",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class TFEstimator(
+    Estimator["TFModel"], TFParams, HasInputMapping, HasClusterSize, HasNumPS, HasInputMode, HasMasterNode, HasProtocol,
+    HasGraceSecs, HasTensorboard, HasModelDir, HasExportDir, HasTFRecordDir, HasBatchSize, HasEpochs, HasReaders,
+    HasSteps,
+):  # fmt: skip
+    """Trains by feeding the columns of `input_mapping` to a cluster.
+
+    In `train_fn(args, ctx)`, `ctx.get_data_feed(input_mapping=args.input_mapping)` gives the rows, and `args` has the
+    arguments and all Params. It writes a SavedModel to `args.export_dir`, which the TFModel opens.
+
+    Args:
+        train_fn: the `map_fun` of the cluster.
+        tf_args: a dict, Namespace or command line.
+        export_fn: of TensorFlow 1; not with TensorFlow 2.
+    """
+
+    train_fn: Callable[[Any, Any], Any] | None = None
+    export_fn: Callable[[Any], Any] | None = None
+
+    def __init__(
+        self, train_fn: Callable[[Any, Any], Any], tf_args: Any, export_fn: Callable[[Any], Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.train_fn = train_fn
+        self.export_fn = export_fn
+        self.args = Namespace(tf_args)
+        self._setDefault(
+            input_mapping={},
+            cluster_size=1,
+            num_ps=0,
+            driver_ps_nodes=False,
+            input_mode=TFCluster.InputMode.SPARK,
+            master_node="chief",
+            protocol="grpc",
+            tensorboard=False,
+            model_dir=None,
+            export_dir=None,
+            tfrecord_dir=None,
+            batch_size=100,
+            epochs=1,
+            readers=1,
+            steps=1000,
+            grace_secs=30,
+        )
+
+    def _fit(self, dataset: Any) -> TFModel:
+        """Raises SpecError for what is set wrongly, and what the cluster raises."""
+        assert self.train_fn is not None
+        if self.export_fn is not None:
+            raise SpecError(
+                "export_fn is of TensorFlow 1: export in train_fn, compat.export_saved_model(model, dir, chief)"
+            )
+        args: Any = self.merge_args_params()
+        columns = sorted(args.input_mapping)
+        if not columns:
+            raise SpecError('input_mapping is empty: setInputMapping({"column": "tensor"}) says what is fed')
+        rows = narrowed(dataset, columns, "the DataFrame")
+        cluster = TFCluster.run(
+            dataset.sparkSession.sparkContext,
+            self.train_fn,
+            self.args.argv or args,
+            args.cluster_size,
+            args.num_ps,
+            args.tensorboard,
+            TFCluster.InputMode.SPARK,
+            driver_ps_nodes=args.driver_ps_nodes,
+            master_node=args.master_node,
+        )
+        with cluster.stopped_by_errors():
+            cluster.train(rows, args.epochs)
+            cluster.shutdown(grace_secs=args.grace_secs)
+        return self._copyValues(TFModel(self.args))
+
+
+class TFModel(
+    Model, TFParams, HasInputMapping, HasOutputMapping, HasBatchSize, HasModelDir, HasExportDir, HasSignatureDefKey,
+    HasTagSet,
+):  # fmt: skip
+    """A SavedModel: `transform(df)` gives the columns that `output_mapping` names, and no others.
+
+    Each Python worker of Spark opens it once. Numbers become double or bigint, further dimensions arrays.
+
+    Args:
+        tf_args: a dict, Namespace or command line.
+    """
+
+    def __init__(self, tf_args: Any) -> None:
+        super().__init__()
+        self.args = Namespace(tf_args)
+        self._setDefault(
+            input_mapping={},
+            output_mapping={},
+            batch_size=100,
+            model_dir=None,
+            export_dir=None,
+            signature_def_key=None,
+            tag_set=None,
+        )
+
+    def _transform(self, dataset: Any) -> Any:
+        """Lazy, but for one task that opens the model to see the types of its outputs."""
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        args: Any = self.merge_args_params()
+        for name in ("input_mapping", "output_mapping", "export_dir"):
+            if not getattr(args, name):
+                raise SpecError(
+                    f"{name} is not set: a TFModel needs all of input_mapping, output_mapping and export_dir"
+                )
+        scoring = Scoring(
+            export_dir=os.fspath(args.export_dir),
+            tags=tuple((args.tag_set or "serve").split(",")),
+            key=args.signature_def_key or "serving_default",
+            inputs=tuple(sorted(args.input_mapping.items())),
+            outputs=tuple(sorted(args.output_mapping.items())),
+            batch_size=args.batch_size,
+            num_gpus=getattr(args, "num_gpus", 1),
+        )
+        rows = narrowed(dataset, [column for column, _ in scoring.inputs], "the DataFrame")
+        kinds = _kinds(scoring, dataset.sparkSession.range(0, 1, 1, 1))
+        if any(rank < 0 for _, rank in kinds):
+            kinds = _kinds(scoring, rows.limit(1))
+        columns = [column for _, column in scoring.outputs]
+        schema = pa.schema(
+            [(n, column_type(kind, max(rank, 1))) for n, (kind, rank) in zip(columns, kinds, strict=True)]
+        )
+        return mapped(rows, partial(Scoring.rows, scoring, schema=schema), from_arrow_schema(schema))
+
+
+def _kinds(scoring: Scoring, df: Any) -> list[tuple[str, int]]:
+    """(dtype, number of dimensions, −1 where only rows would tell) of each output, as one task finds it."""
+    rows = mapped(df, partial(Scoring.kinds, scoring), "kinds array<string>").collect()
+    told = [text.split() for text in rows[0].kinds]
+    return [(kind, int(rank)) for kind, rank in told]
+
+
+def single_node_env(args: Any) -> None:
+    """`util.single_node_env` for `args.num_gpus`, and the command line of `args` as this process's."""
+    argv = args if isinstance(args, list) else getattr(args, "argv", None)
+    if argv:
+        sys.argv = argv
+    util.single_node_env(getattr(args, "num_gpus", 1))
+
+
+def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
+    """The MetaGraphDef with these tags, comma separated, of a SavedModel."""
+    from tensorflow.core.protobuf import saved_model_pb2
+    from tensorflow.io import gfile
+
+    path = f"{saved_model_dir}/saved_model.pb"
+    with gfile.GFile(path, "rb") as file:
+        saved = saved_model_pb2.SavedModel.FromString(file.read())
+    for graph in saved.meta_graphs:
+        if set(graph.meta_info_def.tags) == set(tag_set.split(",")):
+            return graph
+    have = "; ".join(",".join(graph.meta_info_def.tags) for graph in saved.meta_graphs)
+    raise SpecError(f"tag_set = {tag_set!r}: {path} has the graphs {have}")
+
+
+def yield_batch(iterable: Iterable[Any], batch_size: int, num_tensors: int = 1) -> Iterator[list[list[Any]]]:
+    """Rows as lists of columns, `batch_size` of them at a time; the last may be shorter."""
+    columns: list[list[Any]] = [[] for _ in range(num_tensors)]
+    for row in iterable:
+        for column, value in zip(columns, row, strict=False):
+            column.append(value)
+        if len(columns[0]) >= batch_size:
+            yield columns
+            columns = [[] for _ in range(num_tensors)]
+    if columns[0]:
+        yield columns

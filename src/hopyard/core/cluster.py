@@ -1,0 +1,238 @@
+"""Who is who in a program: roles, tasks, their addresses, and what each process is told of them by its environment.
+
+Three dialects say the same thing: TensorFlow's TF_CONFIG (and the JOB_NAME, TASK_INDEX, PS_HOSTS, WORKER_HOSTS of its
+old tutorial), torchrun's RANK and friends, JAX's coordinator. All are always set; a program reads the one it knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hopyard.errors import SpecError
+
+CHIEFS = ("chief", "master")
+"""Roles of which there is one at most, and which lead where they are there."""
+SERVING = ("ps", "evaluator")
+"""Roles that have no rank: they take no part in collectives."""
+_ORDER = {"chief": 0, "master": 0, "worker": 1, "ps": 3, "evaluator": 4}
+"""Role → place among the tasks; others come between workers and parameter servers, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """How many tasks a role has.
+
+    Args:
+        count: how many.
+        least: with how many the program may go on, where it can (elastic torch programs, as torchrun's
+            `--nnodes min:max`); None: all of them.
+        gpus: of each task. Others see none where any role asks for some.
+
+    Raises:
+        SpecError: a value is not allowed.
+    """
+
+    count: int
+    least: int | None = None
+    gpus: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("count", 1), ("gpus", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise SpecError(f"Role({name}={value!r}): a whole number of at least {least} is needed")
+        low = self.least
+        if low is not None and (isinstance(low, bool) or not isinstance(low, int) or not 1 <= low <= self.count):
+            raise SpecError(f"Role(least={low!r}): a whole number from 1 to count={self.count} is needed")
+
+
+def roles_of(given: Any) -> dict[str, Role]:
+    """Role → how many, from {"worker": 2}, {"worker": (2, 4)} or {"worker": hy.Role(2, gpus=1)}, in the order of tasks.
+
+    Raises:
+        SpecError: names the role, the value, what is allowed.
+    """
+    if not isinstance(given, Mapping) or not given:
+        raise SpecError(f'roles = {given!r}: a dict such as {{"chief": 1, "worker": 2, "ps": 1}} is needed')
+    made: dict[str, Role] = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
+            raise SpecError(f"roles: {name!r} is no name of a role; lower-case letters, digits and _ are allowed")
+        if isinstance(value, Role):
+            made[name] = value
+        elif isinstance(value, (tuple, list)) and len(value) == 2:
+            made[name] = Role(value[1], value[0])
+        elif isinstance(value, int) and not isinstance(value, bool):
+            if value == 0:
+                continue
+            made[name] = Role(value)
+        else:
+            raise SpecError(f"roles[{name!r}] = {value!r}: a number, a range (least, most) or hy.Role(…) is needed")
+    chiefs = [name for name in CHIEFS if name in made]
+    if not made:
+        raise SpecError(f"roles = {dict(given)!r}: no process at all; at least one is needed")
+    if len(chiefs) == 2:
+        raise SpecError('roles: "chief" and "master" are two names of one role; give one of them')
+    for name in chiefs:
+        if made[name].count != 1:
+            raise SpecError(f"roles[{name!r}]: there is one {name}, not {made[name].count}")
+    return dict(sorted(made.items(), key=lambda item: (_ORDER.get(item[0], 2), item[0])))
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What an agent has reserved for the task it will host."""
+
+    slot: int
+    host: str
+    """Name of its host."""
+    pid: int
+    address: str
+    """By which its peers reach it."""
+    ports: tuple[int, int, int]
+    """Of its task (held, not listened on); of torch's store (listened on by the agent); of JAX's coordinator (held)."""
+    gpus: tuple[str, ...] = ()
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One process of a program, in one attempt."""
+
+    role: str
+    index: int
+    slot: int
+    rank: int
+    """Among the tasks that are not parameter servers or evaluators; −1: it has none."""
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    """Number of its host."""
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """ "worker 1" """
+        return f"{self.role} {self.index}"
+
+
+def is_led(roles: Mapping[str, Any]) -> bool:
+    """Whether there is a chief or master."""
+    return any(name in roles for name in CHIEFS)
+
+
+def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ...]:
+    """Which slot hosts which task. Ranks of one host follow each other; roles that ask for GPUs get slots that have
+    them.
+
+    Args:
+        roles: in the order of tasks. Of elastic roles as many as there are places for.
+        places: at least as many as the roles need at least.
+
+    Raises:
+        SpecError: no slots have the GPUs that are asked for, or there are too few.
+    """
+    counts = shares(roles, len(places))
+    hosts: dict[str, int] = {}
+    for place in sorted(places, key=lambda place: place.slot):
+        hosts.setdefault(place.address + place.host, len(hosts))
+    number = {place.slot: hosts[place.address + place.host] for place in places}
+    free = sorted(places, key=lambda place: (number[place.slot], place.slot))
+    taken: dict[tuple[str, int], Place] = {}
+    wanted = [(name, index) for name, role in roles.items() for index in range(counts[name])]
+    for name, index in sorted(wanted, key=lambda item: -roles[item[0]].gpus):
+        gpus = roles[name].gpus
+        fit = [place for place in free if len(place.gpus) >= gpus]
+        if not fit:
+            have = ", ".join(f"slot {place.slot} on {place.host}: {len(place.gpus)}" for place in free) or "none left"
+            raise SpecError(f"roles[{name!r}] asks for {gpus} GPU(s) each; slots that are left have {have}")
+        place = fit[0] if gpus or not any(role.gpus for role in roles.values()) else min(fit, key=_gpus)
+        free.remove(place)
+        taken[name, index] = place
+    sharing = any(role.gpus for role in roles.values())
+    ranked = [key for key in wanted if key[0] not in SERVING]
+    local: dict[int, int] = {}
+    places_of: dict[tuple[str, int], tuple[int, int]] = {}
+    for rank, key in enumerate(ranked):
+        host = number[taken[key].slot]
+        places_of[key] = rank, local.get(host, 0)
+        local[host] = local.get(host, 0) + 1
+    tasks = []
+    for key in wanted:
+        place = taken[key]
+        host = number[place.slot]
+        rank, local_rank = places_of.get(key, (-1, -1))
+        own = place.gpus[: roles[key[0]].gpus] if sharing else place.gpus
+        tasks.append(Task(*key, place.slot, rank, local_rank, local.get(host, 0) if rank >= 0 else 0, host, own))
+    return tuple(tasks)
+
+
+def shares(roles: Mapping[str, Role], places: int) -> dict[str, int]:
+    """Role → how many tasks it has on so many places: elastic ones are cut, the largest first."""
+    counts = {name: role.count for name, role in roles.items()}
+    while sum(counts.values()) > places:
+        spare = [name for name, role in roles.items() if counts[name] > (role.least or role.count)]
+        if not spare:
+            raise SpecError(f"{sum(counts.values())} processes are needed at least, there are {places} slots")
+        counts[max(spare, key=lambda name: counts[name])] -= 1
+    return counts
+
+
+def _gpus(place: Place) -> int:
+    return len(place.gpus)
+
+
+def peers(tasks: Sequence[Task], places: Mapping[int, Place]) -> dict[str, list[str]]:
+    """Role → "address:port" of each of its tasks: what TensorFlow calls the cluster."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        place = places[task.slot]
+        found.setdefault(task.role, []).append(f"{place.address}:{place.ports[0]}")
+    return found
+
+
+def environment(
+    task: Task, tasks: Sequence[Task], places: Mapping[int, Place], restart: int, restarts: int, run: str
+) -> dict[str, str]:
+    """What a task's process finds in its environment, whatever framework it uses.
+
+    Sources: TensorFlow, `tf.distribute.cluster_resolver.TFConfigClusterResolver` (an evaluator is in no cluster);
+    torchrun, "Environment Variables"; JAX, `jax.distributed.initialize`.
+    """
+    cluster = peers(tasks, places)
+    seen = {role: hosts for role, hosts in cluster.items() if role != "evaluator"}
+    told = {"cluster": seen, "task": {"type": task.role, "index": task.index}}
+    ranked = [other for other in tasks if other.rank >= 0]
+    first = places[ranked[0].slot] if ranked else places[task.slot]
+    made = {
+        "TF_CONFIG": msgspec.json.encode(told).decode(),
+        "TF_GRPC_REUSE_PORT": "1",
+        "JOB_NAME": task.role,
+        "TASK_INDEX": str(task.index),
+        "MASTER_ADDR": first.address,
+        "MASTER_PORT": str(first.ports[1]),
+        "WORLD_SIZE": str(len(ranked)),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts),
+        "TORCHELASTIC_RUN_ID": run,
+        "GROUP_RANK": str(task.group_rank),
+        "GROUP_WORLD_SIZE": str(len({other.group_rank for other in ranked})),
+        "ROLE_NAME": task.role,
+        "ROLE_RANK": str(task.index),
+        "ROLE_WORLD_SIZE": str(len(cluster[task.role])),
+        "JAX_COORDINATOR_ADDRESS": f"{first.address}:{first.ports[2]}",
+        "JAX_COORDINATOR_PORT": str(first.ports[2]),
+        "JAX_NUM_PROCESSES": str(len(ranked)),
+    }
+    made |= {f"{role.upper()}_HOSTS": ",".join(hosts) for role, hosts in cluster.items()}
+    if task.rank >= 0:
+        made |= {
+            "RANK": str(task.rank),
+            "LOCAL_RANK": str(task.local_rank),
+            "LOCAL_WORLD_SIZE": str(task.local_world_size),
+            "JAX_PROCESS_ID": str(task.rank),
+        }
+    return made

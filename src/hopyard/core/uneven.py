@@ -1,0 +1,40 @@
+"""When feeds of workers end that got unequal shares of the rows.
+
+A synchronous program hangs when one worker has a batch and another has none: an all-reduce waits for all. Each worker
+says how many batches are ready for it; from that follows what each may give out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+Uneven = Literal["join", "min", "repeat"]
+"""Each ends with its own rows; all end after as many batches as the least has; all end after as many as the most has,
+and who runs out begins its own again."""
+
+RULES: tuple[Uneven, ...] = ("join", "min", "repeat")
+
+
+class Count(NamedTuple):
+    """Batches of one feed, and whether there will be no more."""
+
+    batches: int
+    ended: bool
+
+
+def allowed(uneven: Uneven, counts: Sequence[Count]) -> Count:
+    """How many batches each worker may give out so far, and whether that is all.
+
+    Args:
+        uneven: the rule. For "join" there is nothing to allow: a worker gives out what it has.
+        counts: of each worker, what it has received (given out or not), and whether it will receive no more.
+
+    Returns:
+        The batches, which never become fewer as counts grow. Under "min" all workers have so many. Under "repeat" at
+        least one has; the others wait for their rows, or repeat when they are through with them.
+    """
+    if uneven == "repeat":
+        return Count(max(count.batches for count in counts), all(count.ended for count in counts))
+    least = min(count.batches for count in counts)
+    return Count(least, any(count.ended and count.batches == least for count in counts))

@@ -1,0 +1,48 @@
+"""Blocks of rows that this process holds, to be poured into a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.data.cache import open_partition
+
+ROWS = 4096
+"""Of a block."""
+
+
+def blocks_of(data: Any) -> Iterator[Any]:
+    """Record batches, or lists of Python rows.
+
+    A hy.Dataset gives its training partitions as it prepared them, the columns of its arrays by their names ("inputs",
+    "targets" where there is one), rows of several dimensions flat.
+    """
+    if hasattr(data, "prepare"):
+        manifest = data.prepare()
+        for partition in range(len(manifest.train)):
+            columns = open_partition(manifest, "train", partition)
+            named = {**_named("inputs", columns.inputs), **_named("targets", columns.targets)}
+            rows = len(next(iter(named.values())))
+            for start in range(0, rows, ROWS):
+                yield pa.record_batch({name: _column(array[start : start + ROWS]) for name, array in named.items()})
+    elif isinstance(data, (list, tuple)):
+        for start in range(0, len(data), ROWS):
+            rows_ = data[start : start + ROWS]
+            yield pa.RecordBatch.from_pylist(rows_) if all(isinstance(row, dict) for row in rows_) else list(rows_)
+    else:
+        table = data if isinstance(data, pa.Table) else pa.Table.from_pandas(data, preserve_index=False)
+        yield from table.to_batches(max_chunksize=ROWS)
+
+
+def _named(role: str, part: Any) -> dict[str, Any]:
+    return dict(part) if isinstance(part, dict) else {} if part is None else {role: part}
+
+
+def _column(array: Any) -> Any:
+    flat = np.ascontiguousarray(array).reshape(len(array), -1) if array.ndim > 1 else np.ascontiguousarray(array)
+    if flat.ndim == 1:
+        return pa.array(flat)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])

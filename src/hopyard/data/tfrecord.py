@@ -1,0 +1,140 @@
+"""TFRecord files: records of bytes, each with its length and two checksums. Knows nothing of what is in a record.
+
+    record    length (8 bytes, little endian), its checksum (4), data (length bytes), their checksum (4)
+
+A checksum is the CRC-32C, turned by 15 bits and shifted by a constant, so that it can itself be checked like data.
+
+Source: TensorFlow, `tensorflow/core/lib/io/record_writer.h` and `tensorflow/core/lib/hash/crc32c.h`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from hopyard.errors import DataError, SpecError
+
+_HEADER = struct.Struct("<QI")
+_WORD = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+_LARGEST = (1 << 31) - 1
+"""Bytes of a record: a protocol buffer has no more, and a damaged length must not fill the memory."""
+_BUFFER = 1 << 20
+"""Bytes that are read ahead."""
+
+
+def framed(data: bytes) -> bytes:
+    """A record, as it lies in a file."""
+    length = _LENGTH.pack(len(data))
+    return b"".join((length, _WORD.pack(checksum(length)), data, _WORD.pack(checksum(data))))
+
+
+def checksum(data: bytes) -> int:
+    """The masked CRC-32C of `data`."""
+    crc: int = _crc()(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(path: str) -> Iterator[bytes]:
+    """The data of each record of a file, in order; no more than one of them is in memory.
+
+    Args:
+        path: a path or fsspec URL. A file whose name ends with ".gz" is decompressed.
+
+    Raises:
+        DataError: the file cannot be read, is no TFRecord file, is cut off or damaged; names the path, the number of
+            the record (from 0) and the byte where it begins (of what was decompressed).
+    """
+    number = offset = 0
+    try:
+        with _opened(path) as stream:
+            while header := stream.read(_HEADER.size):
+                length = _length(header, path, number, offset)
+                data = stream.read(length)
+                tail = stream.read(_WORD.size)
+                if len(data) + len(tail) < length + _WORD.size:
+                    raise _cut(path, number, offset, f"{length:,} bytes are announced, {len(data):,} are there")
+                if _WORD.unpack(tail)[0] != checksum(data):
+                    raise DataError(
+                        f"{path}, record {number}, byte {offset}: the {length:,} bytes of the record do not have its "
+                        f"checksum, so they were damaged; fetch or write the file again"
+                    )
+                yield data
+                number += 1
+                offset += length + _HEADER.size + _WORD.size
+    except EOFError as error:
+        raise _cut(path, number, offset, "its compressed data are incomplete") from error
+    except (OSError, zlib.error) as error:
+        raise DataError(f"{path}, record {number}, byte {offset}: cannot be read: {error}") from error
+
+
+def _length(header: bytes, path: str, number: int, offset: int) -> int:
+    if len(header) == _HEADER.size:
+        length, crc = _HEADER.unpack(header)
+        if crc == checksum(header[:8]) and length <= _LARGEST:
+            return int(length)
+    if number == 0:
+        known = next((name for magic, name in _OTHERS.items() if header.startswith(magic)), "")
+        raise DataError(
+            f"{path}, record 0, byte 0: this is no TFRecord file: its first bytes are {header.hex(' ')}"
+            + (f", which looks like {known}" if known else "")
+        )
+    if len(header) < _HEADER.size:
+        raise _cut(path, number, offset, f"{len(header)} of the {_HEADER.size} bytes before its data are there")
+    raise DataError(
+        f"{path}, record {number}, byte {offset}: the length of the record does not have its checksum, so the file "
+        f"was damaged here or before; fetch or write it again"
+    )
+
+
+_OTHERS = {
+    b"\x1f\x8b": 'gzip; such a file is decompressed if its name ends with ".gz"',
+    b"x\x01": "zlib, which is not read here; write it with compression GZIP or none",
+    b"x\x9c": "zlib, which is not read here; write it with compression GZIP or none",
+    b"x\xda": "zlib, which is not read here; write it with compression GZIP or none",
+    b"PAR1": "Parquet; Dataset.parquet reads it",
+}
+"""How files begin that are often taken for TFRecord files."""
+
+
+def _cut(path: str, number: int, offset: int, why: str) -> DataError:
+    return DataError(
+        f"{path}, record {number}, byte {offset}: the file was cut off within the record ({why}); fetch or write it "
+        f"again"
+    )
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    import fsspec  # 30 ms, and not needed by data in memory
+
+    local = "://" not in path
+    try:
+        raw = open(path, "rb", buffering=_BUFFER) if local else fsspec.open(path, "rb").open()  # noqa: PTH123, SIM115
+    except (ImportError, ValueError) as error:  # no such protocol, or its package is missing
+        raise DataError(f"{path} cannot be opened: {error}") from error
+    with raw as stream:
+        if not path.endswith(".gz"):
+            yield stream
+            return
+        with gzip.GzipFile(fileobj=stream) as plain:  # reads no further ahead than it has to, so errors are exact
+            yield plain
+
+
+@lru_cache(1)
+def _crc() -> Any:
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise missing(error) from error
+    return google_crc32c.value
+
+
+def missing(error: ImportError) -> SpecError:
+    """What to install, as an error."""
+    return SpecError(f"TFRecord files need packages that are not here ({error}): pip install 'hopyard[tfrecord]'")

@@ -1,0 +1,270 @@
+"""Driving a program: agents up, facts to the journal and the machine, commands to the agents, nothing left behind.
+
+One thread does it all; the user's thread puts orders into a queue. As the loop of a run: nothing clever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hopyard.core.events import Lost, Tick
+from hopyard.core.hosting import Door, FeedWord, Host, Shown
+from hopyard.core.program import ProgramMachine
+from hopyard.core.program_facts import (
+    Assigned,
+    Begin,
+    Ended,
+    Finish,
+    Halt,
+    Launched,
+    Over,
+    ProgramCommand,
+    ProgramLine,
+    Renew,
+    Reported,
+    Reserved,
+    Running,
+    Stop,
+)
+from hopyard.driver.wire import Gone, Router
+from hopyard.errors import HopyardError, ResourceError
+from hopyard.ports import Engine
+from hopyard.store.journal import Journal, Lock
+from hopyard.store.layout import Layout
+
+log = logging.getLogger(__name__)
+
+SILENCE = 15.0
+"""Seconds after which an agent, or a process that was stopped, is lost."""
+TICK = 0.2
+"""Seconds between ticks, which deadlines need; they are not journaled."""
+
+
+class Hosts:
+    """Owner of a program's agents, its machine and its journal, in a thread of its own.
+
+    Args:
+        layout: of its directory.
+        lock: held until it is over.
+        machine: of the program.
+        engine: brings agents up.
+        order: what each agent is told once; `home` and `apart` are filled in here.
+        about: facts for the journal.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        lock: Lock,
+        machine: ProgramMachine,
+        engine: Engine,
+        order: Host,
+        about: dict[str, Any],
+    ) -> None:
+        self._layout, self._lock, self._engine = layout, lock, engine
+        self.machine = machine
+        self._order = msgspec.structs.replace(order, home=engine.address[0], apart=engine.apart)
+        self._about = about
+        self._journal = Journal(layout.program)
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._bell, self._ringer = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(self._ringer, False)
+        self._link: Router | None = None
+        self._changed = threading.Condition()
+        self._doors: dict[int, tuple[int, dict[str, Any]]] = {}
+        """Slot → life of its task, and where it takes rows."""
+        self.heard: Callable[[FeedWord], None] = lambda word: None
+        """Told, in this thread, what tasks say of feeds."""
+        self.board = ""
+        self.ended = threading.Event()
+        self.opened = threading.Event()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="hopyard-program", daemon=True)
+
+    # ------------------------------------------------------------------------------------------------ the user's side
+
+    def open(self) -> None:
+        """Begin. Raises what keeps the engine from being opened."""
+        self._thread.start()
+        self.opened.wait()
+        if self._link is None and self.error is not None:
+            raise self.error
+
+    def stop(self, reason: str, grace: float = 0.0, failed: bool = False) -> None:
+        """End the program."""
+
+        def order() -> None:
+            if grace > 0 and self.machine.phase == "running":
+                self._tell_all(FeedWord(0, 0, "", "stop"))
+                deadline = time.monotonic() + grace
+                self._later(deadline, lambda: self._take(Stop(at=0.0, reason=reason, failed=failed)))
+            else:
+                self._take(Stop(at=0.0, reason=reason, failed=failed))
+
+        self._put(order)
+
+    def tell(self, feed: str, word: str, number: int = 0, flag: bool = False, text: str = "") -> None:
+        """Say something of a feed to all tasks that are fed."""
+        self._put(lambda: self._tell_all(FeedWord(0, 0, feed, word, number, flag, text)))
+
+    def doors(self, until: float) -> list[dict[str, Any]]:
+        """Where the fed tasks take rows, by rank; waits for those that are not there yet. Empty: the program is over.
+
+        Raises:
+            TimeoutError: some are not there by then.
+        """
+        while not self.ended.is_set():
+            with self._changed:
+                books = [book for book in self.machine.tasks.copy().values() if book.task.rank >= 0]
+                books.sort(key=lambda book: book.task.rank)
+                gone = [book.task.name for book in books if book.status == "done" and book.task.slot not in self._doors]
+                if gone:
+                    raise HopyardError(
+                        f"{', '.join(gone)} has ended and never asked for rows: nothing can be fed to it"
+                    )
+                known = [self._doors.get(book.task.slot, (0, {})) for book in books]
+                if books and all(life == book.life for (life, _), book in zip(known, books, strict=True)):
+                    return [door for _, door in known]
+                if time.monotonic() > until:
+                    raise TimeoutError
+                self._changed.wait(0.1)
+        return []
+
+    def _put(self, order: Callable[[], None]) -> None:
+        self._orders.put(order)
+        with contextlib.suppress(OSError):
+            os.write(self._ringer, b"x")
+
+    # ------------------------------------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._link = Router(self._engine, lambda device: self._order, self._layout.log, SILENCE)
+            self.opened.set()
+            self._waiting: list[tuple[float, Callable[[], None]]] = []
+            self._over = False
+            self._take(Launched(at=0.0, spec=self.machine.spec, about=self._about))
+            while not self._over:
+                self._turn()
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, HopyardError):
+                log.exception("%s ended", self._layout.root)
+        finally:
+            self.opened.set()
+            self._close()
+
+    def _turn(self) -> None:
+        assert self._link is not None
+        try:
+            messages = self._link.receive(TICK, self._bell)
+        except ResourceError as error:  # there will be no (more) slots
+            if not self.machine.tasks:
+                raise
+            self._take(Stop(at=0.0, reason=str(error), failed=True))
+            return
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._bell, 4096)
+        for message in messages:
+            self._heard(message)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._orders.get_nowait()()
+        now = time.monotonic()
+        for due in [item for item in self._waiting if item[0] <= now]:
+            self._waiting.remove(due)
+            due[1]()
+        self._take(Tick(at=0.0))
+
+    def _later(self, deadline: float, order: Callable[[], None]) -> None:
+        self._waiting.append((deadline, order))
+
+    def _heard(self, message: Any) -> None:
+        match message:
+            case Gone():
+                self._take(Lost(at=0.0, slot=message.slot, reason=message.reason))
+            case Reserved() | Running() | Reported() | Ended():
+                self._take(message)
+            case Door():
+                with self._changed:
+                    self._doors[message.slot] = message.life, message.door
+                    self._changed.notify_all()
+            case Shown():
+                self.board = message.url
+            case FeedWord():
+                self.heard(message)
+            case _:
+                log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
+
+    def _take(self, fact: ProgramLine) -> None:
+        """A fact: to the journal, then to the machine; then what follows from it."""
+        fact = msgspec.structs.replace(fact, at=time.time())
+        if not isinstance(fact, Tick):
+            self._journal.append([fact])  # type: ignore[list-item]
+        commands = self.machine.handle(fact)
+        decided = [command for command in commands if isinstance(command, (Assigned, Over))]
+        if decided:
+            self._journal.append(decided)  # type: ignore[arg-type]
+        for command in commands:
+            self._do(command)
+
+    def _do(self, command: ProgramCommand) -> None:
+        link = self._link
+        assert link is not None
+        match command:
+            case Renew():
+                link.end(command.slot)
+                link.start(command.slot)
+            case Begin():
+                link.send(command.task.slot, command)
+            case Halt():
+                link.send(command.slot, command)
+            case Finish():
+                self._over = True
+
+    def _tell_all(self, word: FeedWord) -> None:
+        if self._link is None or self.machine.phase == "over":
+            return
+        for book in self.machine.tasks.values():
+            if book.task.rank >= 0 and (book.up or book.status == "done"):
+                self._link.send(book.task.slot, msgspec.structs.replace(word, slot=book.task.slot, life=book.life))
+
+    @property
+    def link(self) -> Router:
+        """For those who need the crew; only while the program runs."""
+        assert self._link is not None
+        return self._link
+
+    def _close(self) -> None:
+        for step in (self._hang_up, self._journal.close, self._lock.free):
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - the rest must be closed too
+                log.warning("%s: closing: %s", self._layout.root, error)
+                self.error = self.error or error
+        self.ended.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        os.close(self._bell)
+        ringer, self._ringer = self._ringer, -1
+        os.close(ringer)
+
+
+def token() -> str:
+    """Lets rows into a program."""
+    return secrets.token_hex(16)

@@ -1,0 +1,216 @@
+"""Launching a program: `hy.launch`. What was asked for is checked here, before anything is started."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from hopyard import __version__
+from hopyard.core.hosting import Host
+from hopyard.core.messages import LIMIT
+from hopyard.core.program import ProgramMachine
+from hopyard.core.program_facts import ProgramSpec, spec_of
+from hopyard.driver.drive import freed_on_error, room
+from hopyard.driver.hosts import SILENCE, Hosts, token
+from hopyard.driver.pouring import Feeding
+from hopyard.driver.program import Program, end_all, remember
+from hopyard.driver.ship import PYTHON, dump
+from hopyard.engines.local import Local
+from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.ports import Engine
+from hopyard.store.journal import Lock
+from hopyard.store.layout import Layout, fresh
+
+_ENDED: list[bool] = []
+"""Whether the end of this process ends its programs already."""
+
+
+def launch(
+    main: Callable[..., Any] | str | Path,
+    args: Any = None,
+    *,
+    roles: Mapping[str, Any],
+    engine: Engine | None = None,
+    until: Literal["chief", "workers", "all"] | None = None,
+    restarts: int = 0,
+    restart: Literal["program", "task"] = "program",
+    tensorboard: bool | str | Path = False,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    env: Mapping[str, str] | None = None,
+    tensorflow1: bool = False,
+    transport: Literal["auto"] | None = "auto",
+    grace: float = 5.0,
+    patience: float | None = None,
+) -> Program:
+    """Run somebody's distributed program: any TensorFlow program (parameter servers, chief, workers, evaluator), any
+    torchrun program, any `jax.distributed` program.
+
+    Args:
+        main: a function `main(args, ctx)`, or the path of a script.
+        args: for the function, anything that can be pickled; for a script, its arguments.
+        roles: name → how many: {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}. A range (least, most) for programs
+            that can go on with fewer; hy.Role(2, gpus=1) for GPUs.
+        engine: hy.Local() (the default: a process for each task) or hy.Spark(spark, workers=…).
+        until: whose end is the program's end: "chief" (the default where there is one), "workers" or "all". What then
+            still runs (parameter servers, evaluators) is ended.
+        restarts: how often it is started again when a task fails; it goes on from its own last checkpoint.
+        restart: "program": all tasks; "task": only that which failed, at its old address, where the program can take it
+            (asynchronous parameter servers, ParameterServerStrategy). A host that is lost takes the address along: then
+            all are started again.
+        tensorboard: True: TensorBoard on the program's directory, or on this one; `program.tensorboard_url`.
+        directory: of its journal, logs and checkpoints; default `runs/<time>-<word>`.
+        resume: True: a directory that has a program's journal may be used again, its checkpoints are kept.
+        env: more environment for the tasks.
+        tensorflow1: present `tf.compat.v1` as `tensorflow` to the program, for text written for TensorFlow 1.
+        transport: "auto": gloo and NCCL are told which network interface leads to the peers (GLOO_SOCKET_IFNAME,
+            NCCL_SOCKET_IFNAME, where `env` does not say it); None: they find one by themselves.
+        grace: seconds that tasks have to end by themselves when the program is over.
+        patience: seconds until there must be a slot for each task, and until each must have begun; default: the
+            engine's, or 120.
+
+    Returns:
+        Program: `.wait()`, `.feed(rows)`, `.infer(rows)`, `.status()`, `.logs()`, `.stop()`; at once, while it starts.
+
+    Raises:
+        SpecError, RunDirectoryError: before anything is started.
+        ResourceError: the engine cannot be opened.
+    """
+    script = isinstance(main, (str, Path))
+    spec = spec_of(
+        roles,
+        until,
+        restarts=_whole("restarts", restarts),
+        restart=_among("restart", restart, ("program", "task")),
+        grace=_seconds("grace", grace),
+        patience=_seconds("patience", patience if patience is not None else getattr(engine, "patience", 120.0)),
+        name=Path(str(main)).name if script else getattr(main, "__name__", type(main).__name__),
+        script=script,
+    )
+    cargo = _script(Path(str(main)), args) if script else _function(main, args)
+    environment = _strings(env)
+    if transport not in ("auto", None):
+        raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
+    chosen = _engine(engine, spec)
+    layout = Layout(Path(directory) if directory is not None else fresh())
+    lock = _place(layout, resume)
+    with freed_on_error(lock):
+        key = token()
+        board = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
+        order = Host(
+            main=cargo,
+            script=script,
+            directory=str(layout.root.absolute()),
+            silence=SILENCE,
+            token=key,
+            home="",
+            apart=False,
+            tensorboard=os.path.abspath(board) if board and "://" not in board else board,  # noqa: PTH100
+            tensorflow1=tensorflow1,
+            environment=environment,
+            interface=transport == "auto",
+        )
+        about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
+        with room(layout.root):
+            hosts = Hosts(layout, lock, ProgramMachine(spec), chosen, order, about)
+        program = Program(layout, hosts, Feeding(hosts, layout, key))
+        if not _ENDED:
+            _ENDED.append(True)
+            atexit.register(end_all)
+        remember(program)
+        hosts.open()
+    return program
+
+
+def _function(main: Any, args: Any) -> bytes:
+    if not callable(main):
+        raise SpecError(f"main = {main!r}: a function main(args, ctx), or the path of a script, is needed")
+    cargo = dump((main, args), "main, or its args,")
+    if len(cargo) > LIMIT // 2:
+        raise SpecError(
+            f"main: its pickle has {len(cargo):,} bytes, at most {LIMIT // 2:,} are sent to each process: it carries "
+            "data or weights; load them inside main, or feed them (program.feed)"
+        )
+    return cargo
+
+
+def _script(path: Path, args: Any) -> bytes:
+    if not path.is_file():
+        raise SpecError(f"main = {str(path)!r}: no such file; the path of a Python script is needed")
+    if args is None:
+        args = []
+    if isinstance(args, str) or not isinstance(args, Sequence) or not all(isinstance(arg, str) for arg in args):
+        raise SpecError(f'args = {args!r}: a list of strings is needed for a script, for example ["--steps", "100"]')
+    return dump((path.read_bytes(), str(path.absolute()), list(args)), "the script")
+
+
+def _engine(engine: Engine | None, spec: ProgramSpec) -> Engine:
+    if engine is None:
+        return Local(workers=spec.slots, devices=None) if _no_gpus() else Local(workers=spec.slots)
+    if getattr(engine, "name", None) not in ("local", "spark"):
+        raise SpecError(
+            f"engine = {engine!r}: hy.Local(…) or hy.Spark(…) is needed; a program has processes of its own"
+        )
+    if engine.workers < spec.least:
+        raise SpecError(
+            f"roles need {spec.least} processes ({_counted(spec)}), the engine has workers={engine.workers}: give "
+            f"{type(engine).__name__}(workers={spec.least}), or ask for fewer"
+        )
+    return engine
+
+
+def _no_gpus() -> bool:
+    from hopyard.engines.local import gpus
+
+    return not gpus()
+
+
+def _counted(spec: ProgramSpec) -> str:
+    return ", ".join(f"{count} {name}" for name, (count, _, _) in spec.roles.items())
+
+
+def _place(layout: Layout, resume: bool) -> Lock:
+    """The directory, ours alone. A journal of an earlier program there is kept under another name."""
+    if layout.exists:
+        raise RunDirectoryError(f"{layout.root}: holds a run; give another directory=")
+    if layout.program.exists() and not resume:
+        raise RunDirectoryError(
+            f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
+            "checkpoints"
+        )
+    with room(layout.root):
+        layout.logs.mkdir(parents=True, exist_ok=True)
+    lock = Lock(layout.lock)
+    with freed_on_error(lock):
+        if layout.program.exists():
+            number = len(list(layout.root.glob("program-*.jsonl"))) + 1
+            layout.program.rename(layout.root / f"program-{number}.jsonl")
+    return lock
+
+
+def _strings(env: Mapping[str, str] | None) -> dict[str, str]:
+    found = dict(env or {})
+    if not all(isinstance(name, str) and isinstance(value, str) for name, value in found.items()):
+        raise SpecError(f"env = {found!r}: names and values are strings")
+    return found
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SpecError(f"{name} = {value!r}: a whole number of at least 0 is needed")
+    return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise SpecError(f"{name} = {value!r}: seconds, at least 0, are needed")
+    return float(value)
+
+
+def _among(name: str, value: Any, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise SpecError(f"{name} = {value!r}: one of {', '.join(map(repr, allowed))} is needed")
+    return str(value)

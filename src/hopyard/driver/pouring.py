@@ -1,0 +1,417 @@
+"""Feeding a program from its driver's side: which jobs pour the rows, what happens meanwhile, and when it is over.
+
+Rows of Spark go from Spark's tasks, the driver never sees them; rows that are here already go from here, a thread for
+each worker. While rows go, the program is watched: when it fails, the feed fails with *its* error; when it was started
+again, all rows go again; when a worker takes no row for too long, the feed says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hopyard.core.hosting import FeedWord
+from hopyard.core.uneven import RULES, Count, allowed
+from hopyard.data.door import Door
+from hopyard.data.feeding import FEEDING, feeding, feeding_rows
+from hopyard.data.held import blocks_of
+from hopyard.data.pour import Road, pour
+from hopyard.data.spark import checked, is_frame
+from hopyard.driver.hosts import Hosts
+from hopyard.driver.program import failure
+from hopyard.errors import HopyardError, ProgramFailed, SpecError
+from hopyard.store.layout import Layout
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.05
+"""Between looks at how far the workers are."""
+OPEN_SECONDS = 120.0
+"""Until each worker of a program that runs has opened its door."""
+LAST_WORDS = 15.0
+"""For the program to say why a feed broke off."""
+
+
+NOTHING = Count(0, False)
+
+
+@dataclass(slots=True)
+class _Open:
+    """One feed that workers know of."""
+
+    uneven: Literal["join", "min", "repeat"]
+    epochs: int = 0
+    """That were poured, in all calls."""
+    counts: dict[int, Count] = field(default_factory=dict)
+    taken: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """Slot → (rows that its program took, whether more wait)."""
+    allowed: Count = NOTHING
+
+
+class _Again(Exception):
+    """The program was started again: its workers want all rows again."""
+
+
+class Feeding:
+    """Owner of a program's feeds. `feed` and `infer` may be called from several threads, for several feeds."""
+
+    def __init__(self, hosts: Hosts, layout: Layout, token: str) -> None:
+        self._hosts, self._layout, self._token = hosts, layout, token
+        self._feeds: dict[str, _Open] = {}
+        self._lock = threading.Lock()
+        self._aside = 0
+        """Who needs room in Spark's books right now; an inference needs it to the program's end."""
+        hosts.heard = self._heard
+
+    # ------------------------------------------------------------------------------------------------ feeding
+
+    def feed(self, data: Any, *, epochs: int, name: str, uneven: Any, end: bool, timeout: float | None) -> int:
+        """See `Program.feed`."""
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+            raise SpecError(f"feed(epochs={epochs!r}): a whole number of at least 0 is needed")
+        if uneven not in RULES:
+            raise SpecError(f"feed(uneven={uneven!r}): one of {', '.join(map(repr, RULES))} is needed")
+        if not isinstance(name, str) or not name:
+            raise SpecError(f"feed(name={name!r}): a name is needed")
+        if timeout is not None and not timeout > 0:
+            raise SpecError(f"feed(timeout={timeout!r}): seconds, more than 0, or None are needed")
+        with self._lock:
+            feed = self._feeds.setdefault(name, _Open(uneven))
+            if feed.uneven != uneven:
+                raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.uneven!r}")
+        source = _source(data)
+        while True:
+            try:
+                rows = self._all(source, name, feed, epochs, timeout)
+                if end:
+                    self.end(name)
+                    self._taken(name, feed, timeout)
+                return rows
+            except _Again:
+                log.warning(
+                    "%s was started again: the rows of feed %r go again from the first", self._layout.root, name
+                )
+                feed.counts.clear()
+                feed.taken.clear()
+                feed.allowed = NOTHING
+
+    def end(self, name: str) -> None:
+        """No more rows of this feed."""
+        self._hosts.tell(name, "ended")
+
+    def _all(self, source: _Source, name: str, feed: _Open, epochs: int, timeout: float | None) -> int:
+        rows = 0
+        lives = self._lives()
+        for _ in range(epochs):
+            doors = self._doors(name, feed, timeout)
+            lives = self._lives()
+            feed.epochs += 1
+            road = Road(tuple(doors), self._token, name, feed.epochs, feed.uneven)
+            with self._room(source.spark):
+                rows += self._watched(source, road, feed, lives, timeout)
+        return rows
+
+    def _doors(self, name: str, feed: _Open, timeout: float | None) -> list[Door]:
+        """Where rows go. Waits for a program that starts, or starts again."""
+        until = time.monotonic() + (timeout or 1e9)
+        while self._hosts.machine.phase in ("reserving", "failing", "restarting") and not self._hosts.ended.is_set():
+            if time.monotonic() > until:
+                raise HopyardError(f"feed {name!r}: the program has not started within {timeout:.0f} seconds")
+            time.sleep(0.02)
+        self._hosts.tell(name, "open", text=feed.uneven)
+        try:
+            found = self._hosts.doors(time.monotonic() + min(timeout or OPEN_SECONDS, OPEN_SECONDS))
+        except TimeoutError:
+            raise HopyardError(
+                f"feed {name!r}: not every worker opened its door within {OPEN_SECONDS:.0f} seconds; program.status() "
+                "and program.logs() say what they do"
+            ) from None
+        if not found:
+            self._is_over(name)
+        return [Door(**door) for door in found]
+
+    def _is_over(self, name: str) -> None:
+        """Raises what a feed of a program that is over raises."""
+        self._hosts.ended.wait(LAST_WORDS)
+        if self._hosts.error is not None:
+            raise self._hosts.error
+        machine = self._hosts.machine
+        if machine.status == "failed":
+            raise failure(machine, self._layout)
+        raise ProgramFailed(
+            f"{self._layout.root}: feed {name!r}: the program is over ({machine.status}); launch it again"
+        )
+
+    def _watched(
+        self,
+        source: _Source,
+        road: Road,
+        feed: _Open,
+        lives: frozenset[int],
+        timeout: float | None,
+    ) -> int:
+        """Send the rows of one epoch from another thread, and watch the program."""
+        name = road.feed
+        done: list[int] = []
+        broken: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                done.append(source.pour(road))
+            except BaseException as error:  # noqa: BLE001 - raised in the user's thread
+                broken.append(error)
+
+        thread = threading.Thread(target=run, name="hopyard-feed", daemon=True)
+        thread.start()
+        stall = _Stall(self, name, feed, timeout)
+        try:
+            while thread.is_alive():
+                thread.join(LOOK_SECONDS)
+                if self._hosts.ended.is_set() or self._lives() != lives:
+                    break
+                stall.look()
+        except BaseException:
+            source.cancel()
+            raise
+        if done:
+            return done[0]
+        if self._over_or_again(name, lives):
+            source.cancel()
+            raise _Again
+        if thread.is_alive():
+            source.cancel()
+            thread.join(LAST_WORDS)
+        if done:
+            return done[0]
+        raise HopyardError(f"feed {name!r}: {_short(broken[0])}") from broken[0] if broken else None
+
+    def _over_or_again(self, name: str, lives: frozenset[int]) -> bool:
+        """A feed broke off: wait for what the program has to say. True: it was started again.
+
+        Raises:
+            ProgramFailed: it is over.
+        """
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until or self._hosts.machine.phase in ("failing", "restarting", "closing"):
+            if self._hosts.ended.is_set():
+                self._is_over(name)
+            if self._lives() != lives and self._hosts.machine.phase == "running":
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _taken(self, name: str, feed: _Open, timeout: float | None) -> None:
+        """Wait until the program has taken all rows, or wants no more."""
+        lives = self._lives()
+        stall = _Stall(self, name, feed, timeout)
+        feed.taken.clear()
+        while not self._hosts.ended.is_set():
+            if self._lives() != lives:
+                if self._over_or_again(name, lives):
+                    raise _Again
+                return
+            stall.look()
+            fed = self._fed()
+            if fed and all(slot in feed.taken and not feed.taken[slot][1] for slot in fed):
+                return
+            time.sleep(LOOK_SECONDS)
+        if self._hosts.machine.status == "failed" or self._hosts.error is not None:
+            self._is_over(name)
+
+    # ------------------------------------------------------------------------------------------------ inference
+
+    def infer(self, data: Any, *, schema: Any, name: str) -> Any:
+        """See `Program.infer`."""
+        with self._lock:
+            feed = self._feeds.setdefault(name, _Open("join"))
+        if is_frame(data):
+            checked(data, "data")
+            if schema is None:
+                raise SpecError(
+                    'infer(schema=None): the columns of the answers are needed, for example "prediction double"'
+                )
+        elif not hasattr(data, "mapPartitionsWithIndex"):
+            raise SpecError(f"infer({type(data).__name__}): a DataFrame or an RDD is needed")
+        from hopyard.data.inferring import inferring, inferring_rows
+
+        doors = self._doors(name, feed, OPEN_SECONDS)
+        road = Road(tuple(doors), self._token, name, 0)
+        self._room(True).__enter__()
+        if is_frame(data):
+            return data.mapInArrow(inferring(road, schema), schema)
+        return data.mapPartitionsWithIndex(inferring_rows(road))
+
+    # ------------------------------------------------------------------------------------------------ the program
+
+    @contextlib.contextmanager
+    def _room(self, spark: bool) -> Iterator[None]:
+        """Room for Spark's tasks where each executor has one core: sitters of fed workers step aside."""
+        if not spark:
+            yield
+            return
+        with self._lock:
+            self._aside += 1
+            self._hosts.link.crew.aside(self._fed())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._aside -= 1
+                if not self._aside and not self._hosts.ended.is_set():
+                    self._hosts.link.crew.back()
+
+    def _fed(self) -> list[int]:
+        return [book.task.slot for book in self._hosts.machine.tasks.copy().values() if book.task.rank >= 0]
+
+    def _lives(self) -> frozenset[int]:
+        """Which tasks there are; others after a restart."""
+        return frozenset(book.life for book in self._hosts.machine.tasks.copy().values() if book.task.rank >= 0)
+
+    def _heard(self, word: FeedWord) -> None:
+        feed = self._feeds.get(word.feed)
+        if feed is None:
+            return
+        if word.word == "taken":
+            feed.taken[word.slot] = word.number, word.flag
+        elif word.word == "counts" and feed.uneven != "join":
+            feed.counts[word.slot] = Count(word.number, word.flag)
+            fed = self._fed()
+            now = allowed(feed.uneven, [feed.counts.get(slot, NOTHING) for slot in fed])
+            if now != feed.allowed:
+                feed.allowed = now
+                self._hosts.tell(word.feed, "allowed", now.batches, now.ended)
+
+
+class _Stall:
+    """Tells when a worker that has rows takes none."""
+
+    def __init__(self, feeding: Feeding, name: str, feed: _Open, timeout: float | None) -> None:
+        self._feeding, self._name, self._feed, self._timeout = feeding, name, feed, timeout
+        self._moved: dict[int, tuple[int, float]] = {}
+
+    def look(self) -> None:
+        """Ask them; raises HopyardError when one has taken nothing for too long."""
+        self._feeding._hosts.tell(self._name, "ask")
+        now = time.monotonic()
+        for slot, (number, waiting) in self._feed.taken.copy().items():
+            last, since = self._moved.get(slot, (-1, now))
+            if number != last or not waiting:
+                self._moved[slot] = number, now
+            elif self._timeout is not None and now - since > self._timeout:
+                book = self._feeding._hosts.machine.tasks.get(slot)
+                who = book.task.name if book is not None else f"slot {slot}"
+                words = (
+                    f"feed {self._name!r}: {who} has taken no row for {self._timeout:.0f} seconds, though rows wait "
+                    f"for it ({number:,} taken so far): does its main read ctx.feed({self._name!r})? feed(timeout=…) "
+                    "says how long to wait"
+                )
+                self._feeding._hosts.tell(self._name, "failed", text=words)
+                raise HopyardError(words)
+
+
+class _Source:
+    """Where rows come from."""
+
+    spark = False
+
+    def pour(self, road: Road) -> int:
+        """Send all rows once; how many."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Stop sending."""
+
+
+class _Frame(_Source):
+    """A DataFrame or RDD of Spark."""
+
+    spark = True
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._tag = f"hopyard-feed-{secrets.token_hex(4)}"
+        self._session = data.sparkSession if is_frame(data) else data.ctx
+
+    def pour(self, road: Road) -> int:
+        """One job."""
+        data = self._data
+        self._session.addTag(self._tag) if is_frame(data) else self._session.addJobTag(self._tag)
+        if is_frame(data):
+            return sum(row.rows for row in data.mapInArrow(feeding(road), FEEDING).collect())
+        return sum(rows for _, rows, _, _ in data.mapPartitionsWithIndex(feeding_rows(road)).collect())
+
+    def cancel(self) -> None:
+        """Cancel the job."""
+        with contextlib.suppress(Exception):  # a session that was stopped has none
+            if is_frame(self._data):
+                self._session.interruptTag(self._tag)
+            else:
+                self._session.cancelJobsWithTag(self._tag)
+
+
+class _Here(_Source):
+    """Rows of this process, in blocks: a thread for each worker sends every k-th."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._stopped = False
+
+    def pour(self, road: Road) -> int:
+        """A partition for each block."""
+        count = len(road.doors)
+        rows = [0] * count
+        errors: list[BaseException] = []
+
+        def run(worker: int) -> None:
+            try:
+                for number, block in enumerate(blocks_of(self._data)):
+                    if self._stopped or errors:
+                        return
+                    if number % count == worker:
+                        rows[worker] += pour(road, number, 0, [block]).rows
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(n,), name="hopyard-pour", daemon=True) for n in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return sum(rows)
+
+    def cancel(self) -> None:
+        """No further block."""
+        self._stopped = True
+
+
+def _source(data: Any) -> _Source:
+    if is_frame(data):
+        return _Frame(checked(data, "data"))
+    if hasattr(data, "mapPartitionsWithIndex") and hasattr(data, "ctx"):
+        return _Frame(data)
+    if (
+        isinstance(data, (list, tuple))
+        or hasattr(data, "prepare")
+        or type(data).__module__.startswith(("pandas", "pyarrow"))
+    ):
+        return _Here(data)
+    raise SpecError(
+        f"feed({type(data).__name__}): a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table "
+        "or a list of rows is needed"
+    )
+
+
+def _short(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    told = [
+        line for line in lines if line.startswith(("hopyard.", "ConnectionError", "pyspark.errors")) and ": " in line
+    ]
+    return (told or lines or [type(error).__name__])[-1 if told else 0][:800]

@@ -1,0 +1,246 @@
+"""What the user holds of a program: wait for it, feed it, ask how it stands, stop it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hopyard.core.cluster import Task
+from hopyard.core.program import ProgramMachine
+from hopyard.errors import HopyardError, ProgramFailed, SpecError
+from hopyard.store.layout import Layout
+
+if TYPE_CHECKING:
+    from hopyard.driver.hosts import Hosts
+    from hopyard.driver.pouring import Feeding
+
+TAIL = 40
+"""Lines of a task's log that an error shows."""
+
+
+class Program:
+    """A program that was launched.
+
+    Leaving it as a context manager stops it. A process that ends without `wait()` ends its programs.
+
+    Attributes:
+        directory: of its journal, logs and checkpoints.
+    """
+
+    def __init__(self, layout: Layout, hosts: Hosts, feeding: Feeding) -> None:
+        self._layout = layout
+        self._hosts = hosts
+        self._feeding = feeding
+        self.directory = layout.root
+
+    def __repr__(self) -> str:
+        return f"<Program {self._hosts.machine.spec.name} {self.directory} {self._hosts.machine.status}>"
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------------------------------------ its life
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until it is over. Ctrl-C here stops it.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            "done", or "stopped".
+
+        Raises:
+            ProgramFailed: a task failed; names the first cause, its host and its log.
+            ResourceError: the engine has no room for it.
+            TimeoutError: it goes on.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._hosts.ended.wait(0.2 if until is None else min(0.2, max(0.0, until - time.monotonic()))):
+                if until is not None and time.monotonic() >= until:
+                    raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._sentence()}")
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        if self._hosts.error is not None:
+            raise self._hosts.error
+        machine = self._hosts.machine
+        if machine.status == "failed":
+            raise failure(machine, self._layout)
+        return str(machine.status)
+
+    def stop(self, grace: float = 0.0) -> None:
+        """End it, and wait until nothing of it runs any more. No error when it is over.
+
+        Args:
+            grace: seconds that tasks have to end by themselves, once `ctx.stop_requested` is true.
+        """
+        self._hosts.stop("stopped by the user", grace)
+        self._hosts.ended.wait(grace + 30.0)
+
+    def status(self) -> dict[str, Any]:
+        """How it stands: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
+        its role, index, status, host, process of its agent, log and last reported values."""
+        machine = self._hosts.machine
+        places = machine.known
+        tasks = []
+        for book in sorted(machine.tasks.copy().values(), key=lambda book: book.task.slot):
+            task, place = book.task, places.get(book.task.slot)
+            tasks.append(
+                {
+                    "role": task.role,
+                    "index": task.index,
+                    "status": book.status,
+                    "host": "" if place is None else place.host,
+                    "agent": 0 if place is None else place.pid,
+                    "log": str(self._layout.log(task.slot)),
+                    "values": dict(book.values),
+                }
+            )
+        order = list(machine.spec.roles)
+        tasks.sort(key=lambda told: (order.index(str(told["role"])), told["index"]))
+        return {"status": machine.status, "restarts": machine.restart, "cause": machine.cause, "tasks": tasks}
+
+    def logs(self, role: str | None = None, index: int | None = None) -> str:
+        """What its tasks printed, all or those of a role.
+
+        Raises:
+            SpecError: there is no such task.
+        """
+        chosen = [
+            book.task
+            for book in self._hosts.machine.tasks.copy().values()
+            if role in (None, book.task.role) and index in (None, book.task.index)
+        ]
+        if not chosen and role is not None:
+            raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {', '.join(self._names())}")
+        return "".join(_read(self._layout.log(task.slot)) for task in sorted(chosen, key=_order))
+
+    @property
+    def tensorboard_url(self) -> str:
+        """Where TensorBoard listens; empty while it is not up, or was not asked for."""
+        return self._hosts.board
+
+    def show_tensorboard(self, timeout: float = 60.0) -> str:
+        """Its URL, once it is up; empty when it does not come up."""
+        until = time.monotonic() + timeout
+        while not self._hosts.board and time.monotonic() < until and not self._hosts.ended.wait(0.05):
+            pass
+        return self._hosts.board
+
+    # ------------------------------------------------------------------------------------------------ its rows
+
+    def feed(
+        self,
+        data: Any,
+        *,
+        epochs: int = 1,
+        name: str = "train",
+        uneven: str = "join",
+        end: bool = True,
+        timeout: float | None = 600.0,
+    ) -> int:
+        """Send rows to its chiefs and workers; returns when all are taken.
+
+        Args:
+            data: a Spark DataFrame, an RDD, a hy.Dataset, or a list of rows (dicts become columns, others stay as they
+                are).
+            epochs: how often.
+            name: of the feed, as in `ctx.feed(name)`.
+            uneven: when workers have unequal shares: "join" (the feed of each ends with its own rows), "min" (all end
+                after as many batches as the least has) or "repeat" (who runs out begins its own again).
+            end: False: more rows will be fed under this name; `program.end(name)` says when that was all.
+            timeout: seconds that a worker may take no row at all while it has some to take; None: any.
+
+        Returns:
+            How many rows were sent.
+
+        Raises:
+            ProgramFailed: a worker failed; with *its* error.
+            HopyardError: the rows cannot be given exactly once, or no worker takes them.
+        """
+        return self._feeding.feed(data, epochs=epochs, name=name, uneven=uneven, end=end, timeout=timeout)
+
+    def infer(self, data: Any, *, schema: Any = None, name: str = "infer") -> Any:
+        """Send rows to its chiefs and workers, and get as many answers, in the order of the rows.
+
+        Args:
+            data: a DataFrame, or an RDD.
+            schema: of the answers, as a DDL string or StructType, where `data` is a DataFrame.
+            name: of the feed.
+
+        Returns:
+            A DataFrame, or an RDD; lazy: rows go when it is evaluated, while the program runs.
+        """
+        return self._feeding.infer(data, schema=schema, name=name)
+
+    def end(self, name: str = "train") -> None:
+        """No more rows come under this name."""
+        self._feeding.end(name)
+
+    def _names(self) -> list[str]:
+        return [book.task.name for book in self._hosts.machine.tasks.copy().values()]
+
+    def _sentence(self) -> str:
+        told = self.status()
+        return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in told["tasks"]) or told["status"]
+
+
+def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed:
+    """What a failed program raises."""
+    book = machine.tasks.get(machine.culprit)
+    if book is None:
+        return ProgramFailed(f"{layout.root}: {machine.cause}")
+    log = layout.log(book.task.slot)
+    place = machine.known.get(book.task.slot)
+    host = "" if place is None else place.host
+    words = f"{machine.cause}\n  on host {host}, log {log}"
+    if machine.restart:
+        words += f", after {machine.restart} restart(s)"
+    if "Traceback" not in machine.cause:
+        last = _read(log).splitlines()[-TAIL:]
+        words += "".join(f"\n  | {line[:500]}" for line in last)
+    return ProgramFailed(words, book.task.name, host, str(log))
+
+
+def _order(task: Task) -> int:
+    return task.slot
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def names(tasks: Sequence[Task]) -> str:
+    """ "chief 0, worker 0" """
+    return ", ".join(task.name for task in tasks)
+
+
+RUNNING: dict[int, Program] = {}
+"""Programs that this process launched and that are not over."""
+_LOCK = threading.Lock()
+
+
+def remember(program: Program) -> None:
+    """End it with this process, if it has not ended by then."""
+    with _LOCK:
+        RUNNING[id(program)] = program
+
+
+def end_all() -> None:
+    """At the end of the process."""
+    for program in list(RUNNING.values()):
+        try:
+            program.stop()
+        except HopyardError:
+            continue

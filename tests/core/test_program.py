@@ -1,0 +1,323 @@
+"""Given these facts, expect these commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hopyard.core.cluster import Place, Role, assign, environment, roles_of
+from hopyard.core.events import Lost, Tick
+from hopyard.core.program import ELASTIC, SETTLE, STILLBORN, ProgramMachine
+from hopyard.core.program_facts import (
+    Assigned,
+    Begin,
+    Ended,
+    Finish,
+    Halt,
+    Launched,
+    Over,
+    Renew,
+    Reserved,
+    Running,
+    Stop,
+    decode,
+    spec_of,
+)
+from hopyard.errors import JournalError, SpecError
+
+
+def place(slot: int, host: str = "a", gpus: tuple[str, ...] = ()) -> Place:
+    return Place(slot, host, 100 + slot, f"10.0.0.{host}", (1000 + slot, 2000 + slot, 3000 + slot), gpus)
+
+
+class Play:
+    """A machine and the clock that its facts carry."""
+
+    def __init__(self, roles: Any, until: str | None = None, **more: Any) -> None:
+        self.now = 0.0
+        self.machine = ProgramMachine(spec_of(roles, until, **more))
+        self.said = self.machine.handle(Launched(at=0.0, spec=self.machine.spec))
+
+    def tell(self, fact: Any, after: float = 0.01) -> list[Any]:
+        self.now += after
+        self.said = self.machine.handle(msgspec.structs.replace(fact, at=self.now))
+        return self.said
+
+    def up(self, *slots: int) -> list[Any]:
+        for slot in slots or range(self.machine.spec.slots):
+            self.tell(Reserved(at=0, place=place(slot)))
+        begun = [c for c in self.said if isinstance(c, Begin)]
+        for command in begun:
+            self.tell(Running(at=0, slot=command.task.slot, life=command.life))
+        return begun
+
+    def end(self, name: str, **how: Any) -> list[Any]:
+        book = next(book for book in self.machine.tasks.values() if book.task.name == name)
+        how = {"returned": True, **how}
+        return self.tell(Ended(at=0, slot=book.task.slot, life=book.life, **how))
+
+    def halted(self) -> list[Any]:
+        said = []
+        for halt in [c for c in self.said if isinstance(c, Halt)]:
+            said += self.tell(Ended(at=0, slot=halt.slot, life=halt.life, code=-15, halted=True))
+        return said
+
+    def kinds(self) -> list[str]:
+        return [type(command).__name__ for command in self.said]
+
+
+def test_each_slot_gets_an_agent_then_each_task_its_slot() -> None:
+    play = Play({"worker": 2, "ps": 1, "chief": 1})
+    assert [command.slot for command in play.said] == [0, 1, 2, 3]
+    begun = play.up()
+    assert [command.task.name for command in begun] == ["chief 0", "worker 0", "worker 1", "ps 0"]
+    assert [command.task.rank for command in begun] == [0, 1, 2, -1]
+    assert play.machine.status == "running"
+
+
+def test_the_end_of_the_chief_is_the_end_and_a_ps_that_never_exits_is_ended() -> None:
+    play = Play({"worker": 2, "ps": 1, "chief": 1})
+    play.up()
+    play.end("worker 0")
+    play.end("chief 0")
+    assert play.said == []  # worker 1 may end by itself
+    play.end("worker 1")
+    assert [command.slot for command in play.said] == [3]
+    over = play.halted()
+    assert [type(c).__name__ for c in over] == ["Over", "Finish"] and over[0].status == "done"
+
+
+def test_what_does_not_end_by_itself_has_a_grace_time_and_the_servers_go_first() -> None:
+    play = Play({"worker": 2, "ps": 2, "chief": 1, "evaluator": 1}, grace=3.0)
+    play.up()
+    play.end("chief 0")
+    assert play.tell(Tick(at=0), 2.5) == []
+    play.tell(Tick(at=0), 1.0)
+    names = [play.machine.tasks[command.slot].task.name for command in play.said]
+    assert names == ["ps 0", "ps 1", "evaluator 0", "worker 0", "worker 1"]
+    assert play.halted()[-1] == Finish("done")
+
+
+@pytest.mark.parametrize("until, last", [("workers", "worker 1"), ("all", "ps 0")])
+def test_whose_end_is_the_end(until: str, last: str) -> None:
+    play = Play({"worker": 2, "ps": 1}, until)
+    play.up()
+    for name in ("worker 0", "worker 1", "ps 0"):
+        assert play.machine.phase == "running"
+        play.end(name)
+        if name == last:
+            break
+    assert play.machine.phase in ("closing", "over")
+
+
+def test_a_failing_task_ends_the_program_with_its_own_words() -> None:
+    play = Play({"worker": 2})
+    play.up()
+    play.end("worker 1", code=1, error="ValueError: x", trace="Traceback\n  line", returned=True)
+    assert play.said == []
+    play.end("worker 0", code=1, error="ConnectionError: peer")
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    over = play.said[0]
+    assert isinstance(over, Over) and over.status == "failed"
+    assert over.cause == "worker 1 failed: ValueError: x\nTraceback\n  line" and over.slot == 1
+
+
+def test_the_first_cause_is_who_was_killed_not_who_noticed() -> None:
+    play = Play({"worker": 2})
+    play.up()
+    play.end("worker 0", code=1, error="ConnectionError: peer")
+    play.end("worker 1", code=-9, story="process 9 was killed by SIGKILL", returned=False)
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert play.said[0].cause == "worker 1 failed: its process 9 was killed by SIGKILL"
+
+
+def test_a_process_that_ends_before_main_returns_is_no_success() -> None:
+    play = Play({"worker": 1})
+    play.up()
+    play.end("worker 0", code=0, returned=False, story="process 9 ended with exit code 0")
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert play.said[0].status == "failed" and "before main returned" in play.said[0].cause
+    play = Play({"worker": 1}, script=True)
+    play.up()
+    play.end("worker 0", code=0, returned=False)
+    assert play.machine.status == "done"
+
+
+def test_a_restart_waits_until_the_old_attempt_has_ended() -> None:
+    play = Play({"worker": 3}, restarts=1)
+    first = play.up()
+    play.end("worker 2", code=1, error="E")
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert [command.slot for command in play.said] == [0, 1]
+    play.tell(Ended(at=0, slot=0, life=first[0].life, code=-15, halted=True))
+    assert play.said == []
+    play.tell(Ended(at=0, slot=1, life=first[1].life, code=-15, halted=True))
+    begun = [c for c in play.said if isinstance(c, Begin)]
+    assert len(begun) == 3 and begun[0].environment["TORCHELASTIC_RESTART_COUNT"] == "1"
+    assert (
+        play.end("worker 0") == [] and play.tell(Ended(at=0, slot=0, life=first[0].life, code=1)) == []
+    )  # of the past
+    play.end("worker 1", code=1, error="again")
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    play.halted()
+    assert play.machine.status == "failed" and "again" in play.machine.cause
+
+
+def test_only_the_task_is_restarted_where_the_program_can_take_it() -> None:
+    play = Play({"chief": 1, "ps": 1, "worker": 2}, restarts=2, restart="task")
+    play.up()
+    before = play.machine.tasks[3].life
+    play.end("ps 0", code=-9, returned=False, story="process 9 was killed by SIGKILL")
+    assert play.kinds() == ["Begin"] and play.said[0].task.name == "ps 0" and play.said[0].life > before
+    assert play.machine.phase == "running"
+
+
+def test_a_lost_slot_takes_its_address_along_so_all_is_restarted() -> None:
+    play = Play({"worker": 2}, restarts=1, restart="task")
+    play.up()
+    play.tell(Lost(at=0, slot=0, reason="its executor ended"))
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert play.kinds() == ["Halt"]
+    play.halted()
+    assert play.kinds() == ["Renew"]
+    play.up(0)
+    assert play.machine.restart == 1 and play.machine.phase == "running"
+
+
+def test_a_lost_slot_is_never_success() -> None:
+    play = Play({"worker": 2})
+    play.up()
+    play.end("worker 0")
+    play.tell(Lost(at=0, slot=1, reason="said nothing for 16 seconds"))
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert play.machine.status == "failed" and "said nothing for 16 seconds" in play.machine.cause
+
+
+def test_fewer_slots_than_roles() -> None:
+    play = Play({"worker": 3}, patience=30.0)
+    play.up(0, 1)
+    assert play.tell(Tick(at=0), 29.0) == []
+    play.tell(Tick(at=0), 2.0)
+    assert play.machine.status == "failed"
+    assert "need 3 processes" in play.machine.cause and "slots for 2" in play.machine.cause
+
+
+def test_an_elastic_program_goes_on_with_fewer() -> None:
+    play = Play({"worker": (2, 4)}, restarts=3)
+    play.up(0, 1, 2)
+    assert play.machine.phase == "reserving"
+    play.tell(Tick(at=0), ELASTIC + 0.01)
+    assert isinstance(play.said[0], Assigned) and len(play.said[0].tasks) == 3
+    play.tell(Lost(at=0, slot=1, reason="x"))
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    play.halted()
+    assert [c.slot for c in play.said if isinstance(c, Renew)] == [1, 3]
+    play.tell(Tick(at=0), ELASTIC + 0.01)
+    begun = [c for c in play.said if isinstance(c, Begin)]
+    assert [c.environment["WORLD_SIZE"] for c in begun] == ["2", "2"]
+
+
+def test_one_that_does_not_begin() -> None:
+    play = Play({"worker": 2}, patience=10.0)
+    for slot in (0, 1):
+        play.tell(Reserved(at=0, place=place(slot)))
+    play.tell(Tick(at=0), 11.0)
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert play.kinds() == ["Halt", "Halt"]
+    play.halted()
+    assert play.machine.status == "failed" and "has not begun its main within 10 seconds" in play.machine.cause
+
+
+def test_agents_that_cannot_come_up() -> None:
+    play = Play({"worker": 1})
+    for _ in range(STILLBORN - 1):
+        assert play.tell(Lost(at=0, slot=0, reason="no room")) == [Renew(0)]
+    play.tell(Lost(at=0, slot=0, reason="no room"))
+    assert play.machine.status == "failed" and "no room" in play.machine.cause
+
+
+def test_a_stop_ends_all_at_once() -> None:
+    play = Play({"worker": 2, "ps": 1})
+    play.up()
+    play.tell(Stop(at=0, reason="stopped by the user"))
+    assert len(play.said) == 3
+    assert play.halted()[-1] == Finish("stopped")
+
+
+def test_a_task_that_cannot_be_ended_does_not_hold_the_program() -> None:
+    play = Play({"worker": 1})
+    play.up()
+    play.tell(Stop(at=0, reason="x"))
+    play.tell(Tick(at=0), 20.0)
+    assert play.machine.status == "stopped"
+
+
+def test_the_dialects() -> None:
+    spec = spec_of({"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}, None)
+    places = {slot: place(slot, "a" if slot < 3 else "b") for slot in range(5)}
+    tasks = assign(spec.wanted, list(places.values()))
+    worker = environment(tasks[2], tasks, places, 0, 0, "r")
+    config = msgspec.json.decode(worker["TF_CONFIG"])
+    assert config["task"] == {"type": "worker", "index": 1} and "evaluator" not in config["cluster"]
+    assert config["cluster"]["worker"] == ["10.0.0.a:1001", "10.0.0.a:1002"]
+    assert worker["WORKER_HOSTS"] == "10.0.0.a:1001,10.0.0.a:1002" and worker["PS_HOSTS"] == "10.0.0.b:1003"
+    assert (worker["RANK"], worker["WORLD_SIZE"], worker["LOCAL_RANK"]) == ("2", "3", "2")
+    assert (worker["MASTER_ADDR"], worker["MASTER_PORT"]) == ("10.0.0.a", "2000")
+    assert worker["JAX_COORDINATOR_ADDRESS"] == "10.0.0.a:3000" and worker["JAX_PROCESS_ID"] == "2"
+    server = environment(tasks[3], tasks, places, 0, 0, "r")
+    assert "RANK" not in server and server["JOB_NAME"] == "ps"
+
+
+def test_local_ranks_count_per_host() -> None:
+    places = [place(0, "a"), place(1, "b"), place(2, "a"), place(3, "b")]
+    tasks = assign({"worker": Role(4)}, places)
+    assert [(t.rank, t.slot, t.local_rank, t.group_rank, t.local_world_size) for t in tasks] == [
+        (0, 0, 0, 0, 2),
+        (1, 2, 1, 0, 2),
+        (2, 1, 0, 1, 2),
+        (3, 3, 1, 1, 2),
+    ]
+
+
+def test_gpus_go_to_the_roles_that_ask() -> None:
+    places = [place(0), place(1, gpus=("0",)), place(2, gpus=("0", "1"))]
+    tasks = assign(roles_of({"worker": Role(2, gpus=1), "ps": 1}), places)
+    assert [(t.name, t.slot, t.gpus) for t in tasks] == [
+        ("worker 0", 1, ("0",)),
+        ("worker 1", 2, ("0",)),
+        ("ps 0", 0, ()),
+    ]
+    with pytest.raises(SpecError, match="asks for 2 GPU"):
+        assign(roles_of({"worker": Role(2, gpus=2)}), places)
+
+
+@pytest.mark.parametrize(
+    "roles, until, words",
+    [
+        ({}, None, "a dict such as"),
+        ({"worker": 0}, None, "at least one"),
+        ({"worker": -1}, None, "at least 1"),
+        ({"worker": "2"}, None, "a number, a range"),
+        ({"Worker": 2}, None, "no name of a role"),
+        ({"worker": (3, 2)}, None, "from 1 to count=2"),
+        ({"chief": 2}, None, "one chief"),
+        ({"chief": 1, "master": 1}, None, "two names"),
+        ({"worker": 2}, "chief", "no chief"),
+        ({"ps": 2}, "workers", "never end"),
+        ({"worker": 2}, "ever", '"chief", "workers" or "all"'),
+    ],
+)
+def test_bad_values(roles: Any, until: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        spec_of(roles, until)
+
+
+def test_facts_survive_the_journal() -> None:
+    play = Play({"worker": 1})
+    play.tell(Reserved(at=0, place=place(0)))
+    assert isinstance(play.said[0], Assigned)
+    assert decode(msgspec.json.encode(play.said[0])) == play.said[0]
+    with pytest.raises(JournalError):
+        decode(b'{"type":"Other"}')

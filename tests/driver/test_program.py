@@ -1,0 +1,306 @@
+"""Real programs on real processes of this host: whatever is killed, the first cause is named and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+import programs
+from hopyard.core.program_facts import Assigned, Launched, Over, decode
+from jobs import gone
+
+
+def launch(tmp_path: Path, main: Any = programs.who, args: Any = None, **how: Any) -> hy.Program:
+    how.setdefault("roles", {"worker": 2})
+    return hy.launch(main, args, directory=tmp_path / "program", **how)
+
+
+def notes(tmp_path: Path, word: str = "pid", restart: int = 0) -> dict[str, str]:
+    """Task → its note."""
+    found = (tmp_path / "program" / "notes").glob(f"*-{restart}-{word}")
+    return {path.name.removesuffix(f"-{restart}-{word}"): path.read_text() for path in found}
+
+
+def wait_for_notes(tmp_path: Path, count: int, restart: int = 0) -> dict[str, int]:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        found = {name: int(text) for name, text in notes(tmp_path, restart=restart).items() if text}
+        if len(found) == count:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"only {found} came up")
+
+
+def everyone(program: hy.Program, tmp_path: Path) -> list[int]:
+    """Processes of agents and tasks."""
+    agents = [task["agent"] for task in program.status()["tasks"]]
+    return [*agents, *(int(text) for text in notes(tmp_path).values() if text)]
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    for restart in range(3):
+        for pid in notes(tmp_path, restart=restart).values():
+            assert gone([int(pid)], 2.0)
+
+
+@pytest.mark.usefixtures("nothing_left")
+class TestItsLife:
+    def test_each_task_knows_who_it_is(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, roles={"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}, until="all")
+        assert program.wait(60) == "done"
+        told = {f"{task['role']} {task['index']}": task for task in program.status()["tasks"]}
+        assert list(told) == ["chief 0", "worker 0", "worker 1", "ps 0", "evaluator 0"]
+        assert [task["values"]["rank"] for task in told.values()] == [0, 1, 2, -1, -1]
+        assert {task["values"]["world"] for task in told.values()} == {3}
+        lines = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
+        assert isinstance(lines[0], Launched) and isinstance(lines[-1], Over)
+        assert sum(isinstance(line, Assigned) for line in lines) == 1
+
+    def test_training_is_over_and_the_ps_that_never_exits_is_ended(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, programs.serves, roles={"chief": 1, "worker": 1, "ps": 2, "evaluator": 1}, grace=0.5)
+        assert program.wait(60) == "done"
+        status = {task["role"]: task["status"] for task in program.status()["tasks"]}
+        assert status == {"chief": "done", "worker": "done", "ps": "ended", "evaluator": "ended"}
+
+    def test_an_idle_program_stops_at_once(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, programs.idle)
+        pids = wait_for_notes(tmp_path, 2)
+        began = time.monotonic()
+        program.stop()
+        assert time.monotonic() - began < 5  # measured in benchmarks/program_start.py
+        assert program.status()["status"] == "stopped" and program.wait() == "stopped"
+        assert gone([*pids.values(), *everyone(program, tmp_path)], 1.0)
+        program.stop()
+
+    def test_a_context_manager_stops_it(self, tmp_path: Path) -> None:
+        with launch(tmp_path, programs.idle) as program:
+            wait_for_notes(tmp_path, 2)
+        assert program.status()["status"] == "stopped"
+
+    def test_it_may_end_by_itself_when_it_is_asked_to(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import os
+            import time
+
+            (ctx.directory / f"up-{ctx.index}").write_text(str(os.getpid()))
+            while not ctx.stop_requested:
+                time.sleep(0.01)
+            (ctx.directory / f"saved-{ctx.index}").touch()
+
+        program = launch(tmp_path, main)
+        while len(list((tmp_path / "program").glob("up-*"))) < 2:
+            time.sleep(0.02)
+        program.stop(grace=20)
+        assert len(list((tmp_path / "program").glob("saved-*"))) == 2
+
+    def test_a_script_with_arguments(self, tmp_path: Path) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(
+            "import os, sys\n"
+            "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:], __name__)\n"
+            "sys.exit(0)\n"
+        )
+        program = launch(tmp_path, script, ["--steps", "3"])
+        assert program.wait(60) == "done"
+        assert "rank 1 of 2 ['--steps', '3'] __main__" in program.logs("worker", 1)
+        with pytest.raises(hy.SpecError, match="there are worker 0, worker 1"):
+            program.logs("ps")
+
+    def test_much_is_printed(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            for _ in range(10 * 1024):
+                print("x" * 1023)
+
+        program = launch(tmp_path, main, roles={"worker": 1})
+        assert program.wait(60) == "done"
+        assert len(program.logs()) >= 10 << 20
+
+    def test_ports_are_free_again(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import json
+            import os
+            import socket
+
+            config = json.loads(os.environ["TF_CONFIG"])
+            host, port = config["cluster"]["worker"][ctx.index].split(":")
+            with socket.socket() as server:  # as gRPC does
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                server.bind((host, int(port)))
+                server.listen()
+            with socket.socket() as other:
+                try:
+                    other.bind((host, int(port)))
+                    raise AssertionError("a stranger got the port")
+                except OSError:
+                    pass
+            (ctx.directory / f"port-{ctx.index}").write_text(port)
+
+        program = launch(tmp_path, main)
+        program.wait(60)
+        import socket
+
+        for path in (tmp_path / "program").glob("port-*"):
+            with socket.socket() as server:
+                server.bind(("127.0.0.1", int(path.read_text())))
+
+
+@pytest.mark.usefixtures("nothing_left")
+class TestFailures:
+    @pytest.mark.parametrize(
+        "how, words",
+        [
+            ("raise", ["ValueError: the third wheel came off", "Traceback", 'raise ValueError("the third wheel']),
+            ("import", ["ModuleNotFoundError: No module named 'no_such_module'"]),
+            ("kill", ["was killed by SIGKILL"]),
+            ("segfault", ["was killed by SIGSEGV", "Fatal Python error"]),
+            ("agent", ["the agent that hosted it", "was killed by SIGKILL"]),
+            ("exit 3", ["ended with exit code 3"]),
+            ("exit 0", ["before main returned"]),
+            ("sys.exit", ["sys.exit('no more')"]),
+        ],
+    )
+    def test_the_first_cause_is_told(self, tmp_path: Path, how: str, words: list[str]) -> None:
+        program = launch(
+            tmp_path, programs.misbehaves, {"who": ("worker", 1), "how": how}, roles={"worker": 2, "ps": 1}
+        )
+        with pytest.raises(hy.ProgramFailed) as caught:
+            program.wait(60)
+        text = str(caught.value)
+        assert "worker 1 failed" in text and "slot-1.log" in text
+        for word in words:
+            assert word in text
+        assert caught.value.task == "worker 1" and caught.value.host and caught.value.exit_code == 1
+        assert gone(everyone(program, tmp_path), 2.0)
+
+    @pytest.mark.parametrize("who", [("worker", 1), ("ps", 0), ("chief", 0)])
+    @pytest.mark.parametrize("how", ["kill", "agent"])
+    def test_a_restart_ends_right(self, tmp_path: Path, who: tuple[str, int], how: str) -> None:
+        args = {"who": who, "how": how, "times": 1}
+        program = launch(
+            tmp_path, programs.misbehaves, args, roles={"chief": 1, "worker": 2, "ps": 1}, until="all", restarts=1
+        )
+        assert program.wait(60) == "done"
+        assert program.status()["restarts"] == 1
+        assert len(notes(tmp_path, restart=1)) == 4
+
+    def test_only_the_task_is_started_again_at_its_old_address(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import os
+            import signal
+            import time
+
+            (ctx.directory / f"{ctx.role}-{ctx.index}-{ctx.restart}").write_text(os.environ["TF_CONFIG"])
+            if ctx.role == "ps" and ctx.restart == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while ctx.role == "worker" and not (ctx.directory / "ps-0-1").exists():
+                time.sleep(0.01)
+
+        program = launch(tmp_path, main, roles={"worker": 1, "ps": 1}, restarts=1, restart="task")
+        assert program.wait(60) == "done"
+        root = tmp_path / "program"
+        assert (root / "ps-0-0").read_text() == (root / "ps-0-1").read_text()
+        assert not (root / "worker-0-1").exists()
+
+    def test_too_many_failures(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, programs.misbehaves, {"who": ("worker", 0), "how": "raise"}, restarts=1)
+        with pytest.raises(hy.ProgramFailed, match="third wheel") as caught:
+            program.wait(60)
+        assert "after 1 restart(s)" in str(caught.value)
+
+    def test_one_that_hangs_while_it_is_loaded(self, tmp_path: Path) -> None:
+        class Hangs:
+            def __reduce__(self) -> Any:
+                import time
+
+                return time.sleep, (1000,)
+
+        program = launch(tmp_path, programs.who, Hangs(), patience=3.0)
+        with pytest.raises(hy.ProgramFailed, match="begun its main within 3 seconds"):
+            program.wait(60)
+        assert "time.sleep" in program.logs() or "_loaded" in program.logs()  # its stack
+
+    def test_a_stopped_process_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hopyard.driver.launch.SILENCE", 1.5)
+        program = launch(tmp_path, programs.idle)
+        pids = wait_for_notes(tmp_path, 2)
+        os.kill(pids["worker-1"], signal.SIGSTOP)
+        with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*was stopped \(SIGSTOP\)"):
+            program.wait(30)
+
+    def test_a_stopped_agent_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hopyard.driver.launch.SILENCE", 3.0)
+        monkeypatch.setattr("hopyard.driver.hosts.SILENCE", 3.0)
+        program = launch(tmp_path, programs.idle)
+        wait_for_notes(tmp_path, 2)
+        os.kill(program.status()["tasks"][1]["agent"], signal.SIGSTOP)
+        with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*said nothing for"):
+            program.wait(30)
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+    def test_the_driver_is_killed(self, tmp_path: Path, number: signal.Signals) -> None:
+        code = (
+            f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r})\n"
+            "import hopyard as hy, programs\n"
+            f"hy.launch(programs.idle, roles={{'worker': 2}}, directory={str(tmp_path / 'program')!r}).wait()\n"
+        )
+        driver = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+        pids = wait_for_notes(tmp_path, 2)
+        driver.send_signal(number)
+        driver.wait(20)
+        assert gone(list(pids.values()), 2.0)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        "how, words",
+        [
+            ({"roles": {"worker": 0}}, "at least one"),
+            ({"until": "chief"}, "no chief"),
+            ({"restarts": -1}, "restarts = -1"),
+            ({"restart": "none"}, "'program', 'task'"),
+            ({"grace": "1"}, "grace = '1'"),
+            ({"engine": hy.Inline()}, "processes"),
+            ({"engine": "spark"}, "hy.Local"),
+            ({"env": {"a": 1}}, "strings"),
+        ],
+    )
+    def test_values(self, tmp_path: Path, how: dict[str, Any], words: str) -> None:
+        with pytest.raises(hy.SpecError, match=words):
+            launch(tmp_path, **how)
+        assert not (tmp_path / "program").exists()
+
+    def test_fewer_slots_than_roles(self, tmp_path: Path) -> None:
+        with pytest.raises(hy.SpecError, match=r"need 3 processes \(2 worker, 1 ps\), the engine has workers=2"):
+            launch(tmp_path, roles={"worker": 2, "ps": 1}, engine=hy.Local(workers=2))
+
+    def test_no_function_no_script(self, tmp_path: Path) -> None:
+        with pytest.raises(hy.SpecError, match="a function main"):
+            launch(tmp_path, 3)
+        with pytest.raises(hy.SpecError, match="no such file"):
+            launch(tmp_path, "nowhere.py")
+        with pytest.raises(hy.SpecError, match="cannot be pickled"):
+            launch(tmp_path, programs.who, threading.Lock())
+
+    def test_a_directory_that_is_in_use(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, programs.idle)
+        with pytest.raises(hy.RunDirectoryError, match=r"in use|holds a program"):
+            launch(tmp_path, programs.idle)
+        with pytest.raises(hy.RunDirectoryError, match="in use"):
+            launch(tmp_path, programs.idle, resume=True)
+        program.stop()
+        with pytest.raises(hy.RunDirectoryError, match="resume=True"):
+            launch(tmp_path)
+        assert launch(tmp_path, resume=True).wait(60) == "done"
+        assert (tmp_path / "program" / "program-1.jsonl").exists()

@@ -1,0 +1,209 @@
+"""Programs on real Spark executors of one core each: fed, killed, asked, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+import programs
+from jobs import above, gone
+
+ROLES = {"worker": 2}
+
+
+def launch(spark: Any, tmp_path: Path, main: Any = programs.who, args: Any = None, **how: Any) -> hy.Program:
+    how = {"roles": ROLES, "engine": hy.Spark(spark, workers=2), **how}
+    return hy.launch(main, args, directory=tmp_path / "program", **how)
+
+
+def notes(tmp_path: Path, count: int, restart: int = 0) -> dict[str, int]:
+    """Task → its process, once there are so many."""
+    folder, until = tmp_path / "program" / "notes", time.monotonic() + 60
+    while time.monotonic() < until:
+        found = {path.name: path.read_text() for path in folder.glob(f"*-{restart}-pid")} if folder.exists() else {}
+        if len(found) == count and all(found.values()):
+            return {name.removesuffix(f"-{restart}-pid"): int(text) for name, text in found.items()}
+        time.sleep(0.02)
+    raise AssertionError(f"only {found} came up")
+
+
+def everyone(program: hy.Program) -> list[int]:
+    return [task["agent"] for task in program.status()["tasks"] if task["agent"]]
+
+
+def values(program: hy.Program, name: str) -> list[float]:
+    return [task["values"].get(name, 0) for task in program.status()["tasks"]]
+
+
+def frame(spark: Any, rows: int = 20000, partitions: int = 8) -> Any:
+    return spark.range(0, rows, 1, partitions).withColumnRenamed("id", "a")
+
+
+def slots_are_free(spark: Any) -> bool:
+    """Whether a job gets both slots again."""
+
+    def meet(batches: Any) -> Any:
+        import time
+
+        yield from batches
+        time.sleep(0.1)
+
+    began = time.monotonic()
+    spark.range(0, 2, 1, 2).mapInArrow(meet, "id long").collect()
+    return time.monotonic() - began < 20
+
+
+class TestItsLife:
+    def test_each_task_knows_who_it_is(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, roles={"chief": 1, "ps": 1}, until="all")
+        assert program.wait(90) == "done"
+        assert values(program, "rank") == [0, -1]
+        assert slots_are_free(spark)
+
+    def test_an_idle_program_stops_at_once(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, programs.idle)
+        pids = notes(tmp_path, 2)
+        began = time.monotonic()
+        program.stop()
+        assert time.monotonic() - began < 5
+        assert gone([*pids.values(), *everyone(program)], 2.0)
+        assert slots_are_free(spark)
+
+    def test_fewer_slots_than_roles(self, spark: Any, tmp_path: Path) -> None:
+        engine = hy.Spark(spark, workers=3, patience=4.0)
+        program = launch(spark, tmp_path, roles={"worker": 3}, engine=engine)
+        with pytest.raises(hy.ProgramFailed, match="need 3 processes, and after 4 seconds there were slots for 2"):
+            program.wait(60)
+        assert slots_are_free(spark)
+
+
+class TestFeeding:
+    @pytest.mark.parametrize("kind", ["DataFrame", "RDD"])
+    def test_every_row_comes_once(self, spark: Any, tmp_path: Path, kind: str) -> None:
+        program = launch(spark, tmp_path, programs.collects)
+        data = frame(spark)
+        rows = program.feed(data.rdd.map(tuple) if kind == "RDD" else data, epochs=2)
+        assert program.wait(60) == "done"
+        assert rows == sum(values(program, "rows")) == 40000
+        assert sum(values(program, "total")) == 2 * sum(range(20000))
+        assert min(values(program, "rows")) > 0
+
+    def test_a_failing_worker_fails_the_feed_with_its_error(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, programs.collects, {"fail_at": 1000})
+        began = time.monotonic()
+        with pytest.raises(hy.ProgramFailed, match="ValueError: row of the wrong kind"):
+            program.feed(frame(spark, 2_000_000, 8))
+        assert time.monotonic() - began < 60
+        with pytest.raises(hy.ProgramFailed, match="row of the wrong kind"):
+            program.wait(30)
+        assert slots_are_free(spark)
+
+    def test_a_worker_that_has_enough_does_not_hang_the_job(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, programs.collects, {"enough": 500})
+        program.feed(frame(spark, 2_000_000, 8))
+        assert program.wait(60) == "done"
+
+    def test_a_worker_that_never_reads(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, programs.idle)
+        with pytest.raises(hy.HopyardError, match="has taken no row for 2 seconds"):
+            program.feed(frame(spark, 100, 2), timeout=2.0)
+        program.stop()
+        assert slots_are_free(spark)
+
+    @pytest.mark.parametrize("who", ["worker", "executor"])
+    def test_killed_while_it_is_fed(self, spark: Any, tmp_path: Path, who: str) -> None:
+        program = launch(spark, tmp_path, _slow, {"kill": who})
+        began = time.monotonic()
+        with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*(SIGKILL|lost)"):
+            program.feed(frame(spark, 2_000_000, 8))
+        assert time.monotonic() - began < 60
+        assert program.status()["status"] == "failed"
+
+    def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, _slow, {"kill": "worker", "times": 1}, restarts=1)
+        program.feed(frame(spark, 20000, 4))
+        assert program.wait(60) == "done"
+        assert program.status()["restarts"] == 1 and sum(values(program, "rows")) == 20000
+
+
+class TestInference:
+    def test_as_many_answers_as_rows_in_their_order(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, _doubles)
+        found = program.infer(frame(spark, 5000, 5), schema="b long").collect()
+        assert [row.b for row in found] == [2 * n for n in range(5000)]
+        assert program.infer(frame(spark, 10, 2), schema="b long").count() == 10
+        program.end("infer")
+        assert program.wait(60) == "done"
+
+    def test_after_the_program_has_ended(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, _doubles)
+        found = program.infer(frame(spark, 10, 2), schema="b long")
+        program.stop()
+        with pytest.raises(Exception, match=r"ended|over"):
+            found.collect()
+        with pytest.raises(hy.ProgramFailed, match="the program is over"):
+            program.infer(frame(spark, 10, 2), schema="b long")
+
+
+class TestKills:
+    @pytest.mark.parametrize("how", ["kill", "agent"])
+    @pytest.mark.parametrize("who", [("worker", 0), ("ps", 0)])
+    def test_the_first_cause_is_told(self, spark: Any, tmp_path: Path, who: tuple[str, int], how: str) -> None:
+        args = {"who": who, "how": how}
+        program = launch(spark, tmp_path, programs.misbehaves, args, roles={"worker": 1, "ps": 1})
+        notes(tmp_path, 2)
+        began = time.monotonic()
+        with pytest.raises(hy.ProgramFailed, match=f"{who[0]} 0 failed"):
+            program.wait(60)
+        assert time.monotonic() - began < 10
+        assert gone(everyone(program), 2.0)
+
+    def test_a_killed_executor_restarts_the_program(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, _slow_start, restarts=1)
+        pids = notes(tmp_path, 2)
+        executor = _executor_of(pids["worker-0"])
+        os.kill(executor, signal.SIGKILL)
+        assert gone([pids["worker-0"]], 2.0)
+        (tmp_path / "program" / "go").touch()
+        assert program.wait(90) == "done"
+        assert program.status()["restarts"] == 1
+
+
+def _executor_of(pid: int) -> int:
+    while not os.readlink(f"/proc/{pid}/exe").endswith("/java"):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
+def _slow_start(args: Any, ctx: Any) -> None:
+    import os
+    import time
+
+    programs.note(ctx, "pid", str(os.getpid()))
+    while not (ctx.directory / "go").exists():
+        time.sleep(0.02)
+
+
+def _doubles(args: Any, ctx: Any) -> None:
+    feed = ctx.feed("infer")
+    for batch in feed.batches(100):
+        feed.answer({"b": batch["a"] * 2})
+
+
+def _slow(args: Any, ctx: Any) -> None:
+    """Takes rows; worker 1 is killed, or its executor, in the midst of it."""
+    import os
+    import signal
+
+    rows = 0
+    for batch in ctx.feed().batches(100):
+        rows += len(batch["a"])
+        if ctx.index == 1 and rows >= 1000 and ctx.restart < args.get("times", 99):
+            os.kill(os.getpid() if args["kill"] == "worker" else above("java"), signal.SIGKILL)
+    ctx.report({"rows": rows})

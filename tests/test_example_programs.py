@@ -1,0 +1,226 @@
+"""The example programs run in small, each on processes of this machine: they learn something, ranks agree, and nothing
+of them is left: no process, and no port."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is left is looked up in /proc"),
+    pytest.mark.timeout(240),  # each process of TensorFlow needs 5 seconds of a core before its first line
+]
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
+GONE_SECONDS = 2.0
+"""After the end of a program, until all of it must be gone."""
+LISTENS = "0A"
+"""State of a socket in /proc/net/tcp."""
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def example(name: str) -> ModuleType:
+    """The example as a module that nobody else can import, as `__main__` is for workers."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ------------------------------------------------------------------------------------------------ what is left
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """Process → its parent and when it started, which together with its number names it for ever."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # gone since
+            continue
+        if fields[0] != "Z":
+            found[int(folder.name)] = int(fields[1]), fields[19]
+    return found
+
+
+def family(root: int) -> dict[int, str]:
+    """The descendants of a process → when they started."""
+    every = processes()
+    found: dict[int, str] = {}
+    grown = {root}
+    while grown:
+        grown = {pid for pid, (parent, _) in every.items() if parent in grown}
+        found |= {pid: every[pid][1] for pid in grown}
+    return found
+
+
+def listening() -> dict[str, int]:
+    """Number of a socket that listens → its port."""
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENS:
+                found[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+    return found
+
+
+def ports(pids: set[int]) -> set[int]:
+    """On which these processes listen."""
+    every, found = listening(), set()
+    for pid in pids:
+        try:
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                target = os.readlink(entry)
+                if target.startswith("socket:[") and (port := every.get(target[8:-1])) is not None:
+                    found.add(port)
+        except OSError:
+            continue
+    return found
+
+
+class Watch(threading.Thread):
+    """Looks at what this process starts, until told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.before = family(os.getpid())
+        self.own = ports({os.getpid()})
+        self.seen: dict[int, str] = {}
+        self.ports: set[int] = set()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.25):
+            found = {pid: start for pid, start in family(os.getpid()).items() if pid not in self.before}
+            self.seen |= found
+            self.ports |= ports(set(found))
+
+    def left(self) -> str:
+        """What is left of it; empty: nothing."""
+        now = processes()
+        alive = [pid for pid, start in self.seen.items() if now.get(pid, (0, ""))[1] == start]
+        names = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in alive]
+        still = sorted(self.ports & set(listening().values()) | ports({os.getpid()}) - self.own)
+        return " ".join([*(f"process {name}" for name in names), *(f"port {port}" for port in still)])
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """Fails the test when something is left of what it started."""
+    watching = Watch()
+    watching.start()
+    yield watching
+    watching.stop()
+    until = time.monotonic() + GONE_SECONDS
+    while (left := watching.left()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left
+    assert watching.seen, "no process was seen: this test shows nothing"
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow's words on instruction sets, not in each log."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+# ------------------------------------------------------------------------------------------------ the programs
+
+
+def test_each_example_is_run_here() -> None:
+    here = Path(__file__).read_text()
+    missing = [path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}"' not in here]
+    assert not missing, f"examples without a test: {missing}"
+
+
+@needs("tensorflow", "sklearn")
+@pytest.mark.parametrize("sync", [False, True])
+def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> None:
+    told = example("ps_tutorial").launch(steps=150, sync=sync, directory=tmp_path / "run")
+    assert len(told) == 2
+    # Asynchronously each worker's step counts; synchronously two gradients make one (a fast worker may give both).
+    assert sum(worker["steps"] for worker in told) >= (300 if sync else 150)
+    assert max(worker["accuracy"] for worker in told) > 0.8
+    assert watch.ports, "the servers listened on no port"
+
+
+@needs("tensorflow", "sklearn")
+def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> None:
+    first, second = example("multi_worker_mirrored").launch(epochs=10, directory=tmp_path / "run")
+    assert first == second, "replicas differ"
+    assert first["replicas"] == 2 and first["accuracy"] > 0.8
+
+
+@needs("tensorflow", "sklearn")
+def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, watch: Watch, quiet: None) -> None:
+    told = example("parameter_server_strategy").launch(
+        steps=200, workers=1, fail=100, restarts=1, directory=tmp_path / "run"
+    )
+    assert told["began"] >= 100, "it began from the first step again"
+    assert told["steps"] >= 200 and told["accuracy"] > 0.8
+    assert told["device"].startswith("/job:ps/")
+
+
+@needs("tensorflow", "sklearn")
+def test_split_by_device(tmp_path: Path, watch: Watch, quiet: None) -> None:
+    told = example("split_by_device").launch(steps=200, directory=tmp_path / "run")
+    assert [device.partition("/device")[0] for device in told["devices"]] == [
+        "/job:worker/replica:0/task:0",
+        "/job:worker/replica:0/task:1",
+    ]
+    assert told["accuracy"] > 0.8
+
+
+@needs("torch", "sklearn")
+def test_torch_ddp(tmp_path: Path, watch: Watch) -> None:
+    first, second = example("torch_ddp").launch(epochs=4, directory=tmp_path / "run")
+    assert first == second, "replicas differ"
+    assert first["size"] == 2 and first["accuracy"] > 0.8
+
+
+@needs("jax", "sklearn")
+def test_jax_data_parallel(tmp_path: Path, watch: Watch) -> None:
+    first, second = example("jax_data_parallel").launch(epochs=8, directory=tmp_path / "run")
+    assert first == second, "replicas differ"
+    assert first["devices"] == 2 and first["accuracy"] > 0.8
+
+
+def learned(told: list[dict[str, Any]], rows: int) -> None:
+    assert sum(worker["rows"] for worker in told) == rows, "rows were lost, or came twice"
+    for worker in told:
+        assert worker["rows"] >= rows // 4, "the rows came to one worker only"
+        first, last = worker["errors"]
+        assert last < 0.01 * first
+        assert [round(slope, 1) for slope in worker["slopes"]] == [1.0, -2.0, 3.0, 0.5]
+
+
+def test_streaming_feed(tmp_path: Path, watch: Watch) -> None:
+    learned(example("streaming_feed").launch(count=6, directory=tmp_path / "run"), 6 * 400)
+
+
+def test_streaming_feed_from_spark(tmp_path: Path, spark: Any) -> None:
+    import hopyard as hy
+
+    told = example("streaming_feed").launch(
+        count=6, engine=hy.Spark(spark, workers=2), spark=spark, directory=tmp_path / "run"
+    )
+    learned(told, 6 * 400)
