@@ -101,6 +101,7 @@ HEAVY = {
         "spark/rows.py",
         "spark/scoring.py",
         "spark/tfrecords.py",
+        "cli.py",
     },
     "kubernetes": set(),
     "optuna": set(),

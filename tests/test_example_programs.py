@@ -105,7 +105,7 @@ class Watch(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(0.25):
+        while not self._over.wait(0.5):
             found = {pid: start for pid, start in family(os.getpid()).items() if pid not in self.before}
             self.seen |= found
             self.ports |= ports(set(found))

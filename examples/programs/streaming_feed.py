@@ -9,6 +9,7 @@ Each worker keeps a model of its own of what came to it, a line through 4 column
 import json
 import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -46,11 +47,14 @@ def stream_lists(program, count):
 
 
 def stream_spark(program, spark, count):
-    """From Spark: files come into a folder one by one, each becomes a micro-batch; its rows go by Spark's tasks."""
+    """From Spark: files come into a folder, two of them are a micro-batch; its rows go by Spark's tasks."""
     with tempfile.TemporaryDirectory() as folder:
+        rows_in = Path(folder, "rows")
+        rows_in.mkdir()
         for number in range(count):
-            spark.createDataFrame(micro_batch(number), SCHEMA).coalesce(2).write.json(f"file:{folder}/{number}")
-        rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 2).json(f"file:{folder}/*")
+            lines = "\n".join(map(json.dumps, micro_batch(number)))
+            (rows_in / f"{number}.json").write_text(lines)
+        rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 2).json(f"file:{rows_in}")
         query = (
             rows.writeStream.foreachBatch(lambda frame, number: program.feed(frame.repartition(2), end=False) and None)
             .option("checkpointLocation", f"file:{folder}/progress")

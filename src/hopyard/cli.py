@@ -92,13 +92,41 @@ def _term(number: int, frame: FrameType | None) -> None:
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 @_verb
 def run(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python program that calls hy.select or hy.fit.")],
+    script: Annotated[
+        Path,
+        typer.Argument(metavar="SCRIPT", help="A Python program that calls hy.select or hy.fit; with --roles, any."),
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="For the script.")] = None,
+    roles: Annotated[
+        str, typer.Option(help="Run it as a distributed program: worker=4,ps=1 (or worker=2:4 for a range).")
+    ] = "",
+    engine: Annotated[str, typer.Option(help="Where its tasks run: local or spark.")] = "local",
+    until: Annotated[str | None, typer.Option(help="Whose end is its end: chief, workers or all.")] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="How often it is started again when a task fails.")] = 0,
+    gpus: Annotated[int, typer.Option(min=0, help="Of each chief and worker.")] = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="TensorBoard on the program's directory.")] = False,
+    tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Show it tf.compat.v1 as tensorflow.")] = False,
+    directory: Annotated[Path | None, typer.Option(help="Of the program; default: a fresh one under runs/.")] = None,
 ) -> int:
-    """Run a script; the exit code says how its runs ended."""
+    """Run a script; the exit code says how its runs ended. With --roles each task of a program runs it."""
     if not script.is_file():
         raise UsageError(f"{script}: no such file; the path of a Python script is wanted")
     signal.signal(signal.SIGTERM, _term)
+    if roles:
+        wanted = _roles(roles, gpus)
+        return _program(
+            script,
+            arguments or [],
+            wanted,
+            _engine(engine, wanted),
+            until=until,
+            restarts=restarts,
+            tensorboard=tensorboard,
+            tensorflow1=tensorflow1,
+            directory=directory,
+        )
+    if engine != "local" or until or restarts or tensorboard or tensorflow1 or gpus:
+        raise UsageError("--engine, --until, --restarts, --gpus, --tensorboard and --tensorflow1 go with --roles")
     quiet()
     sys.argv = [str(script), *(arguments or [])]
     sys.path.insert(0, str(script.resolve().parent))
@@ -116,6 +144,53 @@ def run(
         _script_trace(error, script)
         return FAILED
     return _ended()
+
+
+def _roles(text: str, gpus: int) -> dict[str, Any]:
+    """ "worker=2:4,ps=1" as hy.launch takes it."""
+    from hopyard.core.cluster import SERVING, Role
+
+    made = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        least, _, most = number.rpartition(":")
+        try:
+            count = int(most)
+            low = int(least) if least else None
+        except ValueError:
+            raise UsageError(f"--roles {text}: {part.strip()!r} is none; worker=4,ps=1 is wanted") from None
+        if count or low:
+            made[name] = Role(count, low, 0 if name in SERVING else gpus)
+    return made
+
+
+def _engine(name: str, roles: dict[str, Any]) -> Any:
+    from hopyard.engines.local import Local
+
+    workers = sum(role.count for role in roles.values()) or 1
+    if name == "local":
+        return Local(workers=workers)
+    if name != "spark":
+        raise UsageError(f"--engine {name}: local or spark is wanted")
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise UsageError(f"--engine spark: {error}; pip install 'hopyard[spark]'") from error
+    from hopyard.engines.spark import Spark
+
+    return Spark(SparkSession.builder.appName("hopyard").getOrCreate(), workers=workers)
+
+
+def _program(script: Path, arguments: list[str], roles: dict[str, Any], engine: Any, **how: Any) -> int:
+    from hopyard.driver.launch import launch
+
+    program = launch(script, arguments, roles=roles, engine=engine, **how)
+    typer.echo(f"{program.directory}", err=True)
+    if how["tensorboard"]:
+        typer.echo(f"TensorBoard: {program.show_tensorboard() or 'not up; see the logs'}", err=True)
+    status = program.wait()
+    typer.echo(f"{program.directory}: {status}", err=True)
+    return GOOD if status == "done" else FAILED
 
 
 def _script_trace(error: Exception, script: Path) -> None:
@@ -201,8 +276,8 @@ def list_runs(
 
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory; `hopyard ls DIR` lists the runs in DIR")
-    layouts = [Layout(path) for path in sorted(directory.iterdir()) if path.is_dir() and Layout(path).exists]
-    if Layout(directory).exists:
+    layouts = [Layout(path) for path in sorted(directory.iterdir()) if path.is_dir() and _is_there(Layout(path))]
+    if _is_there(Layout(directory)):
         layouts.insert(0, Layout(directory))
     rows = [_row(layout) for layout in layouts]
     if as_json:
@@ -219,13 +294,20 @@ def list_runs(
         best = "" if row.get("best") is None else f"{row['metric']} {words.number(row['best'])}"
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started"])) if row.get("started") else ""
         lasted = words.duration(row.get("seconds")) if "seconds" in row else row.get("error", "")
-        trials = f"{row['completed']}/{row['trials']}" if "trials" in row else ""
+        trials = f"{row['completed']}/{row['trials']}" if "trials" in row else row.get("program", "")
         lines.append([row["name"], row["status"], trials, str(row.get("epochs", "")), best, started, lasted])
     _columns(lines)
 
 
+def _is_there(layout: Layout) -> bool:
+    """Whether it is a run or a program."""
+    return layout.exists or layout.program.exists()
+
+
 def _row(layout: Layout) -> dict[str, Any]:
-    """One run for `ls`."""
+    """One run or program for `ls`."""
+    if not layout.exists:
+        return _program_row(layout)
     from hopyard.views import words
     from hopyard.views.chart import Chart
 
@@ -252,6 +334,29 @@ def _row(layout: Layout) -> dict[str, Any]:
     }
 
 
+def _program_row(layout: Layout) -> dict[str, Any]:
+    from hopyard.views.program import read, story
+
+    try:
+        told = story(read(layout.program))
+    except HopyardError as error:
+        return {"name": layout.root.name, "status": "damaged", "error": str(error)}
+    return {
+        "name": layout.root.name,
+        "directory": str(layout.root),
+        "status": _program_status(layout, told.status),
+        "program": told.name,
+        "tasks": len(told.tasks),
+        "started": told.began,
+        "seconds": told.last - told.began,
+    }
+
+
+def _program_status(layout: Layout, status: str) -> str:
+    over = status in ("done", "failed", "stopped")
+    return status if over or _live(layout) else "interrupted"
+
+
 @app.command()
 @_verb
 def show(run: RunName, as_json: AsJson = False) -> None:
@@ -259,7 +364,10 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     from hopyard.store.layout import find
     from hopyard.views.report import facts, report, summary
 
-    layout = find(run)
+    layout = find(run, programs=True)
+    if not layout.exists:
+        _show_program(layout, as_json)
+        return
     lines, machine = _fold(layout)
     about = json.loads(layout.about.read_bytes()) if layout.about.exists() else {}
     about["directory"] = str(layout.root)
@@ -272,6 +380,14 @@ def show(run: RunName, as_json: AsJson = False) -> None:
         typer.echo(f"Chart: {layout.gantt}")
 
 
+def _show_program(layout: Layout, as_json: bool) -> None:
+    from hopyard.views import program
+
+    told = program.story(program.read(layout.program))
+    told.status = _program_status(layout, told.status)
+    typer.echo(_json(asdict(told)) if as_json else program.report(told, layout.root), nl=as_json)
+
+
 @app.command()
 @_verb
 def logs(
@@ -282,7 +398,7 @@ def logs(
     """What the workers printed."""
     from hopyard.store.layout import find
 
-    layout = find(run)
+    layout = find(run, programs=True)
     if slot is not None and not layout.log(slot).exists() and not (follow and _live(layout)):
         there = ", ".join(path.name for path in sorted(layout.logs.glob("*.log"))) or "none"
         raise UsageError(f"{layout.root}: no log of slot {slot}; there are: {there}")

@@ -166,7 +166,7 @@ print(tf.train.SessionManager()._recovery_wait_secs, tf.train.SessionManager(rec
 with tf.Graph().as_default():
     tf.train.get_or_create_global_step()
     with tf.train.MonitoredTrainingSession() as session:
-        print(session._sess._sess._sess._stop_grace_period_secs)
+        print(session._sess._sess._stop_grace_period_secs)
     print(tf.train.Supervisor(logdir=None)._stop_grace_secs, tf.train.Supervisor(stop_grace_secs=3)._stop_grace_secs)
 import inspect
 print("class SessionManager" in inspect.getsource(tf.train.SessionManager))

@@ -277,7 +277,7 @@ def test_a_worker_that_is_gone_fails_the_job_within_seconds(spark: Any, doors: l
     def close() -> None:
         while not inlet.received:
             time.sleep(0.01)
-        doors[1].close()
+        doors[1].close()  # without a word, as the end of its process is
 
     threading.Thread(target=close, daemon=True).start()
     with pytest.raises(Exception, match="worker 1 of the program") as caught:

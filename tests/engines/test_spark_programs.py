@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,21 @@ from jobs import above, gone
 ROLES = {"worker": 2}
 
 
+LAUNCHED: list[hy.Program] = []
+
+
+@pytest.fixture(autouse=True)
+def stopped() -> Iterator[None]:
+    """A test that fails keeps no slot from the next."""
+    yield
+    while LAUNCHED:
+        LAUNCHED.pop().stop()
+
+
 def launch(spark: Any, tmp_path: Path, main: Any = programs.who, args: Any = None, **how: Any) -> hy.Program:
     how = {"roles": ROLES, "engine": hy.Spark(spark, workers=2), **how}
-    return hy.launch(main, args, directory=tmp_path / "program", **how)
+    LAUNCHED.append(hy.launch(main, args, directory=tmp_path / "program", **how))
+    return LAUNCHED[-1]
 
 
 def notes(tmp_path: Path, count: int, restart: int = 0) -> dict[str, int]:
@@ -201,9 +214,9 @@ def _slow(args: Any, ctx: Any) -> None:
     import os
     import signal
 
-    rows = 0
+    rows, victim = 0, os.getpid() if args["kill"] == "worker" else above("java")
     for batch in ctx.feed().batches(100):
         rows += len(batch["a"])
         if ctx.index == 1 and rows >= 1000 and ctx.restart < args.get("times", 99):
-            os.kill(os.getpid() if args["kill"] == "worker" else above("java"), signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
     ctx.report({"rows": rows})

@@ -7,12 +7,13 @@ until it is over: its answers go back to that task. Knows no sockets, and not wh
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from hopyard.core.once import Books
 from hopyard.core.uneven import Count, Uneven
 from hopyard.errors import DataError, HopyardError
 
@@ -66,14 +68,6 @@ class Taken(NamedTuple):
     stream: Stream | None = None
 
 
-@dataclass(slots=True)
-class _Partition:
-    digests: list[bytes] = field(default_factory=list)
-    rows: int = 0
-    total: int | None = None
-    """Blocks of the whole partition, once an attempt came to its end."""
-
-
 class Inlet:
     """Owner of one feed's blocks in one process.
 
@@ -98,9 +92,7 @@ class Inlet:
         self._asking: list[Stream] = []
         """Whose task is still there."""
         self._bytes = 0
-        self._epoch = 0
-        self._books: dict[int, _Partition] = {}
-        self._claims: dict[int, int] = {}
+        self._books = Books(name)
         self._error: HopyardError | None = None
         self._unwanted = False
         self._ended = False
@@ -124,7 +116,7 @@ class Inlet:
         with self._changed:
             if not self._begun(epoch):
                 return None
-            return self._claims.setdefault(partition, worker)
+            return self._books.claim(partition, worker)
 
     def open(self, epoch: int, partition: int, line: Any = None) -> Stream | None:
         """A stream for an attempt, its own where it waits for answers on `line`; None: it is not wanted.
@@ -200,9 +192,7 @@ class Inlet:
                     if not self._current(epoch) or self._same(block.partition, number, digest):
                         self._bytes -= size
                         return False
-                    book = self._books.setdefault(block.partition, _Partition())
-                    book.digests.append(digest)
-                    book.rows += block.rows
+                    self._books.take(block.partition, digest)
             except HopyardError:
                 self._bytes -= size
                 self._changed.notify_all()
@@ -224,10 +214,8 @@ class Inlet:
             if stream.line is not None:
                 stream.state = "over"
             elif self._current(epoch):
-                book = self._books.setdefault(partition, _Partition())
-                if len(book.digests) != total or (book.total is not None and book.total != total):
-                    raise self._twice(partition)
-                book.total = total
+                with self._failing():
+                    self._books.over(partition, total)
             self._changed.notify_all()
 
     def lost(self, stream: Stream) -> None:
@@ -368,31 +356,21 @@ class Inlet:
         return self._begun(epoch) and not self._unwanted
 
     def _begun(self, epoch: int) -> bool:
-        """Whether an epoch goes on. A later epoch ends the earlier ones: no task of theirs counts now."""
-        if epoch > self._epoch:
-            self._epoch = epoch
-            self._books.clear()
-            self._claims.clear()
-        return epoch == self._epoch and not self._ended
+        return self._books.begun(epoch) and not self._ended
 
     def _same(self, partition: int, number: int, digest: bytes) -> bool:
-        book = self._books.get(partition)
-        if book is None or (number >= len(book.digests) and book.total is None):
-            return False
-        if number >= len(book.digests) or book.digests[number] != digest:
-            raise self._twice(partition)
-        return True
+        with self._failing():
+            return self._books.seen(partition, number, digest)
 
-    def _twice(self, partition: int) -> HopyardError:
-        error = DataError(
-            f"feed {self.name!r}: partition {partition} was computed twice with different rows (Spark tried it "
-            "again, or speculated), so that rows would be doubled or lost; fix their order and values before feeding: "
-            "cache or checkpoint the DataFrame, sort it within partitions, give every random function a seed"
-        )
-        if self._error is None:
-            self._error = error
-        self._drop()
-        return self._error or error
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error of the books is the feed's."""
+        try:
+            yield
+        except DataError as error:
+            self._error = self._error or error
+            self._drop()
+            raise
 
     def _next(self) -> Taken | None:
         if self._shared.blocks:

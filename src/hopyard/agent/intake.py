@@ -139,12 +139,12 @@ class Intake:
 
     def close(self) -> None:
         """Close the door and cut all lines: to who still sends, this worker has ended."""
-        self.finish()
         with self._lock:
             self._closed = True
             lines = [*self._listeners, *self._lines]
         for line in lines:
             _cut(line)
+        self.finish()
         for listener in self._listeners:
             listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -219,7 +219,9 @@ class Back:
             return
         try:
             with contextlib.suppress(OSError, ValueError):  # the task has gone, and its line was closed
-                if select.select((), (self._line,), (), _LEAVE_SECONDS)[1]:
+                ready = select.poll()
+                ready.register(self._line, select.POLLOUT)
+                if ready.poll(_LEAVE_SECONDS * 1000):
                     say(self._line, **words)
                 else:
                     _cut(self._line)

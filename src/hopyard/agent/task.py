@@ -163,6 +163,9 @@ def _run(child: Child) -> tuple[int, Ended]:
 
 def _loaded(child: Child) -> Any:
     """The user's code, ready to be called."""
+    from hopyard.agent.waits import shorten
+
+    shorten()
     if child.host.tensorflow1:
         from hopyard.agent.tensorflow1 import present
 

@@ -14,8 +14,8 @@ ROWS = 4096
 """Of a block."""
 
 
-def blocks_of(data: Any) -> Iterator[Any]:
-    """Record batches, or lists of Python rows.
+def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
+    """Record batches, or lists of Python rows; of little data at least `parts`, so that each worker gets some.
 
     A hy.Dataset gives its training partitions as it prepared them, the columns of its arrays by their names ("inputs",
     "targets" where there is one), rows of several dimensions flat.
@@ -29,12 +29,17 @@ def blocks_of(data: Any) -> Iterator[Any]:
             for start in range(0, rows, ROWS):
                 yield pa.record_batch({name: _column(array[start : start + ROWS]) for name, array in named.items()})
     elif isinstance(data, (list, tuple)):
-        for start in range(0, len(data), ROWS):
-            rows_ = data[start : start + ROWS]
+        step = _step(len(data), parts)
+        for start in range(0, len(data), step):
+            rows_ = data[start : start + step]
             yield pa.RecordBatch.from_pylist(rows_) if all(isinstance(row, dict) for row in rows_) else list(rows_)
     else:
         table = data if isinstance(data, pa.Table) else pa.Table.from_pandas(data, preserve_index=False)
-        yield from table.to_batches(max_chunksize=ROWS)
+        yield from table.to_batches(max_chunksize=_step(len(table), parts))
+
+
+def _step(rows: int, parts: int) -> int:
+    return max(1, min(ROWS, -(-rows // parts)))
 
 
 def _named(role: str, part: Any) -> dict[str, Any]:

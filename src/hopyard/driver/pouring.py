@@ -65,6 +65,8 @@ class Feeding:
         self._hosts, self._layout, self._token = hosts, layout, token
         self._feeds: dict[str, _Open] = {}
         self._lock = threading.Lock()
+        self._kept = contextlib.ExitStack()
+        """What inferences, which may come at any time, keep to the program's end."""
         self._aside = 0
         """Who needs room in Spark's books right now; an inference needs it to the program's end."""
         hosts.heard = self._heard
@@ -119,11 +121,8 @@ class Feeding:
 
     def _doors(self, name: str, feed: _Open, timeout: float | None) -> list[Door]:
         """Where rows go. Waits for a program that starts, or starts again."""
-        until = time.monotonic() + (timeout or 1e9)
         while self._hosts.machine.phase in ("reserving", "failing", "restarting") and not self._hosts.ended.is_set():
-            if time.monotonic() > until:
-                raise HopyardError(f"feed {name!r}: the program has not started within {timeout:.0f} seconds")
-            time.sleep(0.02)
+            time.sleep(0.02)  # the program's own patience ends this
         self._hosts.tell(name, "open", text=feed.uneven)
         try:
             found = self._hosts.doors(time.monotonic() + min(timeout or OPEN_SECONDS, OPEN_SECONDS))
@@ -181,7 +180,11 @@ class Feeding:
             raise
         if done:
             return done[0]
-        if self._over_or_again(name, lives):
+        again = self._over_or_again(name, lives)
+        if again is None:  # it had enough
+            source.cancel()
+            return sum(number for number, _ in feed.taken.values())
+        if again:
             source.cancel()
             raise _Again
         if thread.is_alive():
@@ -191,8 +194,8 @@ class Feeding:
             return done[0]
         raise HopyardError(f"feed {name!r}: {_short(broken[0])}") from broken[0] if broken else None
 
-    def _over_or_again(self, name: str, lives: frozenset[int]) -> bool:
-        """A feed broke off: wait for what the program has to say. True: it was started again.
+    def _over_or_again(self, name: str, lives: frozenset[int]) -> bool | None:
+        """A feed broke off: wait for what the program has to say. True: it was started again; None: it is done.
 
         Raises:
             ProgramFailed: it is over.
@@ -200,6 +203,8 @@ class Feeding:
         until = time.monotonic() + 3.0
         while time.monotonic() < until or self._hosts.machine.phase in ("failing", "restarting", "closing"):
             if self._hosts.ended.is_set():
+                if self._hosts.machine.status == "done" and self._hosts.error is None:
+                    return None
                 self._is_over(name)
             if self._lives() != lives and self._hosts.machine.phase == "running":
                 return True
@@ -242,7 +247,7 @@ class Feeding:
 
         doors = self._doors(name, feed, OPEN_SECONDS)
         road = Road(tuple(doors), self._token, name, 0)
-        self._room(True).__enter__()
+        self._kept.enter_context(self._room(True))
         if is_frame(data):
             return data.mapInArrow(inferring(road, schema), schema)
         return data.mapPartitionsWithIndex(inferring_rows(road))
@@ -370,7 +375,7 @@ class _Here(_Source):
 
         def run(worker: int) -> None:
             try:
-                for number, block in enumerate(blocks_of(self._data)):
+                for number, block in enumerate(blocks_of(self._data, count)):
                     if self._stopped or errors:
                         return
                     if number % count == worker:

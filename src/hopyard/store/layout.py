@@ -104,15 +104,16 @@ def fresh(parent: Path = Path("runs")) -> Path:
     raise RunDirectoryError(f"no free name under {parent}")
 
 
-def find(path: str | Path) -> Layout:
-    """The layout of a run that is there; a bare name is looked for under `runs/` too.
+def find(path: str | Path, programs: bool = False) -> Layout:
+    """The layout of a run (or, with `programs`, of a program) that is there; a bare name is looked for under `runs/`
+    too.
 
     Raises:
         RunDirectoryError: there is no run.
     """
     for candidate in (Path(path), Path("runs") / path):
         layout = Layout(candidate)
-        if layout.exists:
+        if layout.exists or (programs and layout.program.exists()):
             return layout
     raise RunDirectoryError(
         f"{path}: no run here (no journal.jsonl); a run directory is wanted, `hopyard ls` lists those under runs/"

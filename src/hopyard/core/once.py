@@ -1,0 +1,82 @@
+"""Rows of a feed come once, though Spark may compute a partition again, or twice at a time.
+
+Blocks of a partition have numbers, and a digest each. What was taken stays taken; a further attempt adds what is
+missing, and is held to what was taken. An attempt that brings other rows cannot be made good: rows would be doubled or
+lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hopyard.errors import DataError
+
+
+@dataclass(slots=True)
+class _Partition:
+    digests: list[bytes] = field(default_factory=list)
+    total: int | None = None
+    """Blocks of the whole partition, once an attempt came to its end."""
+
+
+class Books:
+    """Owner of what was taken of one feed by one worker, and of which worker takes which partition.
+
+    Args:
+        feed: its name, for errors.
+    """
+
+    __slots__ = ("_claims", "_epoch", "_feed", "_partitions")
+
+    def __init__(self, feed: str) -> None:
+        self._feed = feed
+        self._epoch = 0
+        self._partitions: dict[int, _Partition] = {}
+        self._claims: dict[int, int] = {}
+
+    def begun(self, epoch: int) -> bool:
+        """Whether an epoch goes on. A later epoch ends the earlier ones: no task of theirs counts now."""
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._partitions.clear()
+            self._claims.clear()
+        return epoch == self._epoch
+
+    def claim(self, partition: int, worker: int) -> int:
+        """Which worker takes a partition: that which the first attempt named."""
+        return self._claims.setdefault(partition, worker)
+
+    def seen(self, partition: int, number: int, digest: bytes) -> bool:
+        """Whether a block was taken already.
+
+        Raises:
+            DataError: it differs from the one that was taken, or comes after the partition's end.
+        """
+        book = self._partitions.get(partition)
+        if book is None or (number >= len(book.digests) and book.total is None):
+            return False
+        if number >= len(book.digests) or book.digests[number] != digest:
+            raise self._differs(partition)
+        return True
+
+    def take(self, partition: int, digest: bytes) -> None:
+        """The next block of a partition is taken."""
+        self._partitions.setdefault(partition, _Partition()).digests.append(digest)
+
+    def over(self, partition: int, total: int) -> None:
+        """An attempt came to the end of its partition, after `total` blocks.
+
+        Raises:
+            DataError: another attempt had more.
+        """
+        book = self._partitions.setdefault(partition, _Partition())
+        if len(book.digests) != total:
+            raise self._differs(partition)
+        book.total = total
+
+    def _differs(self, partition: int) -> DataError:
+        return DataError(
+            f"feed {self._feed!r}: partition {partition} was computed twice with different rows (Spark tried it again, "
+            "or speculated), so that rows would be doubled or lost; fix their order and values before feeding: cache "
+            "or checkpoint the DataFrame, sort it within partitions, give every random function a seed"
+        )
