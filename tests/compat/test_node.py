@@ -154,6 +154,15 @@ def test_a_feed_reads_batches_of_any_size_and_answers() -> None:
     assert feed.next_batch(4) == []
 
 
+def test_the_answer_to_an_empty_batch_is_none() -> None:
+    class Strict(Rows):
+        def answer(self, rows: list[Any]) -> None:
+            raise AssertionError(rows)
+
+    feed = context(program(feed=Strict()), META).get_data_feed(train_mode=False)
+    feed.batch_results([row for row in feed.next_batch(4)])
+
+
 def test_both_ways_to_a_feed_give_the_same_rows() -> None:
     ctx = context(program(feed=Rows(1, 2)), META)
     assert TFNode.DataFeed(ctx.mgr).next_batch(1) == [1]

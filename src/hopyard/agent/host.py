@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0
 """Between looks at whether the process was stopped."""
+FOLDER = "hopyard-task-"
+"""How folders of agents begin, in the system's temporary folder; their process follows."""
 TERM_SECONDS = 1.0
 """From SIGTERM to SIGKILL."""
 
@@ -69,6 +73,7 @@ class Hosting:
         self._stopped_at = 0.0
         """Since when the child is stopped (SIGSTOP); 0: it is not."""
         self._board: Board | None = None
+        self._folder = own_folder()
 
     def run(self) -> None:
         """Until the driver says that this is the end."""
@@ -86,6 +91,7 @@ class Hosting:
             if self._board is not None:
                 self._board.close()
             self._ports.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _step(self) -> bool:
         """Wait for something, see to it. False: the end."""
@@ -210,7 +216,7 @@ class Hosting:
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "hopyard.agent.task", str(theirs.fileno())],
+                [sys.executable, "-m", "hopyard.agent.task", str(theirs.fileno()), str(self._folder)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )
@@ -245,3 +251,15 @@ class Hosting:
         if self._pipe is not None:
             with contextlib.suppress(OSError):
                 self._pipe.send(message)
+
+
+def own_folder() -> Path:
+    """A folder of this process for what its tasks keep on the host; those of processes that were killed are removed."""
+    root = Path(tempfile.gettempdir())
+    for path in root.glob(f"{FOLDER}*"):
+        pid = path.name.removeprefix(FOLDER).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(OSError):
+                if path.stat().st_uid == os.geteuid():
+                    shutil.rmtree(path, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))

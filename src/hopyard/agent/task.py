@@ -14,7 +14,6 @@ import runpy
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -33,7 +32,8 @@ TRACE_LINES = 60
 class Child:
     """Owner of the task: what it is, its way to the agent, its door for rows."""
 
-    def __init__(self, pipe: Pipe, host: Host, begin: Begin) -> None:
+    def __init__(self, pipe: Pipe, host: Host, begin: Begin, folder: Path) -> None:
+        self.folder = folder
         self.pipe, self.host, self.begin = pipe, host, begin
         self.slot, self.life = begin.task.slot, begin.life
         self.stopping = threading.Event()
@@ -64,7 +64,7 @@ class Child:
                 ranked = sum(len(hosts) for role, hosts in self.begin.peers.items() if role not in ("ps", "evaluator"))
                 address = self.begin.peers[task.role][task.index].rpartition(":")[0]
                 self._intake = Intake(
-                    Path(tempfile.gettempdir()),
+                    self.folder,
                     address,
                     self.host.token,
                     task.rank,
@@ -124,7 +124,7 @@ def main() -> None:
                 os.environ[name] = interface
     if begin.task.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(begin.task.gpus)
-    child = Child(pipe, host, begin)
+    child = Child(pipe, host, begin, Path(sys.argv[2]))
     threading.Thread(target=child.listen, name="hopyard-listen", daemon=True).start()
     code, ended = _run(child)
     lingers = child.drain()
@@ -180,9 +180,8 @@ def _loaded(child: Child) -> Any:
         source, name, arguments = cloudpickle.loads(child.host.main)
         path = Path(name)
         if not path.is_file() or path.read_bytes() != source:  # another host
-            path = Path(tempfile.mkdtemp(prefix="hopyard-")) / path.name
+            path = child.folder / path.name
             path.write_bytes(source)
-            atexit.register(_removed, path)
         sys.argv = [str(path), *arguments]
         sys.path.insert(0, str(path.parent))
         return lambda: runpy.run_path(str(path), run_name="__main__")
@@ -190,11 +189,6 @@ def _loaded(child: Child) -> Any:
 
     main, args = cloudpickle.loads(child.host.main)
     return lambda: main(args, ProgramContext(child))
-
-
-def _removed(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.parent.rmdir()
 
 
 def _own(error: BaseException) -> list[str]:

@@ -86,6 +86,8 @@ class Hosts:
         """Slot → life of its task, and where it takes rows."""
         self.heard: Callable[[FeedWord], None] = lambda word: None
         """Told, in this thread, what tasks say of feeds."""
+        self.assigned: Callable[[], None] = lambda: None
+        """Told, in this thread, when each task has its slot."""
         self.board = ""
         self.ended = threading.Event()
         self.opened = threading.Event()
@@ -228,6 +230,8 @@ class Hosts:
                 link.start(command.slot)
             case Begin():
                 link.send(command.task.slot, command)
+            case Assigned():
+                self._waiting.append((0.0, self.assigned))  # once the tasks have been told to begin
             case Halt():
                 link.send(command.slot, command)
             case Finish():

@@ -43,6 +43,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     tensorflow1: bool = False,
     transport: Literal["auto"] | None = "auto",
+    lend: bool = False,
     grace: float = 5.0,
     patience: float | None = None,
 ) -> Program:
@@ -68,6 +69,8 @@ def launch(
         tensorflow1: present `tf.compat.v1` as `tensorflow` to the program, for text written for TensorFlow 1.
         transport: "auto": gloo and NCCL are told which network interface leads to the peers (GLOO_SOCKET_IFNAME,
             NCCL_SOCKET_IFNAME, where `env` does not say it); None: they find one by themselves.
+        lend: on Spark, let other jobs of the session have the cores of chiefs and workers for the program's whole life,
+            not only while it is fed or asked.
         grace: seconds that tasks have to end by themselves when the program is over.
         patience: seconds until there must be a slot for each task, and until each must have begun; default: the
             engine's, or 120.
@@ -116,7 +119,7 @@ def launch(
         about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
         with room(layout.root):
             hosts = Hosts(layout, lock, ProgramMachine(spec), chosen, order, about)
-        program = Program(layout, hosts, Feeding(hosts, layout, key))
+        program = Program(layout, hosts, Feeding(hosts, layout, key, lend))
         if not _ENDED:
             _ENDED.append(True)
             atexit.register(end_all)

@@ -61,7 +61,7 @@ class _Again(Exception):
 class Feeding:
     """Owner of a program's feeds. `feed` and `infer` may be called from several threads, for several feeds."""
 
-    def __init__(self, hosts: Hosts, layout: Layout, token: str) -> None:
+    def __init__(self, hosts: Hosts, layout: Layout, token: str, lend: bool = False) -> None:
         self._hosts, self._layout, self._token = hosts, layout, token
         self._feeds: dict[str, _Open] = {}
         self._lock = threading.Lock()
@@ -70,6 +70,9 @@ class Feeding:
         self._aside = 0
         """Who needs room in Spark's books right now; an inference needs it to the program's end."""
         hosts.heard = self._heard
+        if lend:
+            self._aside += 1
+            hosts.assigned = lambda: hosts.link.crew.aside(self._fed())
 
     # ------------------------------------------------------------------------------------------------ feeding
 
@@ -246,7 +249,7 @@ class Feeding:
         from hopyard.data.inferring import inferring, inferring_rows
 
         doors = self._doors(name, feed, OPEN_SECONDS)
-        road = Road(tuple(doors), self._token, name, 0)
+        road = Road(tuple(doors), self._token, name, feed.epochs)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
             return data.mapInArrow(inferring(road, schema), schema)

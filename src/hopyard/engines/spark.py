@@ -165,7 +165,7 @@ class Executors:
         return self._seats.device(slot)
 
     def aside(self, slots: Collection[int]) -> None:
-        """Free what these slots hold in Spark's books, until `back`; their agents go on. Takes 20 to 60 ms.
+        """Free what these slots hold in Spark's books, until `back`; their agents go on. Takes about 70 ms.
 
         Raises:
             ResourceError: Spark did not end a task of theirs in time.

@@ -13,6 +13,9 @@ from hopyard.compat.tensorflowonspark.TFSparkNode import TFNodeContext
 from hopyard.driver.launch import launch
 from hopyard.engines.spark import Spark
 
+PATIENCE = 60.0
+"""Seconds until, with a barrier, there must be a slot for each."""
+
 
 def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors: int, use_barrier: bool = True) -> None:
     """Runs `map_fn(tf_args, ctx)` `num_executors` times and returns when all have.
@@ -38,9 +41,10 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
             _member(map_fn, known),
             tf_args,
             roles={"worker": num_executors},
-            engine=Spark(session(sc), workers=num_executors),
+            engine=Spark(session(sc), workers=num_executors, patience=PATIENCE),
             until="all",
             env=answers(),
+            patience=PATIENCE,
         )
         try:
             program.wait()

@@ -135,8 +135,10 @@ class Fed:
         return []
 
     def answer(self, rows: Iterable[Any]) -> None:
-        """One for each row of the last batch."""
-        self._feed.answer(list(rows))
+        """One for each row of the last batch; none for the empty batch at the end."""
+        answers = list(rows)
+        if answers:
+            self._feed.answer(answers)
 
     def terminate(self) -> None:
         """No more rows are wanted."""
