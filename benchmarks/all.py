@@ -1,4 +1,4 @@
-"""Every benchmark in turn, each with its figures; about 25 minutes on 2 quiet cores. A machine that does other work at
+"""Every benchmark in turn, each with its figures; about 35 minutes on 2 quiet cores. A machine that does other work at
 the same time spoils them.
 
     python benchmarks/all.py [NAME …]
@@ -21,6 +21,9 @@ ALL = (
     "spark_vs_limit",
     "spark_data",
     "spark_transform",
+    "program_start",
+    "feed",
+    "program_kills",
     "exact",
 )
 

@@ -48,8 +48,9 @@ def fun(args, ctx):
     while not feed.should_stop():
         batch = feed.next_batch(256)
         if batch: np.array([row[0] for row in batch], dtype=np.float32)
-conf = SparkConf().set("spark.task.maxFailures", "1").set("spark.ui.enabled", "false").set("spark.driver.host", "127.0.0.1")
-sc = SparkContext("local-cluster[2,1,2048]", "peer", conf=conf.set("spark.ui.showConsoleProgress", "false"))
+conf = SparkConf().set("spark.task.maxFailures", "1").set("spark.ui.enabled", "false")
+conf = conf.set("spark.driver.host", "127.0.0.1").set("spark.ui.showConsoleProgress", "false")
+sc = SparkContext("local-cluster[2,1,2048]", "peer", conf=conf)
 sc.setLogLevel("OFF"); spark = SparkSession(sc)
 frames = {p: spark.read.parquet(sys.argv[1]).repartition(p).cache() for p in (2, 40)}
 rows = {p: frame.count() for p, frame in frames.items()}
@@ -115,6 +116,7 @@ def counts(names: list[str], ctx: Any) -> None:
 def fed(args: Any, ctx: Any) -> None:
     """As a program of TensorFlowOnSpark reads rows."""
     import numpy as np
+
     from hopyard.compat.tensorflowonspark import TFNode
 
     feed = TFNode.DataFeed(ctx.mgr, args == "train")
@@ -148,9 +150,17 @@ def counted(batches: Any) -> Any:
     yield pa.record_batch([pa.array([sum(batch.num_rows for batch in batches)])], names=["n"])
 
 
-def timed(work: Callable[[], Any]) -> float:
+def trained(cluster: Any, data: Any) -> None:
+    cluster.train(data)
+
+
+def asked(cluster: Any, data: Any) -> None:
+    cluster.inference(data).count()
+
+
+def timed(work: Callable[..., Any], *args: Any, **how: Any) -> float:
     began = time.perf_counter()
-    work()
+    work(*args, **how)
     return time.perf_counter() - began
 
 
@@ -164,8 +174,8 @@ def frames(spark: Any, base: Any, options: Any, peer: Peer | None) -> bool:
         program = hy.launch(counts, names, roles=roles, engine=engine, lend=True, directory=place())
         ours, bare, theirs = [], [], []
         for name in names:
-            ours.append(options.rows / timed(lambda name=name: program.feed(data, name=name)))
-            bare.append(options.rows / timed(lambda: data.mapInArrow(counted, "n long").collect()))
+            ours.append(options.rows / timed(program.feed, data, name=name))
+            bare.append(options.rows / timed(data.mapInArrow(counted, "n long").collect))
             theirs.append(peer.rate(partitions) if peer is not None and partitions in (2, 40) else 0.0)
         program.wait(60)
         for name in names:
@@ -185,9 +195,8 @@ def rdds(spark: Any, base: Any, options: Any, peer: Peer | None) -> bool:
             cluster = TFCluster.run(spark.sparkContext, fed, what, 2, 0, input_mode=mode)
             ours, bare, theirs = [], [], []
             for _ in range(options.repeats + 1):
-                work = (lambda: cluster.train(data)) if what == "train" else (lambda: cluster.inference(data).count())
-                ours.append(options.rows / timed(work))
-                bare.append(options.rows / timed(lambda: data.mapPartitions(lambda it: [sum(1 for _ in it)]).collect()))
+                ours.append(options.rows / timed(trained if what == "train" else asked, cluster, data))
+                bare.append(options.rows / timed(data.mapPartitions(lambda it: [sum(1 for _ in it)]).collect))
                 theirs.append(peer.rate(partitions) if peer is not None and what == "train" else 0.0)
             cluster.shutdown()
             title = f"{'TFCluster.train' if what == 'train' else 'TFCluster.inference'}(rdd), {partitions} partitions"

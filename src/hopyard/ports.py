@@ -190,11 +190,16 @@ class Crew(Protocol):
 
     def aside(self, slots: Collection[int]) -> None:
         """Give what these agents hold in the cluster's books back to it, while they go on: others need the room.
-        Returns when that is done; also for slots that come up later, until `back`."""
+        Returns when that is done; also for slots that come up later, until `back`. Blocks for tens of
+        milliseconds.
+
+        Raises:
+            ResourceError: the cluster did not take it back within 5 s; names the slots.
+        """
         ...
 
     def back(self) -> None:
-        """Hold it again."""
+        """Ask to hold it again; returns at once, it comes when there is room."""
         ...
 
     def close(self) -> None:
