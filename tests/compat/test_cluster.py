@@ -117,6 +117,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(arguments: Any, words:
 
 def test_all_rows_of_all_epochs_and_calls_come_once_each(sc: Any, tmp_path: Path) -> None:
     cluster = TFCluster.run(sc, consumer, {"folder": str(tmp_path)}, 2, 0, input_mode=SPARK)
+    assert sc.parallelize(range(8), 4).sum() == 28  # the executors' cores are free for jobs of the user's
     cluster.train(sc.parallelize(range(100), 5), 2)
     cluster.train(sc.parallelize(range(100, 110), 2), 1)
     cluster.shutdown()

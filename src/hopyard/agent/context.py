@@ -97,7 +97,7 @@ class ProgramContext:
 
         Args:
             data: a glob pattern or a list (of files, for example): every `world_size`-th of it, in sorted order; or a
-                hy.Dataset: every `world_size`-th of its partitions.
+                hy.Dataset: every `world_size`-th of its training partitions, as stored.
             size: rows of a batch, for a Dataset.
 
         Returns:
@@ -112,13 +112,19 @@ class ProgramContext:
             return list(found[self.rank :: self.world_size])
         if isinstance(data, Sequence):
             return list(data[self.rank :: self.world_size])
-        if hasattr(data, "feeds"):
+        if hasattr(data, "prepare"):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise SpecError(f"ctx.shard(dataset, size={size!r}): the rows of a batch are needed, at least 1")
             return self._batches(data, size)
         raise SpecError(f"ctx.shard({type(data).__name__}): a glob pattern, a list or a hy.Dataset is needed")
 
     def _batches(self, data: Any, size: int) -> Iterator[Any]:
-        for feed in data.feeds(self.rank, self.world_size, size):
-            yield from feed
+        from hopyard.data.cache import open_partition
+        from hopyard.data.feed import PartitionFeed
+
+        manifest = data.prepare()
+        for partition in range(self.rank, len(manifest.train), self.world_size):
+            yield from PartitionFeed(open_partition(manifest, "train", partition), size)
 
     def checkpoint(self, tree: Any, step: int) -> None:
         """Keep a tree of tensors, numbers and strings, so that a program that is started again can go on from it.

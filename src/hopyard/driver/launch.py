@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,8 @@ def launch(
     if transport not in ("auto", None):
         raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
     chosen = _engine(engine, spec)
+    if tensorboard is not False and chosen.name == "local" and importlib.util.find_spec("tensorboard") is None:
+        raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
     layout = Layout(Path(directory) if directory is not None else fresh())
     lock = _place(layout, resume)
     with freed_on_error(lock):

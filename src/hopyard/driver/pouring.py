@@ -114,7 +114,9 @@ class Feeding:
         rows = 0
         lives = self._lives()
         for _ in range(epochs):
-            doors = self._doors(name, feed, timeout)
+            doors = self._doors(name, feed, timeout, rows > 0)
+            if not doors:
+                break
             lives = self._lives()
             feed.epochs += 1
             road = Road(tuple(doors), self._token, name, feed.epochs, feed.uneven)
@@ -122,8 +124,9 @@ class Feeding:
                 rows += self._watched(source, road, feed, lives, timeout)
         return rows
 
-    def _doors(self, name: str, feed: _Open, timeout: float | None) -> list[Door]:
-        """Where rows go. Waits for a program that starts, or starts again."""
+    def _doors(self, name: str, feed: _Open, timeout: float | None, begun: bool = False) -> list[Door]:
+        """Where rows go. Waits for a program that starts, or starts again. Nowhere, if the program had enough of
+        what was begun."""
         while self._hosts.machine.phase in ("reserving", "failing", "restarting") and not self._hosts.ended.is_set():
             time.sleep(0.02)  # the program's own patience ends this
         self._hosts.tell(name, "open", text=feed.uneven)
@@ -134,7 +137,7 @@ class Feeding:
                 f"feed {name!r}: not every worker opened its door within {OPEN_SECONDS:.0f} seconds; program.status() "
                 "and program.logs() say what they do"
             ) from None
-        if not found:
+        if not found and not (begun and self._hosts.machine.status == "done"):
             self._is_over(name)
         return [Door(**door) for door in found]
 

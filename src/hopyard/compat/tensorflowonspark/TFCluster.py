@@ -231,6 +231,7 @@ def run(
         tensorboard=(log_dir or True) if tensorboard else False,
         env=answers(),
         patience=reservation_timeout,
+        lend=input_mode == InputMode.SPARK,
     )
     cluster = TFCluster(context, program, num_executors, input_mode, queues, meta)
     with cluster.stopped_by_errors():

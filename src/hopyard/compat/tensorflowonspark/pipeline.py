@@ -191,9 +191,9 @@ class TFModel(
             num_gpus=getattr(args, "num_gpus", 1),
         )
         rows = narrowed(dataset, [column for column, _ in scoring.inputs], "the DataFrame")
-        kinds = _kinds(scoring, dataset.sparkSession.range(0, 1, 1, 1))
+        kinds = _kinds(scoring, dataset.sparkSession.range(0, 1, 1, 1), look=False)
         if any(rank < 0 for _, rank in kinds):
-            kinds = _kinds(scoring, rows.limit(1))
+            kinds = _kinds(scoring, rows.limit(1), look=True)
         columns = [column for _, column in scoring.outputs]
         schema = pa.schema(
             [(n, column_type(kind, max(rank, 1))) for n, (kind, rank) in zip(columns, kinds, strict=True)]
@@ -201,9 +201,9 @@ class TFModel(
         return mapped(rows, partial(Scoring.rows, scoring, schema=schema), from_arrow_schema(schema))
 
 
-def _kinds(scoring: Scoring, df: Any) -> list[tuple[str, int]]:
+def _kinds(scoring: Scoring, df: Any, look: bool) -> list[tuple[str, int]]:
     """(dtype, number of dimensions, −1 where only rows would tell) of each output, as one task finds it."""
-    rows = mapped(df, partial(Scoring.kinds, scoring), "kinds array<string>").collect()
+    rows = mapped(df, partial(Scoring.kinds, scoring, look=look), "kinds array<string>").collect()
     told = [text.split() for text in rows[0].kinds]
     return [(kind, int(rank)) for kind, rank in told]
 

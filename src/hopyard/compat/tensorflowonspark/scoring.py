@@ -28,9 +28,9 @@ class Scoring:
     batch_size: int
     num_gpus: int = 1
 
-    def kinds(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """One row: for each output (dtype's name, number of dimensions) as text; by the signature alone where that
-        says it, else by what the model makes of the rows."""
+    def kinds(self, batches: Iterator[Any], look: bool) -> Iterator[Any]:
+        """One row: for each output its dtype and its number of dimensions, −1 where that is open, as text: as the
+        signature says, or (`look`) by what the model makes of the rows."""
         found = {}
         shown = _opened(self).structured_outputs
         for tensor, _ in self.outputs:
@@ -38,9 +38,9 @@ class Scoring:
                 raise self._unknown(tensor, "output", shown)
             rank = shown[tensor].shape.rank
             found[tensor] = (shown[tensor].dtype.as_numpy_dtype, rank)
-        if any(rank is None for _, rank in found.values()):
+        if look:
             for outputs in self._scores(batches):
-                found = {tensor: (array.dtype.type, array.ndim) for tensor, array in outputs.items()}
+                found = {tensor: (array.dtype, array.ndim) for tensor, array in outputs.items()}
                 break
         told = [f"{np.dtype(kind).str} {-1 if rank is None else rank}" for kind, rank in found.values()]
         yield pa.RecordBatch.from_arrays([pa.array([told], pa.list_(pa.string()))], ["kinds"])

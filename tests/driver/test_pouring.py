@@ -1,0 +1,190 @@
+"""Rows of this process go to programs on this host: each once, fairly ended, with the error of whoever failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopyard as hy
+import programs
+from jobs import table
+
+ROWS = [{"a": n, "b": [float(n), 1.0]} for n in range(10_000)]
+
+
+def launch(tmp_path: Path, main: Any = programs.collects, args: Any = None, **how: Any) -> hy.Program:
+    return hy.launch(main, args, roles={"worker": 2}, directory=tmp_path / "program", **how)
+
+
+def values(program: hy.Program, name: str) -> list[float]:
+    return [task["values"].get(name, 0) for task in program.status()["tasks"]]
+
+
+class TestFeed:
+    def test_every_row_comes_once_in_each_epoch(self, tmp_path: Path) -> None:
+        program = launch(tmp_path)
+        assert program.feed(ROWS, epochs=3) == 30_000
+        assert program.wait(60) == "done"
+        assert sum(values(program, "total")) == 3 * sum(range(10_000))
+
+    @pytest.mark.parametrize("uneven", ["join", "min", "repeat"])
+    def test_how_uneven_feeds_end(self, tmp_path: Path, uneven: str) -> None:
+        program = launch(tmp_path)
+        program.feed(ROWS, uneven=uneven)  # blocks of 4096, 4096 and 1808 rows, to two workers
+        program.wait(60)
+        first, second = values(program, "batches")
+        assert (first == second) == (uneven != "join")
+        assert first == {"join": 60, "min": 41, "repeat": 60}[uneven]
+
+    def test_it_may_stay_open(self, tmp_path: Path) -> None:
+        program = launch(tmp_path)
+        for start in range(0, 1000, 100):
+            program.feed(ROWS[start : start + 100], end=False)
+        program.end()
+        assert program.wait(60) == "done"
+        assert sum(values(program, "rows")) == 1000
+
+    def test_two_feeds_at_once(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            train, valid = ctx.feed("train"), ctx.feed("valid")
+            seen = {"train": 0, "valid": 0}
+            for batch in train.batches(100):
+                seen["train"] += len(batch["a"])
+            for batch in valid.batches(100):
+                seen["valid"] += len(batch["a"])
+            ctx.report(seen)
+
+        program = launch(tmp_path, main)
+        program.feed(ROWS[:300], name="valid", end=False)
+        program.end("valid")
+        program.feed(ROWS[:1000], name="train")
+        program.wait(60)
+        assert (sum(values(program, "train")), sum(values(program, "valid"))) == (1000, 300)
+
+    @pytest.mark.parametrize("kind", ["dataset", "pandas", "arrow", "objects"])
+    def test_what_can_be_fed(self, tmp_path: Path, kind: str) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            rows = sum(len(batch) for batch in ctx.feed().rows(50))
+            ctx.report({"rows": rows})
+
+        import pandas as pd
+        import pyarrow as pa
+
+        frame = pd.DataFrame({"a": range(500), "text": ["x"] * 500})
+        data = {
+            "dataset": lambda: hy.Dataset.numpy(*table(500), partitions=3),
+            "pandas": lambda: frame,
+            "arrow": lambda: pa.Table.from_pandas(frame),
+            "objects": lambda: [{1, n} for n in range(500)],
+        }[kind]()
+        program = launch(tmp_path, main)
+        assert program.feed(data) == 500
+        program.wait(60)
+        assert sum(values(program, "rows")) == 500
+
+    def test_a_failing_worker_fails_the_feed_with_its_error(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, args={"fail_at": 500})
+        with pytest.raises(hy.ProgramFailed, match="ValueError: row of the wrong kind"):
+            program.feed(ROWS, epochs=100)
+
+    def test_enough_is_enough(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, args={"enough": 500})
+        program.feed(ROWS, epochs=50)
+        assert program.wait(60) == "done"
+
+    def test_a_worker_that_never_reads(self, tmp_path: Path) -> None:
+        refused = pytest.raises(hy.HopyardError, match=r"worker \d has taken no row for 1 seconds")
+        with launch(tmp_path, programs.idle) as program, refused:
+            program.feed(ROWS, timeout=1.0)
+
+    def test_a_worker_that_has_ended(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, programs.who)
+        program.wait(60)
+        with pytest.raises(hy.ProgramFailed, match="the program is over"):
+            program.feed(ROWS)
+
+    def test_bad_values(self, tmp_path: Path) -> None:
+        with launch(tmp_path, programs.idle) as program:
+            for how, words in (
+                ({"epochs": -1}, "epochs=-1"),
+                ({"uneven": "max"}, "'join', 'min', 'repeat'"),
+                ({"name": ""}, "a name"),
+                ({"timeout": 0}, "timeout=0"),
+            ):
+                with pytest.raises(hy.SpecError, match=words):
+                    program.feed(ROWS, **how)
+            with pytest.raises(hy.SpecError, match="a list of rows"):
+                program.feed(3)
+            with pytest.raises(hy.SpecError, match="a DataFrame or an RDD"):
+                program.infer(ROWS)
+
+
+class TestContext:
+    def test_shards_paths_checkpoints(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import json
+            import os
+
+            import numpy as np
+
+            if ctx.restart == 0:
+                ctx.checkpoint({"w": np.arange(3.0), "note": "x"}, step=7)
+                os._exit(1)
+            tree, step = ctx.restored()
+            rows = sum(batch.rows for batch in ctx.shard(args, 32))
+            told = {
+                "list": ctx.shard(list(range(5))),
+                "files": ctx.shard(str(ctx.directory / "program*")),
+                "rows": rows,
+                "step": step,
+                "w": tree["w"].tolist(),
+                "paths": [ctx.path("a/b"), ctx.path("/c"), ctx.path("hdfs://d/e")],
+            }
+            (ctx.directory / f"told-{ctx.rank}").write_text(json.dumps(told))
+
+        import pandas as pd
+
+        pd.DataFrame({"x": range(240), "y": [0.5] * 240}).to_parquet(tmp_path / "rows.parquet")
+        data = hy.Dataset.parquet(tmp_path / "rows.parquet", features=["x"], label="y", partitions=5)
+        program = launch(tmp_path, main, data, restarts=1)
+        assert program.wait(60) == "done"
+        told = [json.loads((program.directory / f"told-{rank}").read_text()) for rank in (0, 1)]
+        assert [one["list"] for one in told] == [[0, 2, 4], [1, 3]]
+        assert sum(one["rows"] for one in told) == 240 and min(one["rows"] for one in told) > 0
+        assert [one["step"] for one in told] == [7, 7] and told[0]["w"] == [0.0, 1.0, 2.0]
+        assert told[0]["paths"] == [str(tmp_path / "program" / "a/b"), "/c", "hdfs://d/e"]
+
+    def test_parameter_servers_are_not_fed(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            if ctx.role == "ps":
+                ctx.feed()
+
+        program = hy.launch(main, roles={"worker": 1, "ps": 1}, until="all", directory=tmp_path / "program")
+        with pytest.raises(hy.ProgramFailed, match="ps 0 is not fed"):
+            program.wait(60)
+
+    def test_scalars_are_arrays_or_numbers(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import numpy as np
+
+            ctx.report({"loss": np.float32(0.5)}, step=3)
+
+        program = launch(tmp_path, main)
+        program.wait(60)
+        assert values(program, "loss") == [np.float32(0.5)] * 2
+
+
+def test_tensorboard_comes_and_goes(tmp_path: Path) -> None:
+    from urllib.request import urlopen
+
+    pytest.importorskip("tensorboard")
+    with launch(tmp_path, programs.idle, tensorboard=True) as program:
+        url = program.show_tensorboard(90)
+        assert url.startswith("http://127.0.0.1:")
+        assert urlopen(url, timeout=20).status == 200
+    with pytest.raises(OSError):
+        urlopen(url, timeout=2)
