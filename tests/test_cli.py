@@ -323,3 +323,37 @@ def test_replay_and_resume(monkeypatch):
         assert engines[0] is None and engines[1].workers == 3
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_script_as_a_distributed_program(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+        "if '--fail' in sys.argv and os.environ['RANK'] == '1': raise ValueError('the wrong wine')\n"
+    )
+    roles = ["run", "--roles", "worker=2", "--directory"]
+    done = call(*roles, tmp_path / "programs/good", script, "--steps", "3")
+    assert done.exit_code == 0 and "done" in done.output
+    done = call(*roles, tmp_path / "programs/bad", script, "--fail")
+    assert done.exit_code == 1 and "worker 1 failed: ValueError: the wrong wine" in done.output
+    listed = call("ls", tmp_path / "programs")
+    assert [line.split()[:2] for line in listed.output.splitlines()[1:]] == [["bad", "failed"], ["good", "done"]]
+    assert "worker 1" in call("show", tmp_path / "programs/bad").output
+    assert json.loads(call("show", tmp_path / "programs/good", "--json").output)["status"] == "done"
+    assert "rank 1 of 2 ['--steps', '3']" in call("logs", tmp_path / "programs/good").output
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--roles", "worker"], "worker=4,ps=1 is wanted"),
+        (["--roles", "worker=2", "--engine", "mesos"], "local or spark is wanted"),
+        (["--restarts", "2"], "go with --roles"),
+        (["--roles", "worker=2", "--until", "chief"], "no chief"),
+    ],
+)
+def test_usage_of_programs(tmp_path, words, said):
+    (tmp_path / "train.py").write_text("")
+    done = call("run", *words, tmp_path / "train.py")
+    assert done.exit_code == 2 and said in done.output

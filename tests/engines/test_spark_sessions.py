@@ -37,7 +37,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> l
 
 
 def test_spark_connect(tmp_path: Path, undisturbed: list[str]) -> None:
-    """A run by a Connect client, then one whose client is killed."""
+    """A run and a program by a Connect client, then such whose client is killed."""
     pytest.importorskip("grpc_status")
     once = tmp_path / "once"
     hang = [
@@ -49,6 +49,13 @@ spark = hopyard.spark.session(cores=2, config={{"spark.api.mode": "connect"}})
 assert type(spark).__module__.startswith("pyspark.sql.connect")
 select(Path("run"), engine=hy.Spark(spark, workers=2))
 assert hy.predict(hy.load("run"), spark.createDataFrame([([0.5] * 6,)], ["inputs"])).count() == 1
+import programs
+how = {{"roles": {{"worker": 2}}, "engine": hy.Spark(spark, workers=2)}}
+program = hy.launch(programs.collects, directory="program", **how)
+assert program.feed(spark.range(0, 1000, 1, 4).withColumnRenamed("id", "a")) == 1000
+assert program.wait(60) == "done"
+assert sum(task["values"]["total"] for task in program.status()["tasks"]) == sum(range(1000))
+idle = hy.launch(programs.idle, directory="idle", lend=True, **how)
 select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))
 """
     process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
@@ -59,7 +66,9 @@ select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
     assert agents(tmp_path / "killed")
-    assert gone(agents(tmp_path / "killed"), 30)
+    idle = [int(path.read_text()) for path in (tmp_path / "idle" / "notes").iterdir()]
+    assert len(idle) == 2
+    assert gone([*agents(tmp_path / "killed"), *idle], 30)
     assert digests(hy.load(tmp_path / "run")) == undisturbed
     assert digests(hy.resume(tmp_path / "killed", engine=hy.Local(2, devices=None))) == undisturbed
 

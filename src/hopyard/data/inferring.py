@@ -180,12 +180,13 @@ class _Sending(threading.Thread):
 def _schema(given: Any, zone: str) -> Any:
     if isinstance(given, pa.Schema):
         return given
+    from pyspark.errors import ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DataType, StructType
 
     try:
         made = DataType.fromDDL(given) if isinstance(given, str) else given
-    except Exception as error:
+    except ParseException as error:
         raise SpecError(f'schema = {given!r} is no such text; "prediction double" is') from error
     if not isinstance(made, StructType):
         raise SpecError(f'schema = {given!r}: a StructType or text as "prediction double" is needed')

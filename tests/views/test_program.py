@@ -1,0 +1,45 @@
+"""A program as its journal tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hopyard.core.cluster import Place, Task
+from hopyard.core.events import Lost
+from hopyard.core.program_facts import Assigned, Ended, Launched, Over, Reported, Reserved, Running, spec_of
+from hopyard.errors import JournalError
+from hopyard.views.program import read, report, story
+
+PLACE = Place(0, "a", 1, "10.0.0.1", (1, 2, 3))
+TASKS = (Task("worker", 0, 0, 0, 0, 2, 0), Task("worker", 1, 1, 1, 1, 2, 0))
+LINES = [
+    Launched(at=1.0, spec=spec_of({"worker": 2}, None, name="train"), about={"engine": "local"}),
+    Reserved(at=2.0, place=PLACE),
+    Assigned(at=3.0, restart=1, tasks=TASKS),
+    Running(at=3.0, slot=0, life=1),
+    Reported(at=4.0, slot=0, life=1, values={"loss": 0.5}, step=7),
+    Ended(at=5.0, slot=0, life=1, returned=True),
+    Lost(at=6.0, slot=1, reason="x"),
+    Over(at=7.0, status="failed", cause="worker 1 failed: x\nmore", slot=1),
+]
+
+
+def test_the_report_says_how_each_task_stands() -> None:
+    text = report(story(LINES), Path("runs/p"))
+    assert text.splitlines()[0] == "train: failed"
+    assert "roles      2 worker, on local" in text and "restarts   1" in text
+    assert "worker 0     done      a  slot-0.log  step 7  loss 0.5" in text
+    assert "worker 1     lost" in text
+
+
+def test_a_torn_last_line_had_no_effect_and_damage_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "program.jsonl"
+    whole = b"".join(msgspec.json.encode(line) + b"\n" for line in LINES)
+    path.write_bytes(whole + b'{"type":"Ov')
+    assert read(path) == LINES
+    path.write_bytes(whole + b"rubbish\n")
+    with pytest.raises(JournalError, match="line 9"):
+        read(path)
