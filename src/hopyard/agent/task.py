@@ -85,6 +85,7 @@ class Child:
     def _heed(self, word: FeedWord) -> None:
         if word.word == "stop":
             self.stopping.set()
+            self.drain()  # a loop over a feed ends, too
             return
         intake = self.intake()
         match word.word:

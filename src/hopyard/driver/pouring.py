@@ -22,7 +22,7 @@ from hopyard.data.door import Door
 from hopyard.data.feeding import FEEDING, feeding, feeding_rows
 from hopyard.data.held import blocks_of
 from hopyard.data.pour import Road, pour
-from hopyard.data.spark import checked, is_frame
+from hopyard.data.spark import checked, is_frame, mapped
 from hopyard.driver.hosts import Hosts
 from hopyard.driver.program import failure
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
@@ -255,7 +255,8 @@ class Feeding:
         road = Road(tuple(doors), self._token, name, feed.epochs)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
-            return data.mapInArrow(inferring(road, schema), schema)
+            zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
+            return mapped(data, inferring(road, schema, zone), schema)
         return data.mapPartitionsWithIndex(inferring_rows(road))
 
     # ------------------------------------------------------------------------------------------------ the program
@@ -354,7 +355,7 @@ class _Frame(_Source):
         data = self._data
         self._session.addTag(self._tag) if is_frame(data) else self._session.addJobTag(self._tag)
         if is_frame(data):
-            return sum(row.rows for row in data.mapInArrow(feeding(road), FEEDING).collect())
+            return sum(row.rows for row in mapped(data, feeding(road), FEEDING).collect())
         return sum(rows for _, rows, _, _ in data.mapPartitionsWithIndex(feeding_rows(road)).collect())
 
     def cancel(self) -> None:
@@ -385,7 +386,7 @@ class _Here(_Source):
                     if self._stopped or errors:
                         return
                     if number % count == worker:
-                        rows[worker] += pour(road, number, 0, [block]).rows
+                        rows[worker] += pour(road, number, 0, [block], worker=worker).rows
             except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
                 errors.append(error)
 
