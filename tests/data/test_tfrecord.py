@@ -22,6 +22,7 @@ from hopyard.data.tfrecord import checksum, framed, records
 from hopyard.data.tfrecord_source import Records, batches, find
 from hopyard.errors import DataError, SpecError
 
+GZIP = gzip.compress(b"abc", mtime=0)
 ROWS = pa.RecordBatch.from_pydict(
     {
         "binary": pa.array([b"\xff\xfe", b"", None, b"\x00"], pa.binary()),
@@ -117,7 +118,10 @@ class TestRecords:
         ("data", "words"),
         [
             (b"PAR1" + bytes(20), "looks like Parquet"),
-            (gzip.compress(b"abc", mtime=0), 'looks like gzip; such a file is decompressed if its name ends with ".gz"'),
+            (
+                gzip.compress(b"abc", mtime=0),
+                'looks like gzip; such a file is decompressed if its name ends with ".gz"',
+            ),
             (b"a,b\n1,2\n3,4\n", "its first bytes are 61 2c"),
             (b"abc", "its first bytes are 61 62 63"),
         ],

@@ -97,8 +97,6 @@ class Hosting:
         """Wait for something, see to it. False: the end."""
         wait = min(LOOK_SECONDS, max(0.0, self._halt_at - time.monotonic())) if self._halt_at else LOOK_SECONDS
         ready = {key for key, _ in self._poll.poll(math.ceil(wait * 1000))}
-        if self._line.socket in ready and not self._hear():
-            return False
         if self._pipe is not None and self._pipe.fileno() in ready:
             self._listen()
         if self._child is not None and (self._watch in ready or self._watch < 0) and self._child.poll() is not None:
@@ -106,12 +104,15 @@ class Hosting:
         if self._ports.knocked.fileno() in ready and not self._ports.has_store:
             self._poll.unregister(self._ports.knocked)
             self._ports.open_store()
+        if self._ports.store_ended():
+            print("torch's store ended; the next client gets another", flush=True)  # noqa: T201 - the log
+            self._poll.register(self._ports.knocked, zmq.POLLIN)
         if self._board is not None and (url := self._board.found()):
             self._line.answer(Shown(self._slot, url))
         if self._halt_at and time.monotonic() >= self._halt_at and self._child is not None:
             self._child.kill()
         self._look()
-        return True
+        return self._line.socket not in ready or self._hear()  # last, as it may change what there is to wait for
 
     def _hear(self) -> bool:
         message = self._line.hear()
@@ -174,6 +175,8 @@ class Hosting:
         if child is None:
             return
         code = child.wait()
+        if self._pipe is not None:
+            self._pipe.hurry()  # its own children may hold the other end
         while self._pipe is not None:  # its last words
             self._listen()
         self._forget()
@@ -248,9 +251,12 @@ class Hosting:
         return self._task is not None and self._task.life == life
 
     def _tell(self, message: Begin | Host | FeedWord) -> None:
-        if self._pipe is not None:
-            with contextlib.suppress(OSError):
-                self._pipe.send(message)
+        if self._pipe is None:
+            return
+        if isinstance(message, FeedWord) and message.word == "ask" and not self._pipe.writable():
+            return  # a process that is stopped would stop this one, too
+        with contextlib.suppress(OSError):
+            self._pipe.send(message)
 
 
 def own_folder() -> Path:

@@ -129,13 +129,18 @@ class Intake:
         inlet = self.inlet(feed)
         return 0 if inlet.unwanted else inlet.received - inlet.taken
 
-    def finish(self) -> None:
-        """The program is through with all feeds, as when its main has returned; tasks are told, and drained."""
+    def finish(self, error: str = "") -> None:
+        """The program is through with all feeds, as when its main has returned; tasks are told, and drained. Where it
+        failed, they fail with its error.
+        """
         with self._lock:
             self._done = True
             inlets = list(self._inlets.values())
         for inlet in inlets:
-            inlet.terminate()
+            if error:
+                inlet.fail(HopyardError(error))
+            else:
+                inlet.terminate()
 
     def close(self) -> None:
         """Close the door and cut all lines: to who still sends, this worker has ended."""

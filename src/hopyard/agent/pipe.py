@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -28,6 +29,14 @@ class Pipe:
         data = pack(message)
         with self._lock:
             self._end.sendall(_LENGTH.pack(len(data)) + data)
+
+    def writable(self) -> bool:
+        """Whether the other end reads what is sent: a word of little weight may be left out where it does not."""
+        return bool(select.select([], [self._end], [], 0)[1])
+
+    def hurry(self) -> None:
+        """Only what is there already is received from now on."""
+        self._end.setblocking(False)
 
     def receive(self) -> bytes | None:
         """The next message's bytes, waiting for it; None when the other end is gone."""

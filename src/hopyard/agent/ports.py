@@ -57,6 +57,13 @@ class Ports:
             self._store.wait()
             self._store = None
 
+    def store_ended(self) -> bool:
+        """Whether it was there, and is not any more."""
+        if self._store is None or self._store.poll() is None:
+            return False
+        self._store = None
+        return True
+
     @property
     def has_store(self) -> bool:
         """Whether it was started."""

@@ -25,6 +25,8 @@ from hopyard.core.hosting import Door, FeedWord, Host
 from hopyard.core.program_facts import Begin, Ended, Running
 from hopyard.hosts import interface_of
 
+EXIT_SECONDS = 5.0
+"""For what the user registered with `atexit`, until the end of `main` is told all the same."""
 TRACE_LINES = 60
 """Of a traceback that goes home; the log has all."""
 
@@ -61,7 +63,7 @@ class Child:
                 task = self.begin.task
                 if task.rank < 0:
                     raise RuntimeError(f"{task.name} is not fed: rows go to chiefs and workers")
-                ranked = sum(len(hosts) for role, hosts in self.begin.peers.items() if role not in ("ps", "evaluator"))
+                ranked = int(self.begin.environment["WORLD_SIZE"])
                 address = self.begin.peers[task.role][task.index].rpartition(":")[0]
                 self._intake = Intake(
                     self.folder,
@@ -75,11 +77,11 @@ class Child:
                 self.pipe.send(Door(self.slot, self.life, asdict(self._intake.where)))
             return self._intake
 
-    def drain(self) -> bool:
-        """`main` is over: rows that still come are thrown away. False: there is no door."""
+    def drain(self, error: str = "") -> bool:
+        """`main` is over: rows that still come are thrown away, or refused where it failed. False: there is no door."""
         with self._lock:
             if self._intake is not None:
-                self._intake.finish()
+                self._intake.finish(f"{self.begin.task.name} failed: {error}" if error else "")
             return self._intake is not None
 
     def _heed(self, word: FeedWord) -> None:
@@ -123,20 +125,27 @@ def main() -> None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if name not in os.environ and (interface := interface_of(address)):
                 os.environ[name] = interface
-    if begin.task.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(begin.task.gpus)
     child = Child(pipe, host, begin, Path(sys.argv[2]))
     threading.Thread(target=child.listen, name="hopyard-listen", daemon=True).start()
     code, ended = _run(child)
-    lingers = child.drain()
-    _flush()
-    with contextlib.suppress(OSError):
-        pipe.send(ended)
-    if not ended.error:
-        while lingers and not child.stopping.wait():
-            pass
+    lingers = child.drain(ended.error)
+    told = threading.Lock()
+
+    def tell() -> None:
+        if told.acquire(blocking=False):
+            _flush()
+            with contextlib.suppress(OSError):
+                pipe.send(ended)
+
+    if ended.error:
+        tell()  # others wait for the cause
+    late = threading.Timer(EXIT_SECONDS, tell)
+    late.daemon = True
+    late.start()
     atexit._run_exitfuncs()  # what the user registered; then no interpreter's end, in which gloo and gRPC may hang
-    _flush()
+    tell()
+    if not ended.error and lingers:
+        child.stopping.wait()
     os._exit(code)
 
 
@@ -205,23 +214,23 @@ def _own(error: BaseException) -> list[str]:
     return lines
 
 
-_KNOWN = {
-    "Keras 3 does not support": (
-        "Keras 3's fit does not run under MultiWorkerMirroredStrategy or ParameterServerStrategy "
-        "(keras-team/keras 20585). What works: a custom training loop, tf_keras (pip install tf_keras, "
-        "TF_USE_LEGACY_KERAS=1), or hy.fit"
-    ),
-}
-"""Part of an error's text → what it means."""
+KERAS_3 = (
+    "Keras 3's fit does not run under MultiWorkerMirroredStrategy or ParameterServerStrategy (keras-team/keras 20585). "
+    "What works: a custom training loop, tf_keras (pip install tf_keras, TF_USE_LEGACY_KERAS=1), or hy.fit"
+)
 
 
 def explained(error: BaseException) -> str:
     """The error in one line, with the way out where it is known."""
     words = f"{type(error).__name__}: {error}".strip()
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    in_keras = any("/keras/src/" in name for name in frames)
+    distributed = any(
+        part in name for name in frames for part in ("collective_all_reduce_strategy", "parameter_server_strategy")
+    )
     strategies = ("MultiWorkerMirroredStrategy", "ParameterServerStrategy", "CollectiveAllReduce")
-    text = words + "".join(traceback.format_tb(error.__traceback__)[-8:])
-    if "keras" in text and any(name in text for name in strategies) and "tf_keras" not in text:
-        words += ". " + _KNOWN["Keras 3 does not support"]
+    if in_keras and (distributed or any(name in words for name in strategies)):
+        words += ". " + KERAS_3
     return words
 
 

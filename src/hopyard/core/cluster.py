@@ -31,7 +31,8 @@ class Role:
         count: how many.
         least: with how many the program may go on, where it can (elastic torch programs, as torchrun's
             `--nnodes min:max`); None: all of them.
-        gpus: of each task. Others see none where any role asks for some.
+        gpus: of each task. Others see none where any role asks for some. A slot must have as many: of `hy.Local` each
+            has one, on Spark what `spark.task.resource.gpu.amount` says.
 
     Raises:
         SpecError: a value is not allowed.
@@ -116,11 +117,6 @@ class Task(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """ "worker 1" """
         return f"{self.role} {self.index}"
-
-
-def is_led(roles: Mapping[str, Any]) -> bool:
-    """Whether there is a chief or master."""
-    return any(name in roles for name in CHIEFS)
 
 
 def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ...]:
@@ -227,6 +223,8 @@ def environment(
         "JAX_COORDINATOR_PORT": str(first.ports[2]),
         "JAX_NUM_PROCESSES": str(len(ranked)),
     }
+    if any(other.gpus for other in tasks):  # else what the agent has been given
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(task.gpus)
     made |= {f"{role.upper()}_HOSTS": ",".join(hosts) for role, hosts in cluster.items()}
     if task.rank >= 0:
         made |= {

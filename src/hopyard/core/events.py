@@ -249,7 +249,7 @@ def _metrics(line: Line) -> Any:
     """The part of a line that holds metrics."""
     if isinstance(line, Done):
         return [line.values, *[part.sums for part in line.parts]]
-    return line.unit.totals if isinstance(line, Dispatch) else None
+    return line.unit.totals if isinstance(line, Dispatch) else getattr(line, "values", None)
 
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -269,17 +269,18 @@ def _worded(tree: Any) -> Any:
 def _numbered(tree: Any) -> Any:
     """The reverse of `_worded`; only metrics are looked at, a config may hold such a word itself."""
     if isinstance(tree, dict) and tree.get("type") == "Done":
-        return _reworded(tree)
+        return reworded(tree)
     if isinstance(tree, dict) and tree.get("type") == "Dispatch":
-        return {**tree, "unit": {**tree["unit"], "totals": _reworded(tree["unit"]["totals"])}}
+        return {**tree, "unit": {**tree["unit"], "totals": reworded(tree["unit"]["totals"])}}
     return tree
 
 
-def _reworded(tree: Any) -> Any:
+def reworded(tree: Any) -> Any:
+    """The reverse of `_worded`, of metrics alone."""
     if isinstance(tree, str):
         return _WORDS.get(tree, tree)
     if isinstance(tree, dict):
-        return {key: _reworded(value) for key, value in tree.items()}
+        return {key: reworded(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_reworded(value) for value in tree]
+        return [reworded(value) for value in tree]
     return tree

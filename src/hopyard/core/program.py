@@ -36,6 +36,7 @@ from hopyard.core.program_facts import (
     Running,
     Status,
     Stop,
+    Warned,
 )
 from hopyard.errors import SpecError
 
@@ -152,7 +153,7 @@ class ProgramMachine:
             tasks = assign(spec.wanted, list(self.places.values()))
         except SpecError as error:
             return self._fail(at, str(error))
-        self.tasks = {}
+        self.tasks, self._stillborn = {}, 0
         decided: list[ProgramCommand] = [Assigned(at=at, restart=self.restart, tasks=tasks)]
         decided += [self._begin(task, tasks, at) for task in tasks]
         self._go("running", at)
@@ -215,7 +216,8 @@ class ProgramMachine:
             self._failures.clear()
             self.restart += 1
             tasks = tuple(other.task for other in self.tasks.values())
-            return [self._begin(book.task, tasks, failure.at)]
+            again = Assigned(at=failure.at, restart=self.restart, tasks=tasks)
+            return [again, self._begin(book.task, tasks, failure.at)]
         self._go("failing", failure.at)
         return []
 
@@ -246,12 +248,16 @@ class ProgramMachine:
             return self._settle(at)
         elif self.phase == "restarting" and passed >= LAST:
             for book in self.tasks.values():
-                book.up = False
+                if book.up:  # whose agent does not answer: another takes its slot
+                    book.up = False
+                    self.places.pop(book.task.slot, None)
             return self._settle(at)
         return []
 
     def _stop(self, fact: Stop) -> list[ProgramCommand]:
         if self.phase == "closing":
+            if self._halted:
+                return []
             self._halted = True
             return self._halts()
         self.cause = fact.reason
@@ -290,7 +296,8 @@ class ProgramMachine:
         self._verdict = verdict
         self._go("closing", at)
         self._halted = now
-        return [*(self._halts() if now else []), *self._settle(at)]
+        warned = [Warned(book.task.slot, book.life) for book in self.tasks.values() if book.up]
+        return [*(self._halts() if now else warned), *self._settle(at)]
 
     def _settle(self, at: float) -> list[ProgramCommand]:
         """Go on when all tasks have ended."""

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.core.cluster import CHIEFS, Place, Role, Task, roles_of
-from hopyard.core.events import UNREADABLE, Fact, Lost, Tick
+from hopyard.core.cluster import CHIEFS, SERVING, Place, Role, Task, roles_of, shares
+from hopyard.core.events import UNREADABLE, Fact, Lost, Tick, reworded
 from hopyard.errors import JournalError, SpecError
 
 Until = Literal["chief", "workers", "all"]
@@ -63,13 +63,20 @@ def spec_of(roles: object, until: str | None, **more: object) -> ProgramSpec:
         raise SpecError(f'until = {until!r}: "chief", "workers" or "all" is needed')
     if chosen == "chief" and not led:
         raise SpecError('until = "chief": roles have no chief; give roles={"chief": 1, …}, or until="workers"')
-    if chosen == "workers" and set(wanted) <= {"ps", "evaluator"}:
+    if chosen == "workers" and set(wanted) <= set(SERVING):
         raise SpecError('until = "workers": roles have none, so the program would never end; give until="all"')
     plain = {name: (role.count, role.least or role.count, role.gpus) for name, role in wanted.items()}
     try:
         return msgspec.convert({"roles": plain, "until": chosen, **more}, ProgramSpec)
     except msgspec.ValidationError as error:
         raise SpecError(f"hy.launch: {error}") from None
+
+
+def fitted(spec: ProgramSpec, slots: int) -> ProgramSpec:
+    """The spec for an engine with so many slots: elastic roles are cut to them."""
+    counts = shares(spec.wanted, slots)
+    roles = {name: (counts[name], least, gpus) for name, (_, least, gpus) in spec.roles.items()}
+    return msgspec.structs.replace(spec, roles=roles)
 
 
 # ---------------------------------------------------------------------------------------------------- facts
@@ -169,6 +176,13 @@ class Halt(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     life: int
 
 
+class Warned(msgspec.Struct, frozen=True):
+    """Command: tell the task of this slot that it will be ended soon."""
+
+    slot: int
+    life: int
+
+
 class Renew(msgspec.Struct, frozen=True):
     """Command: this slot needs an agent."""
 
@@ -183,7 +197,7 @@ class Finish(msgspec.Struct, frozen=True):
 
 ProgramEvent = Launched | Reserved | Running | Reported | Ended | Lost | Tick | Stop
 ProgramLine = ProgramEvent | Assigned | Over
-ProgramCommand = Assigned | Over | Begin | Halt | Renew | Finish
+ProgramCommand = Assigned | Over | Begin | Halt | Warned | Renew | Finish
 
 _decoder: msgspec.json.Decoder[ProgramLine] = msgspec.json.Decoder(ProgramLine)
 
@@ -196,5 +210,12 @@ def decode(text: bytes) -> ProgramLine:
     """
     try:
         return _decoder.decode(text)
-    except UNREADABLE as error:
-        raise JournalError(f"no fact of a program: {error}: {text[:120]!r}") from error
+    except UNREADABLE as strict:
+        try:  # a metric that is not finite stands as a word
+            found = msgspec.json.decode(text)
+            if found["type"] == "Reported":
+                found["values"] = reworded(found["values"])
+            line: ProgramLine = msgspec.convert(found, ProgramLine)
+        except (*UNREADABLE, KeyError, TypeError):
+            raise JournalError(f"no fact of a program: {strict}: {text[:120]!r}") from strict
+        return line

@@ -34,6 +34,7 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
             rows_ = data[start : start + step]
             yield pa.RecordBatch.from_pylist(rows_) if all(isinstance(row, dict) for row in rows_) else list(rows_)
     else:
+        data = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
         table = data if isinstance(data, pa.Table) else pa.Table.from_pandas(data, preserve_index=False)
         yield from table.to_batches(max_chunksize=_step(len(table), parts))
 

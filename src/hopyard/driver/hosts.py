@@ -35,6 +35,7 @@ from hopyard.core.program_facts import (
     Reserved,
     Running,
     Stop,
+    Warned,
 )
 from hopyard.driver.wire import Gone, Router
 from hopyard.errors import HopyardError, ResourceError
@@ -88,6 +89,8 @@ class Hosts:
         """Told, in this thread, what tasks say of feeds."""
         self.assigned: Callable[[], None] = lambda: None
         """Told, in this thread, when each task has its slot."""
+        self.over: Callable[[], None] = lambda: None
+        """Told when nothing of it runs any more."""
         self.board = ""
         self.ended = threading.Event()
         self.opened = threading.Event()
@@ -108,7 +111,8 @@ class Hosts:
 
         def order() -> None:
             if grace > 0 and self.machine.phase == "running":
-                self._tell_all(FeedWord(0, 0, "", "stop"))
+                for book in self.machine.tasks.values():
+                    self._do(Warned(book.task.slot, book.life))
                 deadline = time.monotonic() + grace
                 self._later(deadline, lambda: self._take(Stop(at=0.0, reason=reason, failed=failed)))
             else:
@@ -130,7 +134,11 @@ class Hosts:
             with self._changed:
                 books = [book for book in self.machine.tasks.copy().values() if book.task.rank >= 0]
                 books.sort(key=lambda book: book.task.rank)
-                gone = [book.task.name for book in books if book.status == "done" and book.task.slot not in self._doors]
+                gone = [
+                    book.task.name
+                    for book in books
+                    if book.status == "done" and self._doors.get(book.task.slot, (0, {}))[0] != book.life
+                ]
                 if gone:
                     raise HopyardError(
                         f"{', '.join(gone)} has ended and never asked for rows: nothing can be fed to it"
@@ -163,6 +171,8 @@ class Hosts:
             self.error = error
             if not isinstance(error, HopyardError):
                 log.exception("%s ended", self._layout.root)
+            with contextlib.suppress(Exception):  # a full disk, perhaps: then the error itself must do
+                self._journal.append([Over(at=time.time(), status="failed", cause=str(error))])  # type: ignore[list-item]
         finally:
             self.opened.set()
             self._close()
@@ -174,12 +184,16 @@ class Hosts:
         except ResourceError as error:  # there will be no (more) slots
             if not self.machine.tasks:
                 raise
-            self._take(Stop(at=0.0, reason=str(error), failed=True))
-            return
+            messages = []
+            if self.machine.phase != "closing":
+                self._take(Stop(at=0.0, reason=str(error), failed=True))
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 4096)
+        reports = [message for message in messages if isinstance(message, Reported)]
+        self._take_all(reports)
         for message in messages:
-            self._heard(message)
+            if not isinstance(message, Reported):
+                self._heard(message)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._orders.get_nowait()()
@@ -196,7 +210,7 @@ class Hosts:
         match message:
             case Gone():
                 self._take(Lost(at=0.0, slot=message.slot, reason=message.reason))
-            case Reserved() | Running() | Reported() | Ended():
+            case Reserved() | Running() | Ended():
                 self._take(message)
             case Door():
                 with self._changed:
@@ -208,6 +222,14 @@ class Hosts:
                 self.heard(message)
             case _:
                 log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
+
+    def _take_all(self, reports: list[Reported]) -> None:
+        """Reports change nothing but what is shown, and there may be many: one sync for all."""
+        now = time.time()
+        facts = [msgspec.structs.replace(report, at=now) for report in reports]
+        self._journal.append(facts)  # type: ignore[arg-type]
+        for fact in facts:
+            self.machine.handle(fact)
 
     def _take(self, fact: ProgramLine) -> None:
         """A fact: to the journal, then to the machine; then what follows from it."""
@@ -234,6 +256,8 @@ class Hosts:
                 self._waiting.append((0.0, self.assigned))  # once the tasks have been told to begin
             case Halt():
                 link.send(command.slot, command)
+            case Warned():
+                link.send(command.slot, FeedWord(command.slot, command.life, "", "stop"))
             case Finish():
                 self._over = True
 
@@ -258,6 +282,7 @@ class Hosts:
                 log.warning("%s: closing: %s", self._layout.root, error)
                 self.error = self.error or error
         self.ended.set()
+        self.over()
         with self._changed:
             self._changed.notify_all()
 

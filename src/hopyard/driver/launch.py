@@ -13,11 +13,11 @@ from hopyard import __version__
 from hopyard.core.hosting import Host
 from hopyard.core.messages import LIMIT
 from hopyard.core.program import ProgramMachine
-from hopyard.core.program_facts import ProgramSpec, spec_of
+from hopyard.core.program_facts import ProgramSpec, fitted, spec_of
 from hopyard.driver.drive import freed_on_error, room
 from hopyard.driver.hosts import SILENCE, Hosts, token
 from hopyard.driver.pouring import Feeding
-from hopyard.driver.program import Program, end_all, remember
+from hopyard.driver.program import Program, end_all, forget, remember
 from hopyard.driver.ship import PYTHON, dump
 from hopyard.engines.local import Local
 from hopyard.errors import RunDirectoryError, SpecError
@@ -101,6 +101,7 @@ def launch(
     chosen = _engine(engine, spec)
     if tensorboard is not False and chosen.name == "local" and importlib.util.find_spec("tensorboard") is None:
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
+    spec = fitted(spec, chosen.workers)
     layout = Layout(Path(directory) if directory is not None else fresh())
     lock = _place(layout, resume)
     with freed_on_error(lock):
@@ -127,7 +128,13 @@ def launch(
             _ENDED.append(True)
             atexit.register(end_all)
         remember(program)
-        hosts.open()
+        hosts.over = lambda: forget(program)
+        try:
+            hosts.open()
+        except BaseException:
+            if not layout.program.stat().st_size:
+                layout.program.unlink()  # nothing has happened
+            raise
     return program
 
 

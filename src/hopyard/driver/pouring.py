@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from hopyard.core.hosting import FeedWord
 from hopyard.core.uneven import RULES, Count, allowed
 from hopyard.data.door import Door
@@ -26,12 +28,15 @@ from hopyard.data.spark import checked, is_frame, mapped
 from hopyard.driver.hosts import Hosts
 from hopyard.driver.program import failure
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
+from hopyard.sessions import is_connect
 from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
 """Between looks at how far the workers are."""
+ASK_SECONDS = 0.5
+"""Between questions to a worker that answers; rows that are waited for are asked after more often."""
 OPEN_SECONDS = 120.0
 """Until each worker of a program that runs has opened its door."""
 LAST_WORDS = 15.0
@@ -72,7 +77,14 @@ class Feeding:
         hosts.heard = self._heard
         if lend:
             self._aside += 1
-            hosts.assigned = lambda: hosts.link.crew.aside(self._fed())
+            hosts.assigned = self._lend
+
+    def _lend(self) -> None:
+        """Other jobs may have the cores of all that are fed."""
+        try:
+            self._hosts.link.crew.aside(self._fed())
+        except HopyardError as error:
+            log.warning("%s: %s", self._layout.root, error)
 
     # ------------------------------------------------------------------------------------------------ feeding
 
@@ -112,12 +124,16 @@ class Feeding:
 
     def _all(self, source: _Source, name: str, feed: _Open, epochs: int, timeout: float | None) -> int:
         rows = 0
-        lives = self._lives()
+        poured: frozenset[int] | None = None
         for _ in range(epochs):
             doors = self._doors(name, feed, timeout, rows > 0)
             if not doors:
                 break
             lives = self._lives()
+            if poured not in (None, lives):  # started again between two epochs
+                self._unless_doubled(name)
+                raise _Again
+            poured = lives
             feed.epochs += 1
             road = Road(tuple(doors), self._token, name, feed.epochs, feed.uneven)
             with self._room(source.spark):
@@ -192,6 +208,7 @@ class Feeding:
             return sum(number for number, _ in feed.taken.values())
         if again:
             source.cancel()
+            self._unless_doubled(name)
             raise _Again
         if thread.is_alive():
             source.cancel()
@@ -216,6 +233,16 @@ class Feeding:
                 return True
             time.sleep(0.02)
         return False
+
+    def _unless_doubled(self, name: str) -> None:
+        """Raises HopyardError where only one task was started again: the others have rows that would come twice."""
+        if self._hosts.machine.spec.restart == "task":
+            words = (
+                f'feed {name!r}: a task was started again by itself (restart="task"), and the others have rows that it '
+                'lacks: each row could not come once. Give restart="program" to a program that is fed'
+            )
+            self._hosts.tell(name, "failed", text=words)
+            raise HopyardError(words)
 
     def _taken(self, name: str, feed: _Open, timeout: float | None) -> None:
         """Wait until the program has taken all rows, or wants no more."""
@@ -269,8 +296,8 @@ class Feeding:
             return
         with self._lock:
             self._aside += 1
-            self._hosts.link.crew.aside(self._fed())
         try:
+            self._hosts.link.crew.aside(self._fed())
             yield
         finally:
             with self._lock:
@@ -306,11 +333,14 @@ class _Stall:
     def __init__(self, feeding: Feeding, name: str, feed: _Open, timeout: float | None) -> None:
         self._feeding, self._name, self._feed, self._timeout = feeding, name, feed, timeout
         self._moved: dict[int, tuple[int, float]] = {}
+        self._asked = 0.0
 
     def look(self) -> None:
         """Ask them; raises HopyardError when one has taken nothing for too long."""
-        self._feeding._hosts.tell(self._name, "ask")
         now = time.monotonic()
+        if now - self._asked >= (ASK_SECONDS if self._feed.taken else LOOK_SECONDS):
+            self._asked = now
+            self._feeding._hosts.tell(self._name, "ask")
         for slot, (number, waiting) in self._feed.taken.copy().items():
             last, since = self._moved.get(slot, (-1, now))
             if number != last or not waiting:
@@ -347,13 +377,21 @@ class _Frame(_Source):
 
     def __init__(self, data: Any) -> None:
         self._data = data
+        self._context: Any = None
+        """Of a classic session: its job tags work from any thread, a session's do not."""
+        if not is_frame(data):
+            self._context = data.ctx
+        elif not is_connect(data.sparkSession):
+            self._context = data.sparkSession.sparkContext
         self._tag = f"hopyard-feed-{secrets.token_hex(4)}"
-        self._session = data.sparkSession if is_frame(data) else data.ctx
 
     def pour(self, road: Road) -> int:
         """One job."""
         data = self._data
-        self._session.addTag(self._tag) if is_frame(data) else self._session.addJobTag(self._tag)
+        if self._context is not None:
+            self._context.addJobTag(self._tag)
+        else:
+            data.sparkSession.addTag(self._tag)
         if is_frame(data):
             return sum(row.rows for row in mapped(data, feeding(road), FEEDING).collect())
         return sum(rows for _, rows, _, _ in data.mapPartitionsWithIndex(feeding_rows(road)).collect())
@@ -361,10 +399,10 @@ class _Frame(_Source):
     def cancel(self) -> None:
         """Cancel the job."""
         with contextlib.suppress(Exception):  # a session that was stopped has none
-            if is_frame(self._data):
-                self._session.interruptTag(self._tag)
+            if self._context is not None:
+                self._context.cancelJobsWithTag(self._tag)
             else:
-                self._session.cancelJobsWithTag(self._tag)
+                self._data.sparkSession.interruptTag(self._tag)
 
 
 class _Here(_Source):
@@ -372,18 +410,20 @@ class _Here(_Source):
 
     def __init__(self, data: Any) -> None:
         self._data = data
-        self._stopped = False
+        self._stopped = threading.Event()
+        """Of the present pour."""
 
     def pour(self, road: Road) -> int:
         """A partition for each block."""
         count = len(road.doors)
         rows = [0] * count
         errors: list[BaseException] = []
+        stopped = self._stopped = threading.Event()
 
         def run(worker: int) -> None:
             try:
                 for number, block in enumerate(blocks_of(self._data, count)):
-                    if self._stopped or errors:
+                    if stopped.is_set() or errors:
                         return
                     if number % count == worker:
                         rows[worker] += pour(road, number, 0, [block], worker=worker).rows
@@ -401,7 +441,7 @@ class _Here(_Source):
 
     def cancel(self) -> None:
         """No further block."""
-        self._stopped = True
+        self._stopped.set()
 
 
 def _source(data: Any) -> _Source:
@@ -409,16 +449,16 @@ def _source(data: Any) -> _Source:
         return _Frame(checked(data, "data"))
     if hasattr(data, "mapPartitionsWithIndex") and hasattr(data, "ctx"):
         return _Frame(data)
-    if (
-        isinstance(data, (list, tuple))
-        or hasattr(data, "prepare")
-        or type(data).__module__.startswith(("pandas", "pyarrow"))
-    ):
+    if isinstance(data, (list, tuple, pa.Table, pa.RecordBatch)) or hasattr(data, "prepare") or _is_pandas(data):
         return _Here(data)
     raise SpecError(
         f"feed({type(data).__name__}): a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table "
         "or a list of rows is needed"
     )
+
+
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.startswith("pandas") and hasattr(data, "iloc") and hasattr(data, "columns")
 
 
 def _short(error: BaseException) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from hopyard.driver.hosts import Hosts
     from hopyard.driver.pouring import Feeding
 
+log = logging.getLogger(__name__)
+
 TAIL = 40
 """Lines of a task's log that an error shows."""
+TAIL_BYTES = 1 << 16
 
 
 class Program:
@@ -83,7 +86,10 @@ class Program:
             grace: seconds that tasks have to end by themselves, once `ctx.stop_requested` is true.
         """
         self._hosts.stop("stopped by the user", grace)
-        self._hosts.ended.wait(grace + 30.0)
+        if not self._hosts.ended.wait(grace + 30.0):
+            log.warning(
+                "%s: not over %.0f seconds after it was stopped: %s", self.directory, grace + 30, self._sentence()
+            )
 
     def status(self) -> dict[str, Any]:
         """How it stands: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
@@ -104,9 +110,17 @@ class Program:
                     "values": dict(book.values),
                 }
             )
+        error = self._hosts.error
         order = list(machine.spec.roles)
         tasks.sort(key=lambda told: (order.index(str(told["role"])), told["index"]))
-        return {"status": machine.status, "restarts": machine.restart, "cause": machine.cause, "tasks": tasks}
+        status = "failed" if error is not None else machine.status
+        cause = machine.cause if error is None else machine.cause or str(error)
+        return {"status": status, "restarts": machine.restart, "cause": cause, "tasks": tasks}
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._hosts.ended.is_set()
 
     def logs(self, role: str | None = None, index: int | None = None) -> str:
         """What its tasks printed, all or those of a role.
@@ -198,32 +212,31 @@ def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed:
     book = machine.tasks.get(machine.culprit)
     if book is None:
         return ProgramFailed(f"{layout.root}: {machine.cause}")
-    log = layout.log(book.task.slot)
+    path = layout.log(book.task.slot)
     place = machine.known.get(book.task.slot)
     host = "" if place is None else place.host
-    words = f"{machine.cause}\n  on host {host}, log {log}"
+    words = f"{machine.cause}\n  on host {host}, log {path}"
     if machine.restart:
         words += f", after {machine.restart} restart(s)"
     if "Traceback" not in machine.cause:
-        last = _read(log).splitlines()[-TAIL:]
+        last = _read(path, TAIL_BYTES).splitlines()[-TAIL:]
         words += "".join(f"\n  | {line[:500]}" for line in last)
-    return ProgramFailed(words, book.task.name, host, str(log))
+    return ProgramFailed(words, book.task.name, host, str(path))
 
 
 def _order(task: Task) -> int:
     return task.slot
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, last: int | None = None) -> str:
+    """A log, or its last bytes; empty where there is none."""
     try:
-        return path.read_text(errors="replace")
+        with path.open("rb") as file:
+            if last is not None:
+                file.seek(max(0, path.stat().st_size - last))
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def names(tasks: Sequence[Task]) -> str:
-    """ "chief 0, worker 0" """
-    return ", ".join(task.name for task in tasks)
 
 
 RUNNING: dict[int, Program] = {}
@@ -235,6 +248,12 @@ def remember(program: Program) -> None:
     """End it with this process, if it has not ended by then."""
     with _LOCK:
         RUNNING[id(program)] = program
+
+
+def forget(program: Program) -> None:
+    """It is over."""
+    with _LOCK:
+        RUNNING.pop(id(program), None)
 
 
 def end_all() -> None:

@@ -41,7 +41,7 @@ from hopyard.core.messages import (
     pack,
     unpack_up,
 )
-from hopyard.errors import HopyardError
+from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import Crew, Engine, Home
 from hopyard.spec import FORMAT
 from hopyard.store.bulk import bound
@@ -168,8 +168,14 @@ class Router:
         heard: list[Up | Gone] = []
         while (message := self._hear()) is not None:
             heard.append(message)
+        try:
+            lost = self._crew.lost()
+        except ResourceError:
+            if not heard:
+                raise
+            lost = []  # it says so again next time
         now = time.monotonic()
-        for slot, reason in self._crew.lost():
+        for slot, reason in lost:
             self._heard.pop(slot, None)
             heard.append(Gone(slot, reason))
         lag = now - self._checked - wait

@@ -146,7 +146,7 @@ class Seats:
                     self._drop(seat, "did not end its agent")
                 elif self._idle(seat) and not self._wanted and now - seat.since > SPARE_SECONDS:
                     self._dismiss(seat)
-            if self._hopeless:
+            if self._hopeless and not gone:
                 raise ResourceError(self._hopeless)
             return gone
 

@@ -43,6 +43,9 @@ class Story:
     engine: str = ""
     status: str = "reserving"
     cause: str = ""
+    script: bool = False
+    alone: bool = False
+    """Whether tasks are started again by themselves."""
     restarts: int = 0
     began: float = 0.0
     last: float = 0.0
@@ -72,14 +75,20 @@ def story(lines: Iterable[ProgramLine]) -> Story:
         told.last = line.at
         match line:
             case Launched():
-                told.name, told.began = line.spec.name, line.at
+                told.name, told.script, told.began = line.spec.name, line.spec.script, line.at
+                told.alone = line.spec.restart == "task"
                 told.engine = str(line.about.get("engine", ""))
                 told.roles = ", ".join(f"{count} {role}" for role, (count, _, _) in line.spec.roles.items())
             case Reserved():
                 hosts[line.place.slot] = line.place.host
             case Assigned():
                 told.status, told.restarts = "running", line.restart
-                told.tasks = {task.slot: TaskRow(task.name, task.slot, hosts.get(task.slot, "")) for task in line.tasks}
+                alone = told.alone and {row.name for row in told.tasks.values()} == {task.name for task in line.tasks}
+                kept = {slot: row for slot, row in told.tasks.items() if alone and row.status in ("running", "done")}
+                told.tasks = {
+                    task.slot: kept.get(task.slot) or TaskRow(task.name, task.slot, hosts.get(task.slot, ""))
+                    for task in line.tasks
+                }
             case Running() if line.slot in told.tasks:
                 told.tasks[line.slot].status = "running"
             case Reported() if line.slot in told.tasks:
@@ -87,7 +96,7 @@ def story(lines: Iterable[ProgramLine]) -> Story:
                 task.values |= line.values
                 task.step = line.step if line.step is not None else task.step
             case Ended() if line.slot in told.tasks:
-                good = line.returned and not line.error and line.code == 0
+                good = not line.error and line.code == 0 and (line.returned or told.script)
                 told.tasks[line.slot].status = "ended" if line.halted else "done" if good else "failed"
             case Lost() if line.slot in told.tasks:
                 told.tasks[line.slot].status = "lost"

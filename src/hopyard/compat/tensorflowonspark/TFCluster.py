@@ -235,9 +235,9 @@ def run(
     )
     cluster = TFCluster(context, program, num_executors, input_mode, queues, meta)
     with cluster.stopped_by_errors():
-        while program.status()["status"] == "reserving":
+        while program.status()["status"] == "reserving" and not program.over:
             time.sleep(LOOK_SECONDS)
-        if program.status()["status"] == "failed":
+        if program.over or program.status()["status"] == "failed":
             program.wait()
         if tensorboard and program.show_tensorboard():
             logger.info("TensorBoard: %s", program.tensorboard_url)
