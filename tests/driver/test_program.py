@@ -304,3 +304,136 @@ class TestBadInput:
             launch(tmp_path)
         assert launch(tmp_path, resume=True).wait(60) == "done"
         assert (tmp_path / "program" / "program-1.jsonl").exists()
+
+
+class TestOddPrograms:
+    def test_a_process_that_is_stopped_while_it_is_fed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hopyard.driver.launch.SILENCE", 2.0)
+        monkeypatch.setattr("hopyard.driver.pouring.ASK_SECONDS", 0.0)  # more words than its pipe holds
+        monkeypatch.setattr("hopyard.driver.pouring.LOOK_SECONDS", 0.002)
+
+        def main(args: Any, ctx: Any) -> None:
+            import os
+            import signal
+
+            for n, _ in enumerate(ctx.feed().batches(10)):
+                if n == 5 and ctx.rank == 1:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+        program = launch(tmp_path, main)
+        with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*was stopped"):
+            program.feed([{"a": n} for n in range(1000)], epochs=200)
+
+    def test_a_restarted_program_gets_all_rows_again(self, tmp_path: Path) -> None:
+        import pyarrow as pa
+
+        def main(args: Any, ctx: Any) -> None:
+            rows = 0
+            for batch in ctx.feed().batches(1000):
+                rows += len(batch["a"])
+                if ctx.restart == 0 and rows >= 5000:
+                    raise ValueError("once")
+            ctx.report({"rows": rows})
+
+        table = pa.table({"a": range(40_000), "b": ["x" * 2500] * 40_000})  # 100 MB: more than a queue takes
+        program = launch(tmp_path, main, roles={"worker": 1}, restarts=1)
+        assert program.feed(table) == 40_000
+        assert program.wait(60) == "done"
+        assert program.status()["tasks"][0]["values"]["rows"] == 40_000
+
+    def test_a_task_that_leaves_a_child_of_its_own(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import os
+            import signal
+            import time
+
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        began = time.monotonic()
+        with pytest.raises(hy.ProgramFailed, match="SIGKILL"):
+            launch(tmp_path, main, roles={"worker": 1}).wait(60)
+        assert time.monotonic() - began < 30
+
+    def test_what_is_registered_at_exit_runs(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import atexit
+            import time
+
+            def late() -> None:
+                time.sleep(0.5)
+                (ctx.directory / f"late-{ctx.index}").touch()
+
+            atexit.register(late)
+
+        program = launch(tmp_path, main)
+        assert program.wait(60) == "done"
+        assert len(list((tmp_path / "program").glob("late-*"))) == 2
+
+    def test_an_evaluator_is_told_before_it_is_ended(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import time
+
+            while ctx.role == "evaluator" and not ctx.stop_requested:
+                time.sleep(0.01)
+
+        program = launch(tmp_path, main, roles={"worker": 1, "evaluator": 1}, grace=20)
+        assert program.wait(60) == "done"
+        assert {task["status"] for task in program.status()["tasks"]} == {"done"}
+
+    def test_metrics_that_are_not_finite(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            ctx.report({"loss": float("nan")})
+
+        program = launch(tmp_path, main, roles={"worker": 1})
+        assert program.wait(60) == "done"
+        from hopyard.views.program import read, story
+
+        assert str(story(read(tmp_path / "program" / "program.jsonl")).tasks[0].values["loss"]) == "nan"
+
+
+def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        class Refused(hy.Local):
+            @property
+            def address(self) -> tuple[str, int]:
+                return "127.0.0.1", port
+
+        with pytest.raises((hy.ResourceError, hy.SpecError)):
+            hy.launch(programs.idle, roles={"worker": 1}, engine=Refused(1), directory=tmp_path / "program")
+    assert not (tmp_path / "program" / "program.jsonl").exists()
+
+
+def test_an_engine_that_gives_up_ends_it_once(tmp_path: Path) -> None:
+    """As when its Spark session is stopped: from then on it says nothing else."""
+
+    class Crew:
+        def __init__(self, crew: Any) -> None:
+            self._crew = crew
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._crew, name)
+
+        def lost(self) -> list[tuple[int, str]]:
+            if (tmp_path / "hopeless").exists():
+                raise hy.ResourceError("the session was stopped")
+            return self._crew.lost()
+
+    class Losing(hy.Local):
+        def open(self, home: Any) -> Any:
+            return Crew(super().open(home))
+
+    program = launch(tmp_path, programs.idle, engine=Losing(2, devices=None))
+    pids = wait_for_notes(tmp_path, 2)
+    (tmp_path / "hopeless").touch()
+    with pytest.raises(hy.ProgramFailed, match="the session was stopped"):
+        program.wait(30)
+    assert gone(list(pids.values()), 2.0)
+    lines = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
+    assert [type(line).__name__ for line in lines].count("Stop") == 1

@@ -68,6 +68,14 @@ def test_ended_for_good_is_not_lost(crew: Crew) -> None:
     assert crew.lost() == []
 
 
+def test_what_steps_aside_goes_on(crew: Crew) -> None:
+    crew.start(0)
+    for _ in range(2):
+        crew.aside([0])
+        crew.back()
+    assert crew.lost() == []
+
+
 def test_close_may_be_called_twice(crew: Crew) -> None:
     crew.start(0)
     crew.close()

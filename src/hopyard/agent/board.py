@@ -31,6 +31,11 @@ class Board:
         self._said = b""
         self._told = False
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def found(self) -> str:
         """Its URL, once, as soon as it is known; else empty. When it cannot run, "" and a line in the log."""
         if self._process.stderr is None:

@@ -7,6 +7,7 @@ ports of the task outlive it: a task that is started again has its old address. 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import shutil
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 """Between looks at whether the process was stopped."""
 FOLDER = "hopyard-task-"
-"""How folders of agents begin, in the system's temporary folder; their process follows."""
+"""How folders of agents begin, in the system's temporary folder."""
 TERM_SECONDS = 1.0
 """From SIGTERM to SIGKILL."""
 
@@ -242,10 +243,23 @@ class Hosting:
 
     def _forget(self) -> None:
         self._child = None
+        self._end_strays()
         if self._watch >= 0:
             self._poll.unregister(self._watch)
             os.close(self._watch)
             self._watch = -1
+
+    def _end_strays(self) -> None:
+        """What the task has started and left behind: it must not talk to the next attempt."""
+        kept = {os.getpid(), self._ports.store_pid, 0 if self._board is None else self._board.pid}
+        group = str(os.getpgrp())
+        if group != str(os.getpid()):
+            return  # not a group of its own
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[2] == group and int(entry.name) not in kept:
+                    os.kill(int(entry.name), signal.SIGKILL)
 
     def _is_present(self, life: int) -> bool:
         return self._task is not None and self._task.life == life
@@ -263,9 +277,10 @@ def own_folder() -> Path:
     """A folder of this process for what its tasks keep on the host; those of processes that were killed are removed."""
     root = Path(tempfile.gettempdir())
     for path in root.glob(f"{FOLDER}*"):
-        pid = path.name.removeprefix(FOLDER).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(OSError):
-                if path.stat().st_uid == os.geteuid():
-                    shutil.rmtree(path, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+        with contextlib.suppress(OSError), (path / "lock").open() as lock:  # held by who lives
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=FOLDER))
+    held = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    return made

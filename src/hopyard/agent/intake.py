@@ -91,7 +91,7 @@ class Intake:
         self._listeners = [_listening(path)]
         port = 0
         if apart:
-            here = socket.create_server((LOOPBACK if is_loopback(host) else "", 0), backlog=512)
+            here = socket.create_server((LOOPBACK if is_loopback(host) else host, 0), backlog=512)
             self._listeners.append(here)
             port = int(here.getsockname()[1])
         self.where = Door(machine(), str(path), host if apart else "", port, executor())

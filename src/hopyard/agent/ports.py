@@ -65,6 +65,11 @@ class Ports:
         return True
 
     @property
+    def store_pid(self) -> int:
+        """Its process; 0: it is not there."""
+        return 0 if self._store is None else self._store.pid
+
+    @property
     def has_store(self) -> bool:
         """Whether it was started."""
         return self._store is not None

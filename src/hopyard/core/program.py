@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from hopyard.core.cluster import CHIEFS, Place, Task, assign, environment, peers
+from hopyard.core.cluster import CHIEFS, SERVING, Place, Task, assign, environment, peers
 from hopyard.core.events import Lost, Tick
 from hopyard.core.program_facts import (
     Assigned,
@@ -322,9 +322,9 @@ class ProgramMachine:
 
     def _halts(self) -> list[ProgramCommand]:
         """End what still runs: parameter servers, evaluators, then the others."""
-        order = {"ps": 0, "evaluator": 1}
+        order = {name: number for number, name in enumerate(SERVING)}
         up = [book for book in self.tasks.values() if book.up]
-        up.sort(key=lambda book: (order.get(book.task.role, 2), book.task.slot))
+        up.sort(key=lambda book: (order.get(book.task.role, len(order)), book.task.slot))
         return [Halt(book.task.slot, book.life) for book in up]
 
     def _go(self, phase: Phase, at: float) -> None:

@@ -28,6 +28,9 @@ _NONCE = 16
 _WORDS_BYTES = 1 << 16
 """What a stranger may say before it must have shown the token; also the most that words may take."""
 _HANDSHAKE_SECONDS = 10.0
+"""For a stranger to show that it knows the token."""
+_ANSWER_SECONDS = 60.0
+"""For a door to answer: its process may be busy with an import that lets no other thread run."""
 _BUFFER = 1 << 20
 """Bytes of a socket's buffers: with the system's 208 KB a block of 4 MB takes 20 switches between two processes."""
 
@@ -99,7 +102,7 @@ def knock(door: Door, token: str, hello: Mapping[str, Any]) -> tuple[socket.sock
     else:
         raise ConnectionError(f"it is on another machine ({door.machine}) and listens on its own machine only")
     try:
-        line.settimeout(_HANDSHAKE_SECONDS)
+        line.settimeout(_ANSWER_SECONDS)
         tuned(line)
         line.connect(where)
         theirs = read(line, _NONCE)

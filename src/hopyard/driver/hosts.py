@@ -104,6 +104,7 @@ class Hosts:
         self._thread.start()
         self.opened.wait()
         if self._link is None and self.error is not None:
+            self._thread.join()
             raise self.error
 
     def stop(self, reason: str, grace: float = 0.0, failed: bool = False) -> None:
@@ -171,6 +172,8 @@ class Hosts:
             self.error = error
             if not isinstance(error, HopyardError):
                 log.exception("%s ended", self._layout.root)
+            if self._link is None:
+                return  # nothing has happened
             with contextlib.suppress(Exception):  # a full disk, perhaps: then the error itself must do
                 self._journal.append([Over(at=time.time(), status="failed", cause=str(error))])  # type: ignore[list-item]
         finally:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopyard.compat.tensorflowonspark import TFNode
+from hopyard.errors import SpecError
 
 LEADERS = ("chief", "master")
 """Roles of which one task leads the workers, and works too."""
@@ -108,6 +109,17 @@ class Feeds:
     def set(self, key: str, value: Any) -> None:
         """Sets a value for this process."""
         self._values[key] = value
+
+    def get_queue(self, qname: str) -> Any:
+        """TensorFlowOnSpark's queues, which are not there.
+
+        Raises:
+            SpecError: always; says what to use.
+        """
+        raise SpecError(
+            f"ctx.mgr.get_queue({qname!r}): rows do not go through queues here; TFNode.DataFeed(ctx.mgr) or "
+            "ctx.get_data_feed() gives them"
+        )
 
     def stream(self, qname_in: str, qname_out: str) -> Fed:
         """The feed of that name; answers go back on it, whatever `qname_out`."""
