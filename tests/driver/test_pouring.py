@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,21 @@ def test_tensorboard_comes_and_goes(tmp_path: Path) -> None:
         assert urlopen(url, timeout=20).status == 200
     with pytest.raises(OSError):
         urlopen(url, timeout=2)
+
+
+def test_a_failure_after_the_feed_is_fed_again(tmp_path: Path) -> None:
+    def main(args: Any, ctx: Any) -> None:
+        rows = 0
+        for batch in ctx.feed().batches(2):
+            rows += len(batch["a"])
+            if ctx.restart == 0:
+                time.sleep(2)  # the rest waits in this process, and goes with it
+                raise ValueError("late")
+        ctx.report({"rows": rows})
+
+    program = hy.launch(main, roles={"worker": 1}, restarts=1, directory=tmp_path / "program")
+    for start in (0, 5):
+        program.feed([{"a": n} for n in range(start, start + 5)], end=False)
+    program.end()
+    assert program.wait(60) == "done"
+    assert program.status()["restarts"] == 1 and values(program, "rows") == [10]

@@ -437,3 +437,37 @@ def test_an_engine_that_gives_up_ends_it_once(tmp_path: Path) -> None:
     assert gone(list(pids.values()), 2.0)
     lines = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
     assert [type(line).__name__ for line in lines].count("Stop") == 1
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("huge", r"ValueError: m+ … \(8,388,620 characters\)"),
+        ("surrogate", r"ValueError: \?"),
+        ("no text", "its text cannot be had: ZeroDivisionError"),
+        ("exit True", r"sys.exit\(True\)"),
+        ("report", "a whole number, are needed"),
+    ],
+)
+def test_odd_errors(tmp_path: Path, how: str, words: str) -> None:
+    def main(args: Any, ctx: Any) -> None:
+        import sys
+
+        class NoText(Exception):
+            def __str__(self) -> str:
+                return str(1 / 0)
+
+        match args:
+            case "huge":
+                raise ValueError("m" * (8 << 20))
+            case "surrogate":
+                raise ValueError("\ud800")
+            case "no text":
+                raise NoText
+            case "exit True":
+                sys.exit(True)
+            case "report":
+                ctx.report({"loss": 1}, step="x")
+
+    with pytest.raises(hy.ProgramFailed, match=words):
+        launch(tmp_path, main, how, roles={"worker": 1}).wait(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -79,10 +80,16 @@ class ProgramContext:
             values: name → number (or a tensor of one element).
             step: of the training.
         """
-        plain = {str(name): float(value) for name, value in values.items()}
+        try:
+            plain = {str(name): float(value) for name, value in values.items()}
+            number = None if step is None else operator.index(step)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SpecError(
+                f"ctx.report({values!r}, step={step!r}): a dict of numbers, and a whole number, are needed ({error})"
+            ) from None
         with contextlib.suppress(OSError):
             self._child.pipe.send(
-                Reported(at=0.0, slot=self._child.slot, life=self._child.life, values=plain, step=step)
+                Reported(at=0.0, slot=self._child.slot, life=self._child.life, values=plain, step=number)
             )
 
     def path(self, uri: str | os.PathLike[str]) -> str:

@@ -27,6 +27,8 @@ from hopyard.hosts import interface_of
 
 EXIT_SECONDS = 5.0
 """For what the user registered with `atexit`, until the end of `main` is told all the same."""
+TEXT = 20_000
+"""Characters of an error that go home; the log has all."""
 TRACE_LINES = 60
 """Of a traceback that goes home; the log has all."""
 
@@ -159,12 +161,12 @@ def _run(child: Child) -> tuple[int, Ended]:
     except SystemExit as end:
         if end.code in (None, 0):
             return 0, Ended(at=0.0, slot=slot, life=life, returned=True)
-        code = end.code if isinstance(end.code, int) else 1
-        words = f"it ended by sys.exit({end.code!r})"
+        code = int(end.code) & 0xFF if isinstance(end.code, int) else 1
+        words = plain(f"it ended by sys.exit({end.code!r})")
         print(words, file=sys.stderr)  # noqa: T201 - the log
         return code, Ended(at=0.0, slot=slot, life=life, code=code, returned=True, error=words)
     except BaseException as error:  # noqa: BLE001 - all that the user's code raises is told
-        trace = "".join(_own(error))
+        trace = plain("".join(_own(error)))
         print(trace, file=sys.stderr)  # noqa: T201 - the log
         words = explained(error)
         return 1, Ended(at=0.0, slot=slot, life=life, code=1, returned=True, error=words, trace=trace)
@@ -208,7 +210,10 @@ def _own(error: BaseException) -> list[str]:
     inner = trace
     while inner is not None and inner.tb_frame.f_code.co_filename in ours:
         inner = inner.tb_next
-    lines = "".join(traceback.format_exception(type(error), error, inner or trace)).splitlines(keepends=True)
+    try:
+        lines = "".join(traceback.format_exception(type(error), error, inner or trace)).splitlines(keepends=True)
+    except Exception:  # noqa: BLE001 - the user's own __str__
+        lines = [*traceback.format_tb(inner or trace), type(error).__name__]
     if len(lines) > TRACE_LINES:
         lines = [*lines[: TRACE_LINES // 3], "  …\n", *lines[-2 * TRACE_LINES // 3 :]]
     return lines
@@ -220,9 +225,20 @@ KERAS_3 = (
 )
 
 
+def plain(text: str, limit: int = TEXT) -> str:
+    """Text that can be sent: cut in its middle, and without what UTF-8 lacks."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} … ({len(text):,} characters) … {text[-limit // 2 :]}"
+    return text.encode(errors="replace").decode()
+
+
 def explained(error: BaseException) -> str:
     """The error in one line, with the way out where it is known."""
-    words = f"{type(error).__name__}: {error}".strip()
+    try:
+        words = f"{type(error).__name__}: {error}".strip()
+    except Exception as odd:  # noqa: BLE001 - the user's own __str__
+        words = f"{type(error).__name__} (its text cannot be had: {type(odd).__name__})"
+    words = plain(words)
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     in_keras = any("/keras/src/" in name for name in frames)
     distributed = any(

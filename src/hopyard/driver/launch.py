@@ -205,9 +205,13 @@ def _place(layout: Layout, resume: bool) -> Lock:
 
 
 def _strings(env: Mapping[str, str] | None) -> dict[str, str]:
+    if env is not None and not isinstance(env, Mapping):
+        raise SpecError(f"env = {env!r}: a dict of strings is needed")
     found = dict(env or {})
-    if not all(isinstance(name, str) and isinstance(value, str) for name, value in found.items()):
-        raise SpecError(f"env = {found!r}: names and values are strings")
+    for name, value in found.items():
+        texts = isinstance(name, str) and isinstance(value, str)
+        if not texts or not name or "=" in name or "\0" in name + value:
+            raise SpecError(f"env[{name!r}] = {value!r}: names and values are strings without NUL, names without =")
     return found
 
 

@@ -57,6 +57,20 @@ class _Open:
     taken: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """Slot → (rows that its program took, whether more wait)."""
     allowed: Count = NOTHING
+    serial: Any = field(default_factory=threading.RLock)
+    """Held while rows of this feed go."""
+    kept: list[tuple[_Source, int]] = field(default_factory=list)
+    """What was fed, and how often, where the program may be started again: then it goes again."""
+    lives: frozenset[int] | None = None
+    """The tasks that have all that is kept."""
+    ended: bool = False
+
+    def begin_again(self) -> None:
+        """Forget what tasks of an earlier attempt said."""
+        self.counts.clear()
+        self.taken.clear()
+        self.allowed = NOTHING
+        self.lives = None
 
 
 class _Again(Exception):
@@ -74,17 +88,50 @@ class Feeding:
         """What inferences, which may come at any time, keep to the program's end."""
         self._aside = 0
         """Who needs room in Spark's books right now; an inference needs it to the program's end."""
+        self._lends = lend
         hosts.heard = self._heard
+        hosts.assigned = self._assigned
         if lend:
             self._aside += 1
-            hosts.assigned = self._lend
 
-    def _lend(self) -> None:
-        """Other jobs may have the cores of all that are fed."""
-        try:
-            self._hosts.link.crew.aside(self._fed())
-        except HopyardError as error:
-            log.warning("%s: %s", self._layout.root, error)
+    def _assigned(self) -> None:
+        """Each task has its slot. Other jobs may have their cores, where they are lent; a program that was started
+        again gets what was fed before."""
+        if self._lends:
+            try:
+                self._hosts.link.crew.aside(self._fed())
+            except HopyardError as error:
+                log.warning("%s: %s", self._layout.root, error)
+        machine = self._hosts.machine
+        if machine.restart and machine.spec.restart == "program":
+            for name, feed in self._feeds.copy().items():
+                if feed.kept:
+                    threading.Thread(target=self._replay, args=(name, feed), name="hopyard-replay", daemon=True).start()
+
+    def _replay(self, name: str, feed: _Open) -> None:
+        """In a thread of its own: feed again what no call of the user's is about to."""
+        with feed.serial:
+            while feed.lives != self._lives():
+                try:
+                    self._repeated(name, feed, None)
+                except _Again:
+                    feed.begin_again()
+                except HopyardError as error:  # the program is over, and says why
+                    log.info("%s: feed %r: %s", self._layout.root, name, error)
+                    return
+
+    def _repeated(self, name: str, feed: _Open, timeout: float | None) -> None:
+        """What was fed before, for a program that was started again since."""
+        if not feed.kept or feed.lives == self._lives():
+            return
+        self._unless_doubled(name)
+        log.warning("%s was started again: the rows of feed %r go again from the first", self._layout.root, name)
+        lives: frozenset[int] | None = None
+        for source, epochs in feed.kept:
+            _, lives = self._all(source, name, feed, epochs, timeout, lives)
+        if feed.ended:
+            self._hosts.tell(name, "ended")
+        feed.lives = lives
 
     # ------------------------------------------------------------------------------------------------ feeding
 
@@ -103,28 +150,40 @@ class Feeding:
             if feed.uneven != uneven:
                 raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.uneven!r}")
         source = _source(data)
-        while True:
-            try:
-                rows = self._all(source, name, feed, epochs, timeout)
-                if end:
-                    self.end(name)
-                    self._taken(name, feed, timeout)
-                return rows
-            except _Again:
-                log.warning(
-                    "%s was started again: the rows of feed %r go again from the first", self._layout.root, name
-                )
-                feed.counts.clear()
-                feed.taken.clear()
-                feed.allowed = NOTHING
+        with feed.serial:
+            while True:
+                try:
+                    self._repeated(name, feed, timeout)
+                    rows, lives = self._all(source, name, feed, epochs, timeout, feed.lives)
+                    if end:
+                        self.end(name)
+                        self._taken(name, feed, timeout, lives)
+                    if self._hosts.machine.spec.restarts:
+                        feed.kept.append((source, epochs))
+                        feed.lives = lives
+                    return rows
+                except _Again:
+                    feed.begin_again()
+                    if not feed.kept:
+                        log.warning("%s was started again: the rows of feed %r go again", self._layout.root, name)
 
     def end(self, name: str) -> None:
         """No more rows of this feed."""
+        if name in self._feeds:
+            self._feeds[name].ended = True
         self._hosts.tell(name, "ended")
 
-    def _all(self, source: _Source, name: str, feed: _Open, epochs: int, timeout: float | None) -> int:
+    def _all(
+        self,
+        source: _Source,
+        name: str,
+        feed: _Open,
+        epochs: int,
+        timeout: float | None,
+        poured: frozenset[int] | None,
+    ) -> tuple[int, frozenset[int] | None]:
+        """Send all rows so often: how many, and to which tasks. `poured`: those that have what was sent before."""
         rows = 0
-        poured: frozenset[int] | None = None
         for _ in range(epochs):
             doors = self._doors(name, feed, timeout, rows > 0)
             if not doors:
@@ -138,7 +197,7 @@ class Feeding:
             road = Road(tuple(doors), self._token, name, feed.epochs, feed.uneven)
             with self._room(source.spark):
                 rows += self._watched(source, road, feed, lives, timeout)
-        return rows
+        return rows, poured
 
     def _doors(self, name: str, feed: _Open, timeout: float | None, begun: bool = False) -> list[Door]:
         """Where rows go. Waits for a program that starts, or starts again. Nowhere, if the program had enough of
@@ -244,9 +303,9 @@ class Feeding:
             self._hosts.tell(name, "failed", text=words)
             raise HopyardError(words)
 
-    def _taken(self, name: str, feed: _Open, timeout: float | None) -> None:
+    def _taken(self, name: str, feed: _Open, timeout: float | None, lives: frozenset[int] | None) -> None:
         """Wait until the program has taken all rows, or wants no more."""
-        lives = self._lives()
+        lives = self._lives() if lives is None else lives
         stall = _Stall(self, name, feed, timeout)
         feed.taken.clear()
         while not self._hosts.ended.is_set():
