@@ -18,11 +18,16 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", LIGHT_JAVA)  # of drivers that tests 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file share a process; all that need Spark share one, as a session is slow to start."""
+    """Tests of one file share a process. Those that need Spark are two lots, as a session is slow to start and its
+    servers want ports of their own."""
     for item in items:
-        needs_spark = "spark" in item.nodeid or "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if needs_spark else str(item.path)))
+        group = item.path.name
+        if "spark" in item.nodeid or "compat" in item.nodeid or "spark" in getattr(item, "fixturenames", ()):
+            engines = item.path.parent.name in ("engines", "ports") and item.path.name != "test_spark_sessions.py"
+            group = "spark-engines" if engines else "spark"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
