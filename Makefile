@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/hopyard demo
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: lint types test
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,15 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", LIGHT_JAVA)  # of drivers that tests 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file share a process. Those that need Spark are two lots, as a session is slow to start and its
-    servers want ports of their own."""
-    for item in items:
-        group = item.path.name
-        if "spark" in item.nodeid or "compat" in item.nodeid or "spark" in getattr(item, "fixturenames", ()):
-            engines = item.path.parent.name in ("engines", "ports") and item.path.name != "test_spark_sessions.py"
-            group = "spark-engines" if engines else "spark"
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.fixture(autouse=True)
+def only_one_connect(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Servers of Spark Connect listen on one port: tests that start one take turns, whatever process they run in."""
+    if "connect" not in request.node.nodeid.lower():
+        yield
+        return
+    with Path(tempfile.gettempdir(), f"hopyard-tests-connect-{os.geteuid()}").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
