@@ -67,7 +67,8 @@ def test_the_public_name_is_the_function_whatever_was_imported():
         assert callable(hopyard.spark.session) and hopyard.spark.session is hopyard.spark.local.session
         from hopyard.spark import session
         assert session is hopyard.spark.session
-        assert set(dir(hopyard.spark)) == {"session", "HopyardEstimator", "HopyardModel"}
+        names = {"session", "HopyardEstimator", "HopyardModel", "load_tfrecords", "save_tfrecords"}
+        assert set(dir(hopyard.spark)) == names
         try:
             hopyard.spark.nothing
         except AttributeError as error:
@@ -76,7 +77,8 @@ def test_the_public_name_is_the_function_whatever_was_imported():
         """
     )
     assert found.returncode == 0, found.stderr
-    said = "module 'hopyard.spark' has no attribute 'nothing'; it has HopyardEstimator, HopyardModel, session"
+    said = "module 'hopyard.spark' has no attribute 'nothing'; it has "
+    said += "HopyardEstimator, HopyardModel, load_tfrecords, save_tfrecords, session"
     assert found.stdout.splitlines() == [said, "[]"]
 
 
