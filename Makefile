@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 
-.PHONY: demo test check lint types bench clean
+.PHONY: demo test quick check lint types bench clean
 
 demo: $(STAMP)
 	$(BIN)/hopyard demo
@@ -12,7 +12,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
 
-check: lint types test
+quick: $(STAMP)
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
+
+check: lint types quick
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -152,6 +153,7 @@ def test_each_example_is_run_here() -> None:
     assert not missing, f"examples without a test: {missing}"
 
 
+@pytest.mark.slow
 @needs("tensorflow", "sklearn")
 @pytest.mark.parametrize("sync", [False, True])
 def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> None:
@@ -163,6 +165,7 @@ def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> N
     assert watch.ports, "the servers listened on no port"
 
 
+@pytest.mark.slow
 @needs("tensorflow", "sklearn")
 def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> None:
     first, second = example("multi_worker_mirrored").launch(epochs=10, directory=tmp_path / "run")
@@ -170,6 +173,7 @@ def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> Non
     assert first["replicas"] == 2 and first["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 @needs("tensorflow", "sklearn")
 def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, watch: Watch, quiet: None) -> None:
     told = example("parameter_server_strategy").launch(
@@ -180,6 +184,7 @@ def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, w
     assert told["device"].startswith("/job:ps/")
 
 
+@pytest.mark.slow
 @needs("tensorflow", "sklearn")
 def test_split_by_device(tmp_path: Path, watch: Watch, quiet: None) -> None:
     told = example("split_by_device").launch(steps=200, directory=tmp_path / "run")
@@ -224,3 +229,15 @@ def test_streaming_feed_from_spark(tmp_path: Path, spark: Any) -> None:
         count=6, engine=hy.Spark(spark, workers=2), spark=spark, directory=tmp_path / "run"
     )
     learned(told, 6 * 400)
+
+
+@pytest.mark.slow
+@needs("tensorflow", "sklearn", "pyspark")
+def test_tensorflowonspark_digits(tmp_path: Path) -> None:
+    script = (EXAMPLES / "tensorflowonspark_digits").with_suffix(".py")
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, str(script), "--epochs", "3"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=220, check=False
+    )
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr[-2000:]
