@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import socket
 import struct
+from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,6 +27,17 @@ def address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
+
+
+def java_above() -> int:
+    """The next Java process above this one: of a Python worker of Spark, its executor. 0: there is none."""
+    process = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while process > 1:
+            if os.readlink(f"/proc/{process}/exe").endswith("/java"):  # noqa: PTH115 - the target need not be there
+                return process
+            process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return 0
 
 
 def interface_of(address: str) -> str:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hopyard.hosts import java_above
+
 WORDS, SCHEMA, ARROW, PICKLE, END = b"J", b"S", b"A", b"P", b"E"
 """Kinds of frames: a JSON object, an Arrow schema, a record batch, pickled rows (or answers), a partition's end."""
 
@@ -78,13 +80,8 @@ def machine() -> str:
 
 def executor() -> str:
     """The Spark executor that this process belongs to, as "host-pid" of the next Java process above it; else ""."""
-    process = os.getppid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        while process > 1:
-            if os.readlink(f"/proc/{process}/exe").endswith("/java"):  # noqa: PTH115 - the target need not be there
-                return f"{socket.gethostname()}-{process}"
-            process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    return ""
+    process = java_above()
+    return f"{socket.gethostname()}-{process}" if process else ""
 
 
 def knock(door: Door, token: str, hello: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from hopyard.core.hosting import FeedWord
 from hopyard.core.uneven import RULES, Count, allowed
 from hopyard.data.door import Door
-from hopyard.data.feeding import FEEDING, feeding, feeding_rows
-from hopyard.data.held import blocks_of
-from hopyard.data.pour import Road, pour
+from hopyard.data.pour import Road
 from hopyard.data.spark import checked, is_frame, mapped
 from hopyard.driver.hosts import Hosts
 from hopyard.driver.program import failure
+from hopyard.driver.sources import Source, source_of
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
-from hopyard.sessions import is_connect
 from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
@@ -59,7 +54,7 @@ class _Open:
     allowed: Count = NOTHING
     serial: Any = field(default_factory=threading.RLock)
     """Held while rows of this feed go."""
-    kept: list[tuple[_Source, int]] = field(default_factory=list)
+    kept: list[tuple[Source, int]] = field(default_factory=list)
     """What was fed, and how often, where the program may be started again: then it goes again."""
     lives: frozenset[int] | None = None
     """The tasks that have all that is kept."""
@@ -149,7 +144,7 @@ class Feeding:
             feed = self._feeds.setdefault(name, _Open(uneven))
             if feed.uneven != uneven:
                 raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.uneven!r}")
-        source = _source(data)
+        source = source_of(data)
         with feed.serial:
             while True:
                 try:
@@ -175,7 +170,7 @@ class Feeding:
 
     def _all(
         self,
-        source: _Source,
+        source: Source,
         name: str,
         feed: _Open,
         epochs: int,
@@ -230,7 +225,7 @@ class Feeding:
 
     def _watched(
         self,
-        source: _Source,
+        source: Source,
         road: Road,
         feed: _Open,
         lives: frozenset[int],
@@ -414,110 +409,6 @@ class _Stall:
                 )
                 self._feeding._hosts.tell(self._name, "failed", text=words)
                 raise HopyardError(words)
-
-
-class _Source:
-    """Where rows come from."""
-
-    spark = False
-
-    def pour(self, road: Road) -> int:
-        """Send all rows once; how many."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """Stop sending."""
-
-
-class _Frame(_Source):
-    """A DataFrame or RDD of Spark."""
-
-    spark = True
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-        self._context: Any = None
-        """Of a classic session: its job tags work from any thread, a session's do not."""
-        if not is_frame(data):
-            self._context = data.ctx
-        elif not is_connect(data.sparkSession):
-            self._context = data.sparkSession.sparkContext
-        self._tag = f"hopyard-feed-{secrets.token_hex(4)}"
-
-    def pour(self, road: Road) -> int:
-        """One job."""
-        data = self._data
-        if self._context is not None:
-            self._context.addJobTag(self._tag)
-        else:
-            data.sparkSession.addTag(self._tag)
-        if is_frame(data):
-            return sum(row.rows for row in mapped(data, feeding(road), FEEDING).collect())
-        return sum(rows for _, rows, _, _ in data.mapPartitionsWithIndex(feeding_rows(road)).collect())
-
-    def cancel(self) -> None:
-        """Cancel the job."""
-        with contextlib.suppress(Exception):  # a session that was stopped has none
-            if self._context is not None:
-                self._context.cancelJobsWithTag(self._tag)
-            else:
-                self._data.sparkSession.interruptTag(self._tag)
-
-
-class _Here(_Source):
-    """Rows of this process, in blocks: a thread for each worker sends every k-th."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-        self._stopped = threading.Event()
-        """Of the present pour."""
-
-    def pour(self, road: Road) -> int:
-        """A partition for each block."""
-        count = len(road.doors)
-        rows = [0] * count
-        errors: list[BaseException] = []
-        stopped = self._stopped = threading.Event()
-
-        def run(worker: int) -> None:
-            try:
-                for number, block in enumerate(blocks_of(self._data, count)):
-                    if stopped.is_set() or errors:
-                        return
-                    if number % count == worker:
-                        rows[worker] += pour(road, number, 0, [block], worker=worker).rows
-            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(n,), name="hopyard-pour", daemon=True) for n in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return sum(rows)
-
-    def cancel(self) -> None:
-        """No further block."""
-        self._stopped.set()
-
-
-def _source(data: Any) -> _Source:
-    if is_frame(data):
-        return _Frame(checked(data, "data"))
-    if hasattr(data, "mapPartitionsWithIndex") and hasattr(data, "ctx"):
-        return _Frame(data)
-    if isinstance(data, (list, tuple, pa.Table, pa.RecordBatch)) or hasattr(data, "prepare") or _is_pandas(data):
-        return _Here(data)
-    raise SpecError(
-        f"feed({type(data).__name__}): a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table "
-        "or a list of rows is needed"
-    )
-
-
-def _is_pandas(data: Any) -> bool:
-    return type(data).__module__.startswith("pandas") and hasattr(data, "iloc") and hasattr(data, "columns")
 
 
 def _short(error: BaseException) -> str:

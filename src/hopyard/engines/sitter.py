@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hopyard.engines.local import THREADS, story, watched
+from hopyard.hosts import java_above
 
 DIAL_SECONDS = 10.0
 """After which an executor cannot reach the driver."""
@@ -67,7 +68,7 @@ def sit(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
         for _ in batches:
             pass
-        hold(ticket, _gpus(), _executor())
+        hold(ticket, _gpus(), java_above() or os.getppid())
         yield pa.record_batch([pa.array([socket.gethostname()])], names=["host"])
 
     return hopyard_slot
@@ -330,17 +331,6 @@ def _gpus() -> list[str]:
     task: Any = TaskContext.get()
     found = task.resources().get("gpu") if task is not None else None
     return [] if found is None else list(found.addresses)
-
-
-def _executor() -> int:
-    """The JVM that this Python worker belongs to: the next Java process above it, else its parent."""
-    process = os.getppid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        while process > 1:
-            if os.readlink(f"/proc/{process}/exe").endswith("/java"):  # noqa: PTH115 - the target need not be there
-                return process
-            process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    return os.getppid()
 
 
 def _runs(process: int) -> bool:

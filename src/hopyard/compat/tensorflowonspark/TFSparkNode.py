@@ -14,8 +14,6 @@ from hopyard.errors import SpecError
 
 LEADERS = ("chief", "master")
 """Roles of which one task leads the workers, and works too."""
-SERVING = ("ps", "evaluator")
-"""Roles whose tasks end when those that work have ended."""
 
 
 class TFNodeContext:
