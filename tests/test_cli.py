@@ -2,12 +2,10 @@
 
 import fcntl
 import json
-import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 import types
 
 import pytest
@@ -96,8 +94,9 @@ def test_run_gives_the_script_its_arguments_and_its_folder(script, tmp_path):
     [([], 0), (["completed"], 0), (["completed", "partial"], 3), (["partial", "failed"], 1)],
 )
 def test_the_exit_code_says_how_its_runs_ended(script, monkeypatch, statuses, code):
-    finished = [types.SimpleNamespace(status=status, wait=lambda: None) for status in statuses]
-    monkeypatch.setitem(sys.modules, "hopyard.driver.drive", types.SimpleNamespace(DRIVEN=finished))
+    outcomes = [types.SimpleNamespace(status=status, code=0) for status in statuses]
+    fake = types.SimpleNamespace(DRIVEN=[], OUTCOMES=outcomes)
+    monkeypatch.setitem(sys.modules, "hopyard.driver.drive", fake)
     assert call("run", script("")).exit_code == code
     assert call("run", script("raise SystemExit(0)")).exit_code == code
 
@@ -241,15 +240,11 @@ def test_what_only_reads_imports_no_framework_and_unpickles_nothing(runs):
 
 
 def test_help_is_there_at_once():
-    def seconds(code):
-        times = []
-        for _ in range(3):
-            began = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONWARNINGS": ""})
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    assert seconds("import typer, hopyard.cli") - seconds("import typer") < 0.3
+    """Each of these takes tens of milliseconds to import, or seconds."""
+    code = "import hopyard.cli, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "typer" in loaded
+    assert not {"numpy", "pyarrow", "msgspec", "zmq", "torch", "keras", "tensorflow", "pyspark"} & set(loaded)
 
 
 # ------------------------------------------------------------------------------------------------ the others

@@ -64,6 +64,7 @@ def test_a_job_is_tried_also_without_java(bare):
 
 
 @pytest.mark.timeout(250)
+@pytest.mark.slow
 def test_a_job_that_fails_says_why(bare):
     found = doctor._spark({**bare, "PYSPARK_PYTHON": "/no/such/python"}, True)[-1]
     assert (found.name, found.ok) == ("spark job", False)

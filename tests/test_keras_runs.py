@@ -153,6 +153,7 @@ def test_three_workers_of_which_one_is_killed(tmp_path: Path, one: Run) -> None:
     assert "SIGKILL" in lost.reason
 
 
+@pytest.mark.slow
 def test_when_the_driver_is_killed(tmp_path: Path, one: Run) -> None:
     before = memory()
     body = """
@@ -210,6 +211,7 @@ def test_a_model_of_another_backend_is_as_good_here(alone: dict[str, Run], backe
         assert value == pytest.approx(trial.history[1][f"val_{name}"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_whoever_asks_for_a_model_of_jax_gets_no_workers_of_jax(alone: dict[str, Run], tmp_path: Path) -> None:
     """In a process of its own, where Keras is not there yet. What is in its environment is in that of later workers."""
     body = f"""

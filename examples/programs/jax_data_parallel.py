@@ -3,7 +3,7 @@
     python examples/programs/jax_data_parallel.py            # two workers on this machine, by gloo
     python examples/programs/jax_data_parallel.py --spark    # … on a Spark session of this machine
 
-JAX reads JAX_COORDINATOR_ADDRESS from the environment, but not how many processes there are and which one this is.
+JAX asks the kinds of cluster that it knows who this process is; a Hopyard program is one of them.
 """
 
 import json
@@ -19,11 +19,7 @@ def main(args, ctx):
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
     from sklearn.datasets import load_digits
 
-    jax.distributed.initialize(
-        num_processes=ctx.world_size,
-        process_id=ctx.rank,
-        cluster_detection_method="deactivate",  # else it also asks Kubernetes, Slurm and cloud TPUs who it is
-    )
+    jax.distributed.initialize()
     images, labels = load_digits(return_X_y=True)
     images, labels = (images / 16).astype("float32"), labels.astype("int32")
     mesh = Mesh(np.array(jax.devices()), ("rows",))

@@ -7,6 +7,7 @@ no framework. Everything is imported when its verb needs it, so that `hopyard --
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -24,7 +25,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 import typer
 
 from hopyard.errors import HopyardError, UsageError
-from hopyard.frameworks import quiet
 
 if TYPE_CHECKING:
     from hopyard.core.events import Line
@@ -98,8 +98,8 @@ def run(
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="For the script.")] = None,
     roles: Annotated[
-        str, typer.Option(help="Run it as a distributed program: worker=4,ps=1 (or worker=2:4 for a range).")
-    ] = "",
+        str | None, typer.Option(help="Run it as a distributed program: worker=4,ps=1 (or worker=2:4 for a range).")
+    ] = None,
     engine: Annotated[str, typer.Option(help="Where its tasks run: local or spark.")] = "local",
     until: Annotated[str | None, typer.Option(help="Whose end is its end: chief, workers or all.")] = None,
     restarts: Annotated[int, typer.Option(min=0, help="How often it is started again when a task fails.")] = 0,
@@ -112,7 +112,7 @@ def run(
     if not script.is_file():
         raise UsageError(f"{script}: no such file; the path of a Python script is wanted")
     signal.signal(signal.SIGTERM, _term)
-    if roles:
+    if roles is not None:
         wanted = _roles(roles, gpus)
         return _program(
             script,
@@ -125,8 +125,12 @@ def run(
             tensorflow1=tensorflow1,
             directory=directory,
         )
-    if engine != "local" or until or restarts or tensorboard or tensorflow1 or gpus:
-        raise UsageError("--engine, --until, --restarts, --gpus, --tensorboard and --tensorflow1 go with --roles")
+    if engine != "local" or until or restarts or tensorboard or tensorflow1 or gpus or directory:
+        raise UsageError(
+            "--engine, --until, --restarts, --gpus, --tensorboard, --tensorflow1 and --directory go with --roles"
+        )
+    from hopyard.frameworks import quiet
+
     quiet()
     sys.argv = [str(script), *(arguments or [])]
     sys.path.insert(0, str(script.resolve().parent))
@@ -153,12 +157,14 @@ def _roles(text: str, gpus: int) -> dict[str, Any]:
     made = {}
     for part in text.split(","):
         name, _, number = part.strip().partition("=")
+        if name in made:
+            raise UsageError(f"--roles {text}: {name} is there twice")
         least, _, most = number.rpartition(":")
         try:
             count = int(most)
             low = int(least) if least else None
         except ValueError:
-            raise UsageError(f"--roles {text}: {part.strip()!r} is none; worker=4,ps=1 is wanted") from None
+            raise UsageError(f"--roles {text!r}: {part.strip()!r} is none; worker=4,ps=1 is wanted") from None
         if count or low:
             made[name] = Role(count, low, 0 if name in SERVING else gpus)
     return made
@@ -204,13 +210,12 @@ def _script_trace(error: Exception, script: Path) -> None:
 def _ended() -> int:
     """The exit code of the runs of this process; those in the background are waited for."""
     driver = sys.modules.get("hopyard.driver.drive")
-    codes = []
-    for run in driver.DRIVEN if driver is not None else []:
-        try:
+    if driver is None:
+        return GOOD
+    for run in list(driver.DRIVEN):
+        with contextlib.suppress(HopyardError):
             run.wait()
-            codes.append(STATUS.get(run.status, GOOD))
-        except HopyardError as error:
-            codes.append(error.exit_code)
+    codes = [outcome.code or STATUS.get(outcome.status, GOOD) for outcome in driver.OUTCOMES]
     return next((code for code in (FAILED, *set(codes) - {FAILED, SOME, GOOD}, SOME) if code in codes), GOOD)
 
 

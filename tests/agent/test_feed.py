@@ -250,6 +250,36 @@ def test_a_program_may_take_batches_ahead_of_its_answers(tmp_path: Path) -> None
         assert found.result(5) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_program_that_does_not_answer_fails_the_task(tmp_path: Path, reads: bool) -> None:
+    with intake(tmp_path) as door:
+        blocks = [numbers(0, 4)]
+        found = later(lambda: list(ask(Road((door.where,), TOKEN, "infer", timeout=0.3), 2, 0, blocks)))
+        feed = Feed(door.inlet("infer"))
+        if reads:
+            next(feed.batches(2))
+        words = r"worker 0 has neither taken nor answered a row for 0.3 seconds, .* ctx.feed\('infer'\) and answer"
+        with pytest.raises(HopyardError, match=words):
+            found.result(10)
+        with pytest.raises(HopyardError, match=words):
+            next(feed.batches(2))
+
+
+def test_a_program_that_is_slow_is_waited_for(tmp_path: Path) -> None:
+    """Whose turn has not come waits longer than any single answer takes."""
+    with intake(tmp_path) as door:
+        road = Road((door.where,), TOKEN, "infer", timeout=0.4)
+        found = [later(lambda n=n: list(ask(road, n, 0, [numbers(n, 4)]))) for n in range(3)]
+        later(lambda: ([one.result(30) for one in found], door.finish()))
+        feed = Feed(door.inlet("infer"))
+        for batch in feed.batches(2):
+            time.sleep(0.2)
+            feed.answer(batch["y"])
+        assert [sum(rows for _, rows in one.result(5)) for one in found] == [4, 4, 4]
+        time.sleep(0.5)  # nobody waits: no stall
+        assert door.inlet("infer").stalled == 0
+
+
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], np.zeros(5), {"a": [1, 2], "b": [1]}, []])
 def test_wrong_answers_are_told_on_both_sides(tmp_path: Path, answer: Any) -> None:
     words = r"answered .* values to a batch of 2 rows \(partition 6\)"

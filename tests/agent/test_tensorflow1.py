@@ -79,6 +79,7 @@ class TestTensorFlow:
         said = run(TRAINS)
         assert said.splitlines() == ["w 3.0", "rnn [2, 5, 2]", "keras [[0.0, 1.0]]", "dense [None, 3]"]
 
+    @pytest.mark.slow
     def test_what_is_gone_is_told_in_one_sentence(self) -> None:
         asked = [
             "import tensorflow as tf; tf.contrib.slim",
@@ -150,6 +151,7 @@ net.fit(np.zeros((8, 3)), np.zeros((8, 2)), verbose=0)
 """)
         assert said.splitlines() == ["[None, 3]", "tf_keras"]
 
+    @pytest.mark.slow
     def test_tensorflow_that_is_there_already_is_changed(self) -> None:
         said = run(
             "import tensorflow as again\nprint(again.executing_eagerly(), hasattr(again, 'placeholder'))",

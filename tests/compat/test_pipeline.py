@@ -109,6 +109,7 @@ def test_an_output_of_unknown_rank_is_found_out_by_a_row(spark: Any, saved: Call
     assert made.first().b == [2.0, 3.0]
 
 
+@pytest.mark.slow
 def test_what_the_signature_lacks_is_named(spark: Any, tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="out")])
     compat.export_saved_model(model, str(tmp_path / "m"), True)

@@ -191,6 +191,18 @@ def test_tensorboard_comes_and_goes(tmp_path: Path) -> None:
         urlopen(url, timeout=2)
 
 
+def test_a_tensorboard_that_does_not_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("tensorboard")
+    broken = tmp_path / "broken" / "tensorboard"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('half installed')\n")
+    engine = hy.Local(workers=2, env={"PYTHONPATH": str(broken.parent)})
+    with launch(tmp_path, programs.idle, tensorboard=True, engine=engine) as program:
+        assert program.show_tensorboard(60) == "" == program.tensorboard_url
+        assert not program.over
+    assert "TensorBoard did not start" in caplog.text and "half installed" in caplog.text
+
+
 def test_a_failure_after_the_feed_is_fed_again(tmp_path: Path) -> None:
     def main(args: Any, ctx: Any) -> None:
         rows = 0

@@ -91,7 +91,7 @@ class TestItsLife:
     def test_fewer_slots_than_roles(self, spark: Any, tmp_path: Path) -> None:
         engine = hy.Spark(spark, workers=3, patience=4.0)
         program = launch(spark, tmp_path, roles={"worker": 3}, engine=engine)
-        with pytest.raises(hy.ProgramFailed, match="need 3 processes, and after 4 seconds there were slots for 2"):
+        with pytest.raises(hy.ResourceError, match="need 3 processes, and after 4 seconds there were slots for 2"):
             program.wait(60)
         assert slots_are_free(spark)
 
@@ -211,6 +211,7 @@ def _doubles(args: Any, ctx: Any) -> None:
 
 def _slow(args: Any, ctx: Any) -> None:
     """Takes rows; worker 1 is killed, or its executor, in the midst of it."""
+    import contextlib
     import os
     import signal
 
@@ -218,5 +219,6 @@ def _slow(args: Any, ctx: Any) -> None:
     for batch in ctx.feed().batches(100):
         rows += len(batch["a"])
         if ctx.index == 1 and rows >= 1000 and ctx.restart < args.get("times", 99):
-            os.kill(victim, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it was killed just before, and takes a while to die
+                os.kill(victim, signal.SIGKILL)
     ctx.report({"rows": rows})

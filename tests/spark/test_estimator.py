@@ -112,6 +112,7 @@ class TestFit:
 
 
 class TestInsidePysparkMl:
+    @pytest.mark.slow
     def test_pipeline_and_files(self, spark: Any, df: Any, make: Any, tmp_path: Path) -> None:
         from pyspark.ml import Pipeline, PipelineModel
         from pyspark.ml.evaluation import BinaryClassificationEvaluator

@@ -245,6 +245,7 @@ class TestReading:
             load_tfrecords(spark, place / "nothing")
 
 
+@pytest.mark.slow
 def test_connect(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     script = Path(__file__).with_name("connect_tfrecords.py")

@@ -36,23 +36,20 @@ class Board:
         """Its process."""
         return self._process.pid
 
-    def found(self) -> str:
-        """Its URL, once, as soon as it is known; else empty. When it cannot run, "" and a line in the log."""
-        if self._process.stderr is None:
-            return ""
+    def found(self) -> tuple[str, str] | None:
+        """Its URL, or why it has none, once, as soon as that is known."""
+        assert self._process.stderr is not None
         more = self._process.stderr.read()
         if self._told:
-            return ""
-        if more:
-            self._said += more
-            match = _URL.search(self._said)
-            if match:
-                self._told = True
-                return match.group().decode()
+            return None
+        self._said += more or b""
+        if match := _URL.search(self._said):
+            self._told = True
+            return match.group().decode(), ""
         if self._process.poll() is not None:
             self._told = True
-            print(f"TensorBoard did not start: {self._said.decode(errors='replace')[-2000:]}", flush=True)  # noqa: T201
-        return ""
+            return "", self._said.decode(errors="replace").strip()[-2000:] or f"exit code {self._process.returncode}"
+        return None
 
     def close(self) -> None:
         """End it."""

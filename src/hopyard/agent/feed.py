@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from hopyard.agent.handed import dataset
-from hopyard.agent.inlet import Block, Inlet, Stream
+from hopyard.agent.inlet import Inlet
 from hopyard.agent.opened import columns_of, rows_of
+from hopyard.agent.streams import Block, Stream
 from hopyard.data.columns import Array
 from hopyard.errors import DataError, SpecError
 
@@ -126,7 +127,8 @@ class Feed:
             self._inlet.fail(error)
             raise error
         try:
-            stream.line.answer(made, rows)
+            with self._inlet.answering(stream, rows):
+                stream.line.answer(made, rows)
         except OSError:  # the task has gone: Spark took it back, or wanted only some rows
             self._inlet.lost(stream)
 

@@ -108,8 +108,8 @@ class Hosting:
         if self._ports.store_ended():
             print("torch's store ended; the next client gets another", flush=True)  # noqa: T201 - the log
             self._poll.register(self._ports.knocked, zmq.POLLIN)
-        if self._board is not None and (url := self._board.found()):
-            self._line.answer(Shown(self._slot, url))
+        if self._board is not None and (found := self._board.found()):
+            self._line.answer(Shown(self._slot, *found))
         if self._halt_at and time.monotonic() >= self._halt_at and self._child is not None:
             self._child.kill()
         self._look()

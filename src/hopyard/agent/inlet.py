@@ -12,60 +12,20 @@ import mmap
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from hopyard.agent.streams import Block, Stream, Taken
 from hopyard.core.once import Books
 from hopyard.core.uneven import Count, Uneven
 from hopyard.errors import DataError, HopyardError
 
 LIMIT = 64 << 20
 """Bytes of one feed that may wait in a process; the tasks that send more wait with them."""
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """Some rows of one partition, as they came."""
-
-    kind: bytes
-    rows: int
-    body: Any
-    """A writable array of uint8."""
-    schema: Any
-    """Of an Arrow block."""
-    stream: Stream
-    partition: int
-    made: dict[str, Any] = field(default_factory=dict)
-    """What was made of the body already; owned by the Feed."""
-
-
-@dataclass(slots=True, eq=False)
-class Stream:
-    """Blocks that are taken one after another."""
-
-    line: Any = None
-    """In inference: where answers go."""
-    partition: int = -1
-    blocks: deque[Block] = field(default_factory=deque)
-    state: Literal["open", "over", "lost"] = "open"
-
-
-class Taken(NamedTuple):
-    """What `take` found: a block, or why there is none.
-
-    "block"; "pause": none within the time; "over": `stream` is at its end; "lost": `stream` broke off, its rows do not
-    count; "end": the feed is at its end.
-    """
-
-    what: Literal["block", "pause", "over", "lost", "end"]
-    block: Block | None = None
-    stream: Stream | None = None
 
 
 class Inlet:
@@ -102,6 +62,9 @@ class Inlet:
         """Rows that came, each once."""
         self.taken = 0
         """Rows that `take` gave."""
+        self._moved = time.monotonic()
+        """When the program took or answered something, or had nothing to answer."""
+        self._answering = False
         self._size = 0
         self._told: Count | None = None
         self._allowed = Count(0, False)
@@ -197,7 +160,10 @@ class Inlet:
                 self._bytes -= size
                 self._changed.notify_all()
                 raise
+            if not self._owed():
+                self._moved = time.monotonic()
             block.stream.blocks.append(block)
+            block.stream.waiting += block.rows
             self.received += block.rows
             self._changed.notify_all()
         self._report()
@@ -309,6 +275,23 @@ class Inlet:
                     return Taken("pause")
                 self._changed.wait(left)
 
+    @contextlib.contextmanager
+    def answering(self, stream: Stream, rows: int) -> Iterator[None]:
+        """While answers to the next rows of a stream go: a task that takes them slowly is not the program's fault."""
+        self._answering = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                stream.waiting -= rows
+                self._moved, self._answering = time.monotonic(), False
+
+    @property
+    def stalled(self) -> float:
+        """Seconds for which rows of an inference have waited while the program neither took nor answered any."""
+        with self._changed:
+            return time.monotonic() - self._moved if self._owed() and not self._answering else 0.0
+
     def rule(self, wait: float | None = None) -> Uneven | None:
         """How this feed ends; waits until it is known. None: not known within `wait`.
 
@@ -389,6 +372,7 @@ class Inlet:
         block = stream.blocks.popleft()
         self._bytes -= len(block.body)
         self.taken += block.rows
+        self._moved = time.monotonic()
         self._changed.notify_all()
         return Taken("block", block, stream)
 
@@ -421,6 +405,9 @@ class Inlet:
         """Batches that came, given out or not."""
         full, rest = divmod(self.received, self._size)
         return Count(full + bool(rest and self._ended), self._ended)
+
+    def _owed(self) -> bool:
+        return any(stream.waiting for stream in self._asking)
 
     def _check(self) -> None:
         if self._error is not None:

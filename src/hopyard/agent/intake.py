@@ -16,13 +16,15 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from hopyard.agent.inlet import LIMIT, Block, Inlet, Stream
+from hopyard.agent.inlet import LIMIT, Inlet
+from hopyard.agent.streams import Block, Stream
 from hopyard.core.uneven import Count, Uneven
 from hopyard.data.door import (
     ARROW,
@@ -84,6 +86,8 @@ class Intake:
         self._lock = threading.Lock()
         self._inlets: dict[str, Inlet] = {}
         self._lines: set[socket.socket] = set()
+        self._patience: dict[str, float] = {}
+        """Feed → seconds for which rows of an inference may wait while nothing moves."""
         self._done = False
         self._closed = False
         self._folder = _private(folder)
@@ -198,10 +202,36 @@ class Intake:
             visitor.reply({"unwanted": True})
             return
         visitor.reply({"worker": self.index})
+        if answers:
+            self._watch(inlet, hello.get("timeout"))
         try:
             _Attempt(inlet, line, stream, epoch, partition).run()
         finally:
             inlet.lost(stream)
+
+    def _watch(self, inlet: Inlet, timeout: float | None) -> None:
+        """Let an inference fail whose rows wait too long; the shortest patience of those that ask counts."""
+        with self._lock:
+            known = self._patience.get(inlet.name)
+            if timeout is None or (known is not None and known <= timeout):
+                return
+            self._patience[inlet.name] = timeout
+            if known is None:
+                threading.Thread(target=self._guard, args=(inlet,), name="patience", daemon=True).start()
+
+    def _guard(self, inlet: Inlet) -> None:
+        while not (self._closed or inlet.unwanted):
+            timeout = self._patience[inlet.name]
+            if inlet.stalled > timeout:
+                inlet.fail(
+                    HopyardError(
+                        f"feed {inlet.name!r}: worker {self.index} has neither taken nor answered a row for "
+                        f"{timeout:g} seconds, though rows wait for it: does its main read ctx.feed({inlet.name!r}) "
+                        "and answer each batch? infer(timeout=…) says how long to wait"
+                    )
+                )
+                return
+            time.sleep(min(1.0, timeout / 4))
 
 
 class Back:

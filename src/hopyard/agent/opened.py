@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.agent.inlet import Block
+from hopyard.agent.streams import Block
 from hopyard.data.arrow import is_list, is_text, null_rows, to_numpy
 from hopyard.data.columns import Array
 from hopyard.data.door import PICKLE

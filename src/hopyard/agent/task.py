@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from hopyard.agent import keras3
 from hopyard.agent.main import ended_with
 from hopyard.agent.pipe import Pipe, down
 from hopyard.core.hosting import Door, FeedWord, Host
@@ -175,9 +176,11 @@ def _run(child: Child) -> tuple[int, Ended]:
 
 def _loaded(child: Child) -> Any:
     """The user's code, ready to be called."""
+    from hopyard.agent.jax_cluster import known_to_jax
     from hopyard.agent.waits import shorten
 
     shorten()
+    known_to_jax()
     if child.host.tensorflow1:
         from hopyard.agent.tensorflow1 import present
 
@@ -219,12 +222,6 @@ def _own(error: BaseException) -> list[str]:
     return lines
 
 
-KERAS_3 = (
-    "Keras 3's fit does not run under MultiWorkerMirroredStrategy or ParameterServerStrategy (keras-team/keras 20585). "
-    "What works: a custom training loop, tf_keras (pip install tf_keras, TF_USE_LEGACY_KERAS=1), or hy.fit"
-)
-
-
 def plain(text: str, limit: int = TEXT) -> str:
     """Text that can be sent: cut in its middle, and without what UTF-8 lacks."""
     if len(text) > limit:
@@ -239,14 +236,8 @@ def explained(error: BaseException) -> str:
     except Exception as odd:  # noqa: BLE001 - the user's own __str__
         words = f"{type(error).__name__} (its text cannot be had: {type(odd).__name__})"
     words = plain(words)
-    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    in_keras = any("/keras/src/" in name for name in frames)
-    distributed = any(
-        part in name for name in frames for part in ("collective_all_reduce_strategy", "parameter_server_strategy")
-    )
-    strategies = ("MultiWorkerMirroredStrategy", "ParameterServerStrategy", "CollectiveAllReduce")
-    if in_keras and (distributed or any(name in words for name in strategies)):
-        words += ". " + KERAS_3
+    if keras3.failed_by_it(error, words):
+        words += ". " + keras3.SENTENCE
     return words
 
 

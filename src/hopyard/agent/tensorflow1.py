@@ -1,8 +1,8 @@
 """TensorFlow 1 programs as they were written: `import tensorflow` gives `tf.compat.v1` in this process.
 
-`present()` is called before the user's code. It imports nothing: a finder waits for the first `import tensorflow`, lets
-the real one come, turns off what version 2 changed, and puts a front in its place. Only who wrote for version 1 shall
-see version 1: libraries that go by the same name, Keras before all, are given the real one by the front.
+`present()` is called before the user's code. It imports nothing: when TensorFlow is imported, the real one comes, what
+version 2 changed is turned off, and a front is put in its place. Only who wrote for version 1 shall see version 1:
+libraries that go by the same name, Keras before all, are given the real one by the front.
 
 What has left TensorFlow since (`tf.contrib`, `tf.estimator`, and what needs Keras 2) is answered with one sentence that
 says where its things are now.
@@ -17,9 +17,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from hopyard.agent.imports import when_imported
 
 NAME = "tensorflow"
 NEWER = frozenset({NAME, "keras", "keras_hub", "tf_keras", "tensorboard", "tensorflow_datasets", "tensorflow_hub"}) | {
@@ -62,24 +64,18 @@ def present() -> None:
     if importlib.util.find_spec("tf_keras") is not None:
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     sys.meta_path.insert(0, _Finder())
-    if NAME in sys.modules:
-        _switch()
+    when_imported(NAME, _switch)
 
 
 class _Finder(MetaPathFinder):
-    """Of `tensorflow`, and of those parts of it that differ between the versions."""
+    """Of those parts of `tensorflow` that differ between the versions."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         first, _, rest = fullname.partition(".")
-        if first != NAME:
+        if first != NAME or not rest:
             return None
-        if not rest:
-            spec = PathFinder.find_spec(NAME, path)
-            if spec is not None and spec.loader is not None:
-                spec.loader = _First(spec.loader)
-            return spec
         part = rest.partition(".")[0]
         if part in GONE:
             raise ModuleNotFoundError(f"No module named {fullname!r}: {GONE[part]}", name=fullname)
@@ -90,24 +86,6 @@ class _Finder(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {fullname!r}: {_keras_2_sentence('tf.layers')}", name=fullname)
         found = front.part(rest)
         return None if found is None else ModuleSpec(fullname, _There(found), is_package=True)
-
-
-class _First(Loader):
-    """Loads TensorFlow as it is, then puts the front in its place."""
-
-    def __init__(self, real: Loader) -> None:
-        self._real = real
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As TensorFlow's own loader does."""
-        return self._real.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """The import system returns what stands in `sys.modules` afterwards."""
-        if module.__spec__ is not None:
-            module.__loader__ = module.__spec__.loader = self._real
-        self._real.exec_module(module)
-        _switch()
 
 
 class _There(Loader):
@@ -180,8 +158,8 @@ class _Front(ModuleType):
         return found if isinstance(found, ModuleType) else None
 
 
-def _switch() -> None:
-    real = sys.modules[NAME]
+def _switch(real: ModuleType) -> None:
+    """Put the front in TensorFlow's place."""
     importlib.import_module(f"{NAME}.compat.v2")  # under this name, while its parent is the real one
     v1 = importlib.import_module(f"{NAME}.compat.v1")
     with importlib.import_module(f"{NAME}.python.util.deprecation").silence():  # whoever calls for version 1 knows

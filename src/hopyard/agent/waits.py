@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
+
+from hopyard.agent.imports import when_imported
 
 STOCK: dict[str, tuple[str, str, float, float]] = {
     "tensorflow.python.training.session_manager": ("SessionManager", "recovery_wait_secs", 30, 1),
@@ -29,39 +27,15 @@ STOCK: dict[str, tuple[str, str, float, float]] = {
 
 
 def shorten() -> None:
-    """From now on, in this process. Call it before TensorFlow is imported; it has no effect on what is there."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    """From now on, in this process: also where TensorFlow is imported later."""
+    for module in STOCK:
+        when_imported(module, _shorten)
 
 
-class _Finder(MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path) if fullname in STOCK else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader)
-        return spec
-
-
-class _Then(Loader):
-    """Loads the module as its own loader does, then changes the class."""
-
-    def __init__(self, real: Loader) -> None:
-        self._real = real
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As its own loader does."""
-        return self._real.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Its own loader stands in the module afterwards, for those that look for its source."""
-        if module.__spec__ is not None:
-            module.__loader__ = module.__spec__.loader = self._real
-        self._real.exec_module(module)
-        name, argument, stock, ours = STOCK[module.__name__]
-        if (changed := getattr(module, name, None)) is not None:  # another version may have another name
-            _change(changed, argument, stock, ours)
+def _shorten(module: ModuleType) -> None:
+    name, argument, stock, ours = STOCK[module.__name__]
+    if (changed := getattr(module, name, None)) is not None:  # another version may have another name
+        _change(changed, argument, stock, ours)
 
 
 def _change(changed: Any, argument: str, stock: float, ours: float) -> None:

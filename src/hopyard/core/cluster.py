@@ -19,6 +19,8 @@ CHIEFS = ("chief", "master")
 """Roles of which there is one at most, and which lead where they are there."""
 SERVING = ("ps", "evaluator")
 """Roles that have no rank: they take no part in collectives."""
+MOST = 10_000
+"""Tasks of one role; more is a slip of the hand."""
 _ORDER = {"chief": 0, "master": 0, "worker": 1, "ps": 3, "evaluator": 4}
 """Role → place among the tasks; others come between workers and parameter servers, by name."""
 
@@ -47,6 +49,8 @@ class Role:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SpecError(f"Role({name}={value!r}): a whole number of at least {least} is needed")
+        if self.count > MOST:
+            raise SpecError(f"Role(count={self.count!r}): at most {MOST:,} are allowed")
         low = self.least
         if low is not None and (isinstance(low, bool) or not isinstance(low, int) or not 1 <= low <= self.count):
             raise SpecError(f"Role(least={low!r}): a whole number from 1 to count={self.count} is needed")

@@ -46,10 +46,11 @@ class Door(HostMessage, frozen=True):
 
 
 class Shown(HostMessage, frozen=True):
-    """Up: TensorBoard is there."""
+    """Up: TensorBoard is there, or why it is not."""
 
     slot: int
     url: str
+    error: str = ""
 
 
 class FeedWord(HostMessage, frozen=True):

@@ -86,6 +86,8 @@ class ProgramMachine:
         self.phase: Phase = "reserving"
         self.status: Status | Literal["reserving", "running"] = "reserving"
         self.cause = ""
+        self.starved = False
+        """Whether it failed for want of slots."""
         self.culprit = -1
         self.places: dict[int, Place] = {}
         """Slot → what its agent reserved, of those that are there."""
@@ -227,7 +229,7 @@ class ProgramMachine:
             decided = self._gather(at)
             if decided or passed < self.spec.patience:
                 return decided
-            there = len(self.places)
+            there, self.starved = len(self.places), True
             return self._fail(
                 at,
                 f"the roles need {self.spec.least} processes, and after {self.spec.patience:.0f} seconds there were "

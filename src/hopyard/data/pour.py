@@ -39,6 +39,8 @@ class Road:
     epoch: int = 0
     """Of an inference: which time it is computed; nothing comes of it."""
     uneven: str = "join"
+    timeout: float | None = None
+    """Of an inference: seconds that a worker may take and answer nothing at all while rows wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class Line:
             "worker": wanted,
             "uneven": road.uneven,
             "answers": answers,
+            "timeout": road.timeout,
         }
         words = self._knock(hello)
         if words.get("worker", self.worker) != self.worker:

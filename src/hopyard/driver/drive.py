@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,7 +36,20 @@ from hopyard.store.states import open_store, sign, unsign
 log = logging.getLogger(__name__)
 
 DRIVEN: list[Run] = []
-"""The runs that this process drives or drove, for the exit code of `hopyard run`."""
+"""The runs that this process drives."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    status: str
+    code: int
+    """Exit code of the error of a run in the background; 0: none."""
+
+
+OUTCOMES: set[Outcome] = set()
+"""Of the runs that this process drove, for the exit code of `hopyard run`. The runs themselves, which hold files of the
+data cache open, live for as long as their users want them."""
 
 IDLE = 30.0
 """Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
@@ -74,7 +88,10 @@ def drive(it: Drive, wait: bool) -> Run:
     run = Run(it.layout, machine, it.cargo)
     DRIVEN.append(run)
     if wait:
-        _to_the_end(it, run, machine, journal)
+        try:
+            _to_the_end(it, run, machine, journal)
+        finally:
+            _over(run)
         return run
 
     def background() -> None:
@@ -85,11 +102,17 @@ def drive(it: Drive, wait: bool) -> Run:
                 run._error = error
                 log.error("%s ended: %s: %s", run.directory, type(error).__name__, error)
         finally:
+            _over(run)
             run._ended.set()
 
     run._ended.clear()
     threading.Thread(target=background, name="hopyard-driver").start()
     return run
+
+
+def _over(run: Run) -> None:
+    DRIVEN.remove(run)
+    OUTCOMES.add(Outcome(run.status, 0 if run._error is None else getattr(run._error, "exit_code", 1)))
 
 
 def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None:

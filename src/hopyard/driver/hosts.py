@@ -92,6 +92,9 @@ class Hosts:
         self.over: Callable[[], None] = lambda: None
         """Told when nothing of it runs any more."""
         self.board = ""
+        """URL of TensorBoard."""
+        self.boardless = ""
+        """Why there is none, though one was asked for."""
         self.ended = threading.Event()
         self.opened = threading.Event()
         self.error: BaseException | None = None
@@ -220,7 +223,9 @@ class Hosts:
                     self._doors[message.slot] = message.life, message.door
                     self._changed.notify_all()
             case Shown():
-                self.board = message.url
+                self.board, self.boardless = message.url, message.error
+                if message.error:
+                    log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
             case FeedWord():
                 self.heard(message)
             case _:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from hopyard import __version__
+from hopyard.agent import keras3
 from hopyard.core.hosting import Host
 from hopyard.core.messages import LIMIT
 from hopyard.core.program import ProgramMachine
@@ -24,6 +26,8 @@ from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.ports import Engine
 from hopyard.store.journal import Lock
 from hopyard.store.layout import Layout, fresh
+
+log = logging.getLogger(__name__)
 
 _ENDED: list[bool] = []
 """Whether the end of this process ends its programs already."""
@@ -96,6 +100,8 @@ def launch(
     )
     cargo = _script(Path(str(main)), args) if script else _function(main, args)
     environment = _strings(env)
+    if keras3.foreseen(Path(str(main)) if script else main, environment):
+        log.warning("%s: %s", spec.name, keras3.SENTENCE)
     if transport not in ("auto", None):
         raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
     chosen = _engine(engine, spec)
@@ -141,7 +147,7 @@ def launch(
 def _function(main: Any, args: Any) -> bytes:
     if not callable(main):
         raise SpecError(f"main = {main!r}: a function main(args, ctx), or the path of a script, is needed")
-    cargo = dump((main, args), "main, or its args,")
+    cargo = dump((main, args), "main, or its args,", "main")
     if len(cargo) > LIMIT // 2:
         raise SpecError(
             f"main: its pickle has {len(cargo):,} bytes, at most {LIMIT // 2:,} are sent to each process: it carries "
@@ -187,14 +193,14 @@ def _counted(spec: ProgramSpec) -> str:
 
 def _place(layout: Layout, resume: bool) -> Lock:
     """The directory, ours alone. A journal of an earlier program there is kept under another name."""
-    if layout.exists:
-        raise RunDirectoryError(f"{layout.root}: holds a run; give another directory=")
-    if layout.program.exists() and not resume:
-        raise RunDirectoryError(
-            f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
-            "checkpoints"
-        )
     with room(layout.root):
+        if layout.exists:
+            raise RunDirectoryError(f"{layout.root}: holds a run; give another directory=")
+        if layout.program.exists() and not resume:
+            raise RunDirectoryError(
+                f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
+                "checkpoints"
+            )
         layout.logs.mkdir(parents=True, exist_ok=True)
     lock = Lock(layout.lock)
     with freed_on_error(lock):

@@ -138,8 +138,7 @@ class Feeding:
             raise SpecError(f"feed(uneven={uneven!r}): one of {', '.join(map(repr, RULES))} is needed")
         if not isinstance(name, str) or not name:
             raise SpecError(f"feed(name={name!r}): a name is needed")
-        if timeout is not None and not timeout > 0:
-            raise SpecError(f"feed(timeout={timeout!r}): seconds, more than 0, or None are needed")
+        _patient("feed", timeout)
         with self._lock:
             feed = self._feeds.setdefault(name, _Open(uneven))
             if feed.uneven != uneven:
@@ -180,7 +179,7 @@ class Feeding:
         """Send all rows so often: how many, and to which tasks. `poured`: those that have what was sent before."""
         rows = 0
         for _ in range(epochs):
-            doors = self._doors(name, feed, timeout, rows > 0)
+            doors = self._doors(name, feed, rows > 0)
             if not doors:
                 break
             lives = self._lives()
@@ -194,14 +193,14 @@ class Feeding:
                 rows += self._watched(source, road, feed, lives, timeout)
         return rows, poured
 
-    def _doors(self, name: str, feed: _Open, timeout: float | None, begun: bool = False) -> list[Door]:
+    def _doors(self, name: str, feed: _Open, begun: bool = False) -> list[Door]:
         """Where rows go. Waits for a program that starts, or starts again. Nowhere, if the program had enough of
         what was begun."""
         while self._hosts.machine.phase in ("reserving", "failing", "restarting") and not self._hosts.ended.is_set():
             time.sleep(0.02)  # the program's own patience ends this
         self._hosts.tell(name, "open", text=feed.uneven)
         try:
-            found = self._hosts.doors(time.monotonic() + min(timeout or OPEN_SECONDS, OPEN_SECONDS))
+            found = self._hosts.doors(time.monotonic() + OPEN_SECONDS)
         except TimeoutError:
             raise HopyardError(
                 f"feed {name!r}: not every worker opened its door within {OPEN_SECONDS:.0f} seconds; program.status() "
@@ -269,7 +268,9 @@ class Feeding:
             thread.join(LAST_WORDS)
         if done:
             return done[0]
-        raise HopyardError(f"feed {name!r}: {_short(broken[0])}") from broken[0] if broken else None
+        words = f"feed {name!r} broke off: {_short(broken[0]) if broken else 'its source does not end'}"
+        self._hosts.tell(name, "failed", text=words)  # who waits for the rest would wait for ever
+        raise HopyardError(words) from broken[0] if broken else None
 
     def _over_or_again(self, name: str, lives: frozenset[int]) -> bool | None:
         """A feed broke off: wait for what the program has to say. True: it was started again; None: it is done.
@@ -318,8 +319,9 @@ class Feeding:
 
     # ------------------------------------------------------------------------------------------------ inference
 
-    def infer(self, data: Any, *, schema: Any, name: str) -> Any:
+    def infer(self, data: Any, *, schema: Any, name: str, timeout: float | None) -> Any:
         """See `Program.infer`."""
+        _patient("infer", timeout)
         with self._lock:
             feed = self._feeds.setdefault(name, _Open("join"))
         if is_frame(data):
@@ -332,8 +334,8 @@ class Feeding:
             raise SpecError(f"infer({type(data).__name__}): a DataFrame or an RDD is needed")
         from hopyard.data.inferring import inferring, inferring_rows
 
-        doors = self._doors(name, feed, OPEN_SECONDS)
-        road = Road(tuple(doors), self._token, name, feed.epochs)
+        doors = self._doors(name, feed)
+        road = Road(tuple(doors), self._token, name, feed.epochs, timeout=timeout)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
@@ -409,6 +411,12 @@ class _Stall:
                 )
                 self._feeding._hosts.tell(self._name, "failed", text=words)
                 raise HopyardError(words)
+
+
+def _patient(what: str, timeout: float | None) -> None:
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout > 0):
+        raise SpecError(f"{what}(timeout={timeout!r}): seconds, more than 0, or None are needed")
 
 
 def _short(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopyard.core.cluster import Task
 from hopyard.core.program import ProgramMachine
-from hopyard.errors import HopyardError, ProgramFailed, SpecError
+from hopyard.errors import HopyardError, ProgramFailed, ResourceError, SpecError
 from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Program:
             ResourceError: the engine has no room for it.
             TimeoutError: it goes on.
         """
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+            raise SpecError(f"wait(timeout={timeout!r}): seconds, or None, are needed")
         until = None if timeout is None else time.monotonic() + timeout
         try:
             while not self._hosts.ended.wait(0.2 if until is None else min(0.2, max(0.0, until - time.monotonic()))):
@@ -143,10 +145,11 @@ class Program:
         return self._hosts.board
 
     def show_tensorboard(self, timeout: float = 60.0) -> str:
-        """Its URL, once it is up; empty when it does not come up."""
+        """Its URL, once it is up; empty when it does not come up, which is logged with the reason."""
         until = time.monotonic() + timeout
-        while not self._hosts.board and time.monotonic() < until and not self._hosts.ended.wait(0.05):
-            pass
+        while not (self._hosts.board or self._hosts.boardless) and time.monotonic() < until:
+            if self._hosts.ended.wait(0.05):
+                break
         return self._hosts.board
 
     # ------------------------------------------------------------------------------------------------ its rows
@@ -182,18 +185,20 @@ class Program:
         """
         return self._feeding.feed(data, epochs=epochs, name=name, uneven=uneven, end=end, timeout=timeout)
 
-    def infer(self, data: Any, *, schema: Any = None, name: str = "infer") -> Any:
+    def infer(self, data: Any, *, schema: Any = None, name: str = "infer", timeout: float | None = 600.0) -> Any:
         """Send rows to its chiefs and workers, and get as many answers, in the order of the rows.
 
         Args:
             data: a DataFrame, or an RDD.
             schema: of the answers, as a DDL string or StructType, where `data` is a DataFrame.
             name: of the feed.
+            timeout: seconds that a worker may take and answer no row at all while some wait for it; then the job that
+                asks fails, and names the worker. None: any.
 
         Returns:
             A DataFrame, or an RDD; lazy: rows go when it is evaluated, while the program runs.
         """
-        return self._feeding.infer(data, schema=schema, name=name)
+        return self._feeding.infer(data, schema=schema, name=name, timeout=timeout)
 
     def end(self, name: str = "train") -> None:
         """No more rows come under this name."""
@@ -207,8 +212,10 @@ class Program:
         return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in told["tasks"]) or told["status"]
 
 
-def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed:
+def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed | ResourceError:
     """What a failed program raises."""
+    if machine.starved:
+        return ResourceError(f"{layout.root}: {machine.cause}")
     book = machine.tasks.get(machine.culprit)
     if book is None:
         return ProgramFailed(f"{layout.root}: {machine.cause}")

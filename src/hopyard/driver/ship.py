@@ -68,7 +68,7 @@ def _named_in_classes(code: CodeType) -> set[str]:
     return found.union(*inner)
 
 
-def dump(value: Any, what: str) -> bytes:
+def dump(value: Any, what: str, where: str = "the recipe") -> bytes:
     """Its pickle.
 
     Raises:
@@ -82,7 +82,7 @@ def dump(value: Any, what: str) -> bytes:
     except Exception as error:
         raise SpecError(
             f"{what} cannot be pickled: {type(error).__name__}: {error}. It must not hold open files, locks, "
-            "connections, sessions or generators: make them inside the recipe"
+            f"connections, sessions or generators: make them inside {where}"
         ) from error
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import secrets
 import threading
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -13,8 +15,14 @@ from hopyard.data.feeding import FEEDING, feeding, feeding_rows
 from hopyard.data.held import blocks_of
 from hopyard.data.pour import Road, pour
 from hopyard.data.spark import checked, is_frame, mapped
-from hopyard.errors import SpecError
+from hopyard.errors import HopyardError, SpecError
 from hopyard.sessions import is_connect
+
+READ_AHEAD = 2
+"""Blocks that wait for a worker which takes its own more slowly."""
+LOOK_SECONDS = 0.1
+"""Between looks at whether others have failed."""
+_NOTHING = object()
 
 
 class Source(Protocol):
@@ -68,7 +76,7 @@ class OfSpark:
 
 
 class Here:
-    """Rows of this process, in blocks: a thread for each worker sends every k-th."""
+    """Rows of this process. They are read once, in blocks; block k goes to worker k modulo their number."""
 
     spark = False
 
@@ -78,34 +86,77 @@ class Here:
         """Of the present pour."""
 
     def pour(self, road: Road) -> int:
-        """A partition for each block."""
-        count = len(road.doors)
-        rows = [0] * count
-        errors: list[BaseException] = []
+        """A partition for each worker, which a thread sends."""
         stopped = self._stopped = threading.Event()
-
-        def run(worker: int) -> None:
-            try:
-                for number, block in enumerate(blocks_of(self._data, count)):
-                    if stopped.is_set() or errors:
-                        return
-                    if number % count == worker:
-                        rows[worker] += pour(road, number, 0, [block], worker=worker).rows
-            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(n,), name="hopyard-pour", daemon=True) for n in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        senders = [_Sender(road, worker, stopped) for worker in range(len(road.doors))]
+        try:
+            for number, block in enumerate(blocks_of(self._data, len(senders))):
+                if not senders[number % len(senders)].give(block) and all(sender.ended for sender in senders):
+                    break
+            for sender in senders:
+                sender.give(None)
+        except BaseException:
+            stopped.set()
+            raise
+        for sender in senders:
+            sender.thread.join()
+        errors = [sender.error for sender in senders if sender.error is not None]
         if errors:
-            raise errors[0]
-        return sum(rows)
+            raise next((error for error in errors if not isinstance(error, _Stopped)), errors[0])
+        return sum(sender.rows for sender in senders)
 
     def cancel(self) -> None:
         """No further block."""
         self._stopped.set()
+
+
+class _Stopped(HopyardError):
+    """Another worker failed, or the feed was cancelled."""
+
+
+class _Sender:
+    """Sends what one worker gets. Its thread ends when it has sent all, when the worker wants no more, or on errors."""
+
+    def __init__(self, road: Road, worker: int, stopped: threading.Event) -> None:
+        self._road, self._worker, self._stopped = road, worker, stopped
+        self._blocks: queue.Queue[Any] = queue.Queue(READ_AHEAD)
+        self.rows = 0
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="hopyard-pour", daemon=True)
+        self.thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no more."""
+        return not self.thread.is_alive()
+
+    def give(self, block: Any) -> bool:
+        """Wait for room and hand a block over, None: that was all. False: it has ended."""
+        while not self.ended:
+            with contextlib.suppress(queue.Full):
+                self._blocks.put(block, timeout=LOOK_SECONDS)
+                return True
+        return False
+
+    def _run(self) -> None:
+        try:
+            self.rows = pour(self._road, self._worker, 0, self._given(), worker=self._worker).rows
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+            self.error = error
+            self._stopped.set()
+
+    def _given(self) -> Iterator[Any]:
+        while True:
+            try:
+                block = self._blocks.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                block = _NOTHING
+            if self._stopped.is_set():
+                raise _Stopped(f"feed {self._road.feed!r}: stopped")
+            if block is None:
+                return
+            if block is not _NOTHING:
+                yield block
 
 
 def source_of(data: Any) -> Source:

@@ -115,6 +115,11 @@ def find(path: str | Path, programs: bool = False) -> Layout:
         layout = Layout(candidate)
         if layout.exists or (programs and layout.program.exists()):
             return layout
+        if layout.program.exists():
+            raise RunDirectoryError(
+                f"{layout.root}: holds a program, not a run; `hopyard show` and `hopyard logs` read it, and "
+                "hopyard.launch(…, directory=…, resume=True) goes on with its checkpoints"
+            )
     raise RunDirectoryError(
         f"{path}: no run here (no journal.jsonl); a run directory is wanted, `hopyard ls` lists those under runs/"
     )

@@ -94,11 +94,11 @@ class TFCluster:
 
         Args:
             dataRDD: the rows.
-            feed_timeout: not used: tasks wait for as long as the program runs, and fail with it.
+            feed_timeout: seconds after which a task fails whose worker takes and answers nothing.
             qname: name of the feed, where there are several.
         """
         self._feeds("inference", qname)
-        return self.program.infer(dataRDD, name=qname)
+        return self.program.infer(dataRDD, name=qname, timeout=feed_timeout)
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
         """Ends the feeds, and waits until all that train have returned; then parameter servers and evaluators end.
