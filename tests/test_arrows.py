@@ -101,7 +101,7 @@ HEAVY = {
         "spark/rows.py",
         "spark/scoring.py",
         "spark/tfrecords.py",
-        "cli.py",
+        "cli/programs.py",
     },
     "kubernetes": set(),
     "optuna": set(),

@@ -52,6 +52,19 @@ def test_however_units_are_grouped(tmp_path: Path, undisturbed: list[str], group
     assert digests(select(tmp_path / "run", parallel=hy.Hopper(group=group))) == undisturbed
 
 
+def test_runs_at_the_same_time_in_one_process(tmp_path: Path, undisturbed: list[str]) -> None:
+    """Seeds, threads and determinism are the whole process's."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    random.seed(7)
+    expected = random.random()
+    random.seed(7)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda name: digests(select(tmp_path / name)), ["a", "b", "c"]))
+    assert found == [undisturbed] * 3
+    assert random.random() == expected
+
+
 @pytest.mark.parametrize(("workers", "group"), [(1, "auto"), (2, "off"), (3, 4)])
 def test_with_any_number_of_workers(tmp_path: Path, undisturbed: list[str], workers: int, group: Any) -> None:
     run = select(tmp_path / "run", engine=local(workers), parallel=hy.Hopper(group=group))

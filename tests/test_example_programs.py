@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -229,6 +230,58 @@ def test_streaming_feed_from_spark(tmp_path: Path, spark: Any) -> None:
         count=6, engine=hy.Spark(spark, workers=2), spark=spark, directory=tmp_path / "run"
     )
     learned(told, 6 * 400)
+
+
+def marked(word: str) -> dict[int, str]:
+    """Processes that have this word in their environment, whoever their parent is by now → their command."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if word.encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")[:200]
+        except OSError:  # gone since, or another user's
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@needs("tensorflow", "torch", "jax", "sklearn", "pyspark")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ps_tutorial",
+        "ps_tutorial --sync",
+        "multi_worker_mirrored",
+        "parameter_server_strategy",
+        "split_by_device",
+        "torch_ddp",
+        "jax_data_parallel",
+        "streaming_feed",
+    ],
+)
+def test_on_executors_of_one_core_each(command: str, tmp_path: Path) -> None:
+    """As its first lines say to run it. Afterwards no process of it is there, so no port, and none of its files."""
+    name, *arguments = command.split()
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    word = f"example-{uuid.uuid4().hex}"
+    environment = {**os.environ, "TMPDIR": str(temporary), "EXAMPLE": word, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), "--spark", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    until = time.monotonic() + GONE_SECONDS
+    while (left := marked(word)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left
+    assert [path.name for path in temporary.iterdir() if "hopyard" in path.name] == []
 
 
 @pytest.mark.slow

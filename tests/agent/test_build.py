@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +147,19 @@ def test_a_framework_that_the_recipe_imports_itself_is_seeded_all_the_same(monke
 
     build(plan(recipe), 0, {"lr": 0.1})
     assert len(built) == 2
+
+
+def test_threads_take_turns_in_the_users_own_process() -> None:
+    import torch
+
+    def one(number: int) -> bool:
+        with undisturbed():
+            build(plan(linear), number, {"lr": 0.1})
+            return torch.are_deterministic_algorithms_enabled()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(one, range(12)))
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_the_users_own_process_is_left_as_it_was() -> None:

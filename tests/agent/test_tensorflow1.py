@@ -115,6 +115,7 @@ for line in {asked!r}:
         assert "'nothing'" in said[5] and "'tensorflow.nothing'" in said[6]
 
     @pytest.mark.skipif(importlib.util.find_spec("tf_keras") is not None, reason="tf_keras is installed")
+    @pytest.mark.slow
     def test_without_keras_2_layers_say_what_to_install(self) -> None:
         said = run("""
 import os

@@ -48,6 +48,19 @@ def consumer(args: Any, ctx: Any) -> None:
 # ------------------------------------------------------------------------------------------------ starting
 
 
+def test_parameter_servers_of_the_driver_take_no_slot(sc: Any, tmp_path: Path) -> None:
+    """Two executors of one core each hold the two workers."""
+
+    def main(args: Any, ctx: Any) -> None:
+        Path(args["folder"], f"{ctx.job_name}-{ctx.task_index}").touch()
+        while ctx.job_name == "ps" or len(list(Path(args["folder"]).glob("*-*"))) < 3:
+            time.sleep(0.01)
+
+    cluster = TFCluster.run(sc, main, {"folder": str(tmp_path)}, 3, 1, driver_ps_nodes=True, reservation_timeout=60)
+    cluster.shutdown()
+    assert {path.name for path in tmp_path.glob("*-[0-9]")} == {"ps-0", "worker-0", "worker-1"}
+
+
 def test_each_task_knows_who_it_is_and_the_cluster_ends_with_its_workers(sc: Any, tmp_path: Path) -> None:
     def main(args: Any, ctx: Any) -> None:
         text = f"{ctx.job_name}:{ctx.task_index} of {sorted(ctx.cluster_spec)} {ctx.num_workers} {ctx.tmp_socket}"

@@ -75,6 +75,7 @@ def saved(tmp_path: Path) -> Callable[[Any], str]:
     return write
 
 
+@pytest.mark.slow
 def test_types_and_dimensions_follow_the_signature(spark: Any, saved: Callable[[Any], str]) -> None:
     import tensorflow as tf
 

@@ -267,7 +267,7 @@ def test_the_dialects() -> None:
     config = msgspec.json.decode(worker["TF_CONFIG"])
     assert config["task"] == {"type": "worker", "index": 1} and "evaluator" not in config["cluster"]
     assert config["cluster"]["worker"] == ["10.0.0.a:1001", "10.0.0.a:1002"]
-    assert worker["WORKER_HOSTS"] == "10.0.0.a:1001,10.0.0.a:1002" and worker["PS_HOSTS"] == "10.0.0.b:1003"
+    assert worker["WORKER_HOSTS"] == "10.0.0.a:1001,10.0.0.a:1002" and worker["PS_HOSTS"] == "10.0.0.b:1004"
     assert (worker["RANK"], worker["WORLD_SIZE"], worker["LOCAL_RANK"]) == ("2", "3", "2")
     assert (worker["MASTER_ADDR"], worker["MASTER_PORT"]) == ("10.0.0.a", "2000")
     assert worker["JAX_COORDINATOR_ADDRESS"] == "10.0.0.a:3000" and worker["JAX_PROCESS_ID"] == "2"
@@ -284,6 +284,18 @@ def test_local_ranks_count_per_host() -> None:
         (2, 1, 0, 1, 2),
         (3, 3, 1, 1, 2),
     ]
+
+
+def test_parameter_servers_get_the_last_slots() -> None:
+    places = [place(0, "a"), place(1, "driver"), place(2, "b"), place(3, "driver"), place(4, "driver")]
+    tasks = assign(roles_of({"worker": 2, "ps": 2, "evaluator": 1}), places)
+    assert {task.name: task.slot for task in tasks} == {
+        "worker 0": 0,
+        "worker 1": 1,
+        "ps 0": 3,
+        "ps 1": 4,
+        "evaluator 0": 2,
+    }
 
 
 def test_gpus_go_to_the_roles_that_ask() -> None:

@@ -79,6 +79,14 @@ class TestItsLife:
         assert values(program, "rank") == [0, -1]
         assert slots_are_free(spark)
 
+    def test_parameter_servers_beside_the_driver_take_no_slot(self, spark: Any, tmp_path: Path) -> None:
+        engine = hy.Spark(spark, workers=4, here=2)
+        program = launch(spark, tmp_path, programs.serves, roles={"worker": 2, "ps": 2}, engine=engine, until="workers")
+        assert program.wait(90) == "done"
+        status = {(task["role"], task["index"]): task["status"] for task in program.status()["tasks"]}
+        assert status == {("worker", 0): "done", ("worker", 1): "done", ("ps", 0): "ended", ("ps", 1): "ended"}
+        assert gone(everyone(program), 2.0) and slots_are_free(spark)
+
     def test_an_idle_program_stops_at_once(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, programs.idle)
         pids = notes(tmp_path, 2)

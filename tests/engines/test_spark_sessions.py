@@ -93,6 +93,7 @@ def test_spark_submit(tmp_path: Path, undisturbed: list[str]) -> None:
     assert gone(agents(tmp_path / "run"), 2)
 
 
+@pytest.mark.slow
 def test_gpus_and_a_session_that_is_stopped(tmp_path: Path) -> None:
     """The addresses that Spark gives to a task are its agent's; stopping the session ends the run."""
     found = tmp_path / "gpus.sh"

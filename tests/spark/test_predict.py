@@ -110,6 +110,7 @@ class TestPredict:
         assert df.schema["prediction"].dataType.simpleString() == "double"
         np.testing.assert_allclose(column(df), run.best.predict(frame())[:, 0], rtol=1e-12)
 
+    @pytest.mark.slow
     def test_keras_sigmoid(self, spark: Any, tmp_path: Path) -> None:
         pytest.importorskip("keras")
         pytest.importorskip("tensorflow")
@@ -180,6 +181,7 @@ class TestPredict:
         assert predict(run, df.where("false")).collect() == []
         assert predict(run, df.where("row < 3")).count() == 3
 
+    @pytest.mark.slow
     def test_rows_that_cannot_be_encoded(self, spark: Any, run: hy.Run) -> None:
         from pyspark.errors import PythonException
         from pyspark.sql import functions as f
@@ -204,6 +206,7 @@ class TestPredict:
         with pytest.raises(SpecError, match="a Spark DataFrame is needed"):
             predict(run, frame())
 
+    @pytest.mark.slow
     def test_connect(self, spark: Any, run: hy.Run, tmp_path: Path) -> None:
         pytest.importorskip("grpc")
         from hopyard.spark.model import HopyardModel

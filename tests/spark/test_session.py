@@ -341,12 +341,13 @@ again.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         ("cores=2", "local[2] 1"),
-        pytest.param("executors=2, cores=1, memory='1g'", "local-cluster[2,1,1024] 2", marks=pytest.mark.slow),
+        ("executors=2, cores=1, memory='1g'", "local-cluster[2,1,1024] 2"),
     ],
 )
 def test_without_java_there_is_a_session_and_nothing_on_the_screen(bare, asked, said):

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -158,20 +159,28 @@ def install(plan: Plan) -> None:
         tools(framework).install(plan.spec.exact, plan.threads)
 
 
+_ALONE = threading.RLock()
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """What a unit does to the process (seeds, threads, determinism) is undone behind it: for the user's own process."""
+    """What a unit does to the process (seeds, threads, determinism) is undone behind it: for the user's own process.
+
+    One thread at a time: all of that belongs to the whole process, so two runs of one process that took turns in the
+    midst of it would draw from each other's seeds, and give back each other's settings.
+    """
     import numpy as np
 
-    python, numpy = random.getstate(), np.random.get_state()
-    held = {framework: tools(framework).held() for framework in imported()}
-    try:
-        yield
-    finally:
-        for framework in imported():  # some may have come with the recipe
-            tools(framework).give_back(held.get(framework))
-        random.setstate(python)
-        np.random.set_state(numpy)
+    with _ALONE:
+        python, numpy = random.getstate(), np.random.get_state()
+        held = {framework: tools(framework).held() for framework in imported()}
+        try:
+            yield
+        finally:
+            for framework in imported():  # some may have come with the recipe
+                tools(framework).give_back(held.get(framework))
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def build(plan: Plan, trial: int, config: Config) -> Built:

@@ -125,7 +125,7 @@ class Task(msgspec.Struct, frozen=True):
 
 def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ...]:
     """Which slot hosts which task. Ranks of one host follow each other; roles that ask for GPUs get slots that have
-    them.
+    them; parameter servers get the last slots.
 
     Args:
         roles: in the order of tasks. Of elastic roles as many as there are places for.
@@ -140,18 +140,20 @@ def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ..
         hosts.setdefault(place.address + place.host, len(hosts))
     number = {place.slot: hosts[place.address + place.host] for place in places}
     free = sorted(places, key=lambda place: (number[place.slot], place.slot))
+    sharing = any(role.gpus for role in roles.values())
     taken: dict[tuple[str, int], Place] = {}
     wanted = [(name, index) for name, role in roles.items() for index in range(counts[name])]
-    for name, index in sorted(wanted, key=lambda item: -roles[item[0]].gpus):
+    for name, index in sorted(wanted, key=lambda item: _turn(roles, item)):
         gpus = roles[name].gpus
         fit = [place for place in free if len(place.gpus) >= gpus]
         if not fit:
             have = ", ".join(f"slot {place.slot} on {place.host}: {len(place.gpus)}" for place in free) or "none left"
             raise SpecError(f"roles[{name!r}] asks for {gpus} GPU(s) each; slots that are left have {have}")
-        place = fit[0] if gpus or not any(role.gpus for role in roles.values()) else min(fit, key=_gpus)
+        if name in SERVING:
+            fit.sort(key=lambda place: -place.slot)
+        place = fit[0] if gpus or not sharing else min(fit, key=_gpus)
         free.remove(place)
         taken[name, index] = place
-    sharing = any(role.gpus for role in roles.values())
     ranked = [key for key in wanted if key[0] not in SERVING]
     local: dict[int, int] = {}
     places_of: dict[tuple[str, int], tuple[int, int]] = {}
@@ -167,6 +169,13 @@ def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ..
         own = place.gpus[: roles[key[0]].gpus] if sharing else place.gpus
         tasks.append(Task(*key, place.slot, rank, local_rank, local.get(host, 0) if rank >= 0 else 0, host, own))
     return tuple(tasks)
+
+
+def _turn(roles: Mapping[str, Role], task: tuple[str, int]) -> tuple[int, int, int]:
+    """Who chooses before others: those that ask for GPUs, then parameter servers, whose slots are the last ones."""
+    name, index = task
+    serving = SERVING.index(name) if name in SERVING else len(SERVING)
+    return -roles[name].gpus, serving, -index if name in SERVING else 0
 
 
 def shares(roles: Mapping[str, Role], places: int) -> dict[str, int]:

@@ -128,6 +128,16 @@ class Hosts:
         """Say something of a feed to all tasks that are fed."""
         self._put(lambda: self._tell_all(FeedWord(0, 0, feed, word, number, flag, text)))
 
+    @property
+    def fed(self) -> list[int]:
+        """Slots of the tasks that are fed: chiefs and workers."""
+        return [book.task.slot for book in self.machine.tasks.copy().values() if book.task.rank >= 0]
+
+    @property
+    def lives(self) -> frozenset[int]:
+        """Which tasks these are; others after a restart."""
+        return frozenset(book.life for book in self.machine.tasks.copy().values() if book.task.rank >= 0)
+
     def doors(self, until: float) -> list[dict[str, Any]]:
         """Where the fed tasks take rows, by rank; waits for those that are not there yet. Empty: the program is over.
 

@@ -17,8 +17,8 @@ from hopyard.core.messages import LIMIT
 from hopyard.core.program import ProgramMachine
 from hopyard.core.program_facts import ProgramSpec, fitted, spec_of
 from hopyard.driver.drive import freed_on_error, room
+from hopyard.driver.feeds import Feeding
 from hopyard.driver.hosts import SILENCE, Hosts, token
-from hopyard.driver.pouring import Feeding
 from hopyard.driver.program import Program, end_all, forget, remember
 from hopyard.driver.ship import PYTHON, dump
 from hopyard.engines.local import Local

@@ -14,8 +14,8 @@ from hopyard.errors import HopyardError, ProgramFailed, ResourceError, SpecError
 from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
+    from hopyard.driver.feeds import Feeding
     from hopyard.driver.hosts import Hosts
-    from hopyard.driver.pouring import Feeding
 
 log = logging.getLogger(__name__)
 

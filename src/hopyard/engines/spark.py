@@ -20,6 +20,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hopyard.engines.beside import Beside
+from hopyard.engines.local import Local, Processes
 from hopyard.engines.seats import Seats
 from hopyard.engines.sitter import UNREACHED, Ticket, sit
 from hopyard.errors import ResourceError, SpecError
@@ -56,6 +58,8 @@ class Spark:
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         env: more environment for the workers.
         patience: seconds to wait for the first worker, until the run ends with an error.
+        here: so many of the workers, the last ones, are processes of this machine and take no slot of Spark: enough for
+            the parameter servers of a program, which get them.
 
     Raises:
         SpecError: a value is not allowed, or the session was stopped.
@@ -68,6 +72,7 @@ class Spark:
     threads: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     patience: float = 120.0
+    here: int = 0
     name: str = field(default="spark", init=False)
 
     def __post_init__(self) -> None:
@@ -75,10 +80,12 @@ class Spark:
             hasattr(self.session, name) for name in ("range", "conf", "createDataFrame")
         ):
             raise SpecError(f"Spark({type(self.session).__name__}): a SparkSession is needed")
-        for name, least in (("workers", 1), ("threads", 1), ("port", 0)):
+        for name, least in (("workers", 1), ("threads", 1), ("port", 0), ("here", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SpecError(f"Spark({name}={value!r}): a whole number of at least {least} is needed")
+        if self.here >= self.workers:
+            raise SpecError(f"Spark(here={self.here}): fewer than workers={self.workers} are needed, or use hy.Local")
         if self.port > 65533:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
@@ -104,10 +111,14 @@ class Spark:
 
     def open(self, home: Home) -> Crew:
         """The crew, with nobody started yet."""
-        return Executors(self, _present(self.session), home)
+        executors = Executors(self, _present(self.session), home)
+        if not self.here:
+            return executors
+        near = Processes(Local(workers=self.here, threads=self.threads, devices=None, env=self.env), home)
+        return Beside(executors, near, range(self.workers - self.here, self.workers))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = (None, self.workers, self.host, self.port, self.threads, dict(self.env), self.patience)
+        given = (None, self.workers, self.host, self.port, self.threads, dict(self.env), self.patience, self.here)
         return Spark, given
 
 

@@ -203,7 +203,7 @@ def run(
         tensorboard: start one, beside the first of those that train.
         input_mode: InputMode.SPARK where rows are to be fed.
         log_dir: what TensorBoard shows.
-        driver_ps_nodes: not done: parameter servers have places like all others.
+        driver_ps_nodes: parameter servers are processes of the driver's machine, and take no slots of executors.
         master_node: name of the role that leads, "chief" or "master", which takes one of the tasks.
         reservation_timeout: seconds until all tasks must have a place.
         queues: names of feeds.
@@ -218,15 +218,18 @@ def run(
     if input_mode != InputMode.TENSORFLOW and (eval_node or driver_ps_nodes):
         name = "eval_node" if eval_node else "driver_ps_nodes"
         raise SpecError(f"{name}=True is for input_mode=InputMode.TENSORFLOW only")
-    if driver_ps_nodes:
-        logger.warning("driver_ps_nodes=True: parameter servers get slots of executors; %d in all", num_executors)
     context = getattr(sc, "sparkContext", sc)
     meta = Meta(default_fs(context), os.getcwd(), release_port, tuple(roles))  # noqa: PTH109 - a text, as its users expect
     program = launch(
         hosted(map_fun, meta),
         tf_args,
         roles=roles,
-        engine=Spark(session(sc), workers=num_executors, patience=reservation_timeout),
+        engine=Spark(
+            session(sc),
+            workers=num_executors,
+            patience=reservation_timeout,
+            here=num_ps if driver_ps_nodes else 0,
+        ),
         until="workers",
         tensorboard=(log_dir or True) if tensorboard else False,
         env=answers(),

@@ -1,0 +1,76 @@
+"""What all verbs of the command line share: exit codes, errors as clear blocks, signals, tables."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Annotated, Any, ParamSpec
+
+import typer
+
+from hopyard.errors import HopyardError
+
+P = ParamSpec("P")
+
+GOOD, FAILED, USAGE, SOME, RESOURCES, CTRL_C, TERM = 0, 1, 2, 3, 4, 130, 143
+STATUS = {"completed": GOOD, "partial": SOME, "failed": FAILED}
+"""How a run ended → exit code."""
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, or its name under runs/.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Plain values, for programs.")]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends a run as cleanly as Ctrl-C does."""
+
+
+def verb(work: Callable[P, int | None]) -> Callable[P, None]:
+    """A verb: what it gives is the exit code; what it raises becomes one, with a clear block on standard error."""
+
+    @functools.wraps(work)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = work(*args, **kwargs) or GOOD
+        except HopyardError as error:
+            say(f"error: {error}")
+            code = error.exit_code
+        except Terminated:
+            say("terminated")
+            code = TERM
+        except KeyboardInterrupt:
+            say("interrupted")
+            code = CTRL_C
+        raise typer.Exit(code)
+
+    return guarded
+
+
+def say(text: str) -> None:
+    """On standard error."""
+    typer.echo(text, err=True)
+
+
+def terminable() -> None:
+    """From now on SIGTERM raises `Terminated`."""
+    signal.signal(signal.SIGTERM, _term)
+
+
+def _term(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def as_text(value: Any) -> str:
+    """JSON; NaN and infinities, which it lacks, are null."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+
+
+def columns(rows: Iterable[Iterable[str]], indent: str = "") -> None:
+    """A table of texts."""
+    table = [list(row) for row in rows]
+    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    for row in table:
+        typer.echo(indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,113 @@
+"""One feed of a program as its driver knows it: what its workers took, how far they may go, and what tasks that were
+started again lack of what was fed before.
+
+A program that is started again begins at its own last checkpoint, which the driver cannot read: so its feeds begin at
+their first row, and whoever skips rows is the program. Where one task alone was started again there is no right answer:
+the others have rows that it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+from hopyard.core.uneven import Count, Uneven, allowed
+
+NOTHING = Count(0, False)
+
+
+class FeedBook:
+    """Owner of what is known of one feed.
+
+    Args:
+        name: of the feed.
+        uneven: the rule by which its workers end.
+        restart: what is started again when a task fails: "program", "task", or "" where nothing is.
+    """
+
+    __slots__ = ("_allowed", "_counts", "_kept", "_lives", "_restart", "_taken", "ended", "epochs", "name", "uneven")
+
+    def __init__(self, name: str, uneven: Uneven, restart: Literal["", "program", "task"]) -> None:
+        self.name, self.uneven, self._restart = name, uneven, restart
+        self.epochs = 0
+        """That were begun, in all calls: an epoch's number is never used twice."""
+        self.ended = False
+        """Whether the user said that no more rows come."""
+        self._counts: dict[int, Count] = {}
+        self._allowed = NOTHING
+        self._taken: dict[int, tuple[int, bool]] = {}
+        self._kept: list[tuple[Any, int]] = []
+        self._lives: frozenset[int] | None = None
+        """The tasks that have all that is kept."""
+
+    # ------------------------------------------------------------------------------------------- what workers say
+
+    def says(self, slot: int, count: Count, fed: Sequence[int]) -> Count | None:
+        """A worker has so many batches. What all may give out by now, where that has changed."""
+        if self.uneven == "join":
+            return None
+        self._counts[slot] = count
+        now = allowed(self.uneven, [self._counts.get(other, NOTHING) for other in fed])
+        if now == self._allowed:
+            return None
+        self._allowed = now
+        return now
+
+    def takes(self, slot: int, rows: int, more: bool) -> None:
+        """A worker's program has taken so many rows, and whether more wait for it."""
+        self._taken[slot] = rows, more
+
+    @property
+    def taken(self) -> dict[int, tuple[int, bool]]:
+        """Slot → rows that its program took, and whether more wait; of those that were heard of."""
+        return self._taken.copy()
+
+    def all_taken(self, fed: Collection[int]) -> bool:
+        """Whether each of these workers said that none wait for it."""
+        return bool(fed) and all(slot in self._taken and not self._taken[slot][1] for slot in fed)
+
+    def ask_anew(self) -> None:
+        """What workers said of taking rows is out of date: more were sent."""
+        self._taken.clear()
+
+    # ------------------------------------------------------------------------------------------- what they are sent
+
+    def begin_epoch(self) -> int:
+        """The number of a new epoch."""
+        self.epochs += 1
+        return self.epochs
+
+    def keep(self, source: Any, epochs: int, lives: frozenset[int] | None) -> None:
+        """These tasks have all rows of a source, so often; it is kept where they may be started again."""
+        if self._restart:
+            self._kept.append((source, epochs))
+            self._lives = lives
+
+    def lacked(self, lives: frozenset[int]) -> list[tuple[Any, int]]:
+        """What these tasks lack of what was fed before: all of it, or nothing."""
+        return [] if self._lives == lives else self._kept.copy()
+
+    def caught_up(self, lives: frozenset[int] | None) -> None:
+        """These tasks have all that was kept."""
+        self._lives = lives
+
+    @property
+    def lives(self) -> frozenset[int] | None:
+        """The tasks that have what was fed so far; None: nothing that is kept was fed."""
+        return self._lives
+
+    def begin_again(self) -> None:
+        """Tasks were started again: forget what those before said, and had."""
+        self._counts.clear()
+        self._taken.clear()
+        self._allowed, self._lives = NOTHING, None
+
+    @property
+    def doubled(self) -> str:
+        """Why rows cannot go again to tasks that were started again; empty: they can."""
+        if self._restart != "task":
+            return ""
+        return (
+            f'feed {self.name!r}: a task was started again by itself (restart="task"), and the others have rows that '
+            'it lacks: each row could not come once. Give restart="program" to a program that is fed'
+        )

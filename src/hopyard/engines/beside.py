@@ -1,0 +1,65 @@
+"""Agents of one run in two places: most where another engine puts them, the last few slots beside the driver.
+
+For those that need no place in the cluster: parameter servers, which do little but wait for the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hopyard.ports import Crew
+
+
+class Beside:
+    """The crew of both.
+
+    Args:
+        far: takes all slots but these.
+        near: takes the slots of `here`.
+        here: numbers of slots.
+    """
+
+    def __init__(self, far: Crew, near: Crew, here: range) -> None:
+        self._far, self._near, self._here = far, near, here
+
+    def _of(self, slot: int) -> Crew:
+        return self._near if slot in self._here else self._far
+
+    def start(self, slot: int) -> None:
+        """Begin to bring up an agent."""
+        self._of(slot).start(slot)
+
+    def end(self, slot: int) -> None:
+        """End an agent."""
+        self._of(slot).end(slot)
+
+    def lost(self) -> list[tuple[int, str]]:
+        """Those that ended since last asked, of both."""
+        return [*self._near.lost(), *self._far.lost()]
+
+    def watch(self) -> list[int]:
+        """Readable when an agent ended."""
+        return [*self._near.watch(), *self._far.watch()]
+
+    def waits(self, slot: int) -> bool:
+        """Whether there is no place for it yet."""
+        return self._of(slot).waits(slot)
+
+    def device(self, slot: int) -> str:
+        """ "cpu" or "cuda"."""
+        return self._of(slot).device(slot)
+
+    def aside(self, slots: Collection[int]) -> None:
+        """Free what those of the cluster hold there."""
+        self._far.aside([slot for slot in slots if slot not in self._here])
+
+    def back(self) -> None:
+        """Ask to hold it again."""
+        self._far.back()
+
+    def close(self) -> None:
+        """End all."""
+        try:
+            self._near.close()
+        finally:
+            self._far.close()
