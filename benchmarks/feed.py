@@ -4,7 +4,7 @@
 
 A cached DataFrame (784 distinct floats in an array, and a label) on two executors of one core each goes to two workers
 that take batches of 256 as NumPy arrays and do nothing else. Limit: the same partitions through a `mapInArrow` that
-counts (of an RDD: `mapPartitions`). One warm-up, then interleaved repeats; medians.
+counts (of an RDD: `mapPartitions`). Bare jobs for 10 s, one warm-up, then interleaved repeats; medians.
 
 The peer needs an environment of its own:
 
@@ -151,11 +151,18 @@ def counted(batches: Any) -> Any:
 
 
 def trained(cluster: Any, data: Any) -> None:
-    cluster.train(data)
+    cluster.train(data, 1)
 
 
 def asked(cluster: Any, data: Any) -> None:
     cluster.inference(data).count()
+
+
+def settle(bare: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Bare jobs until the JVMs have compiled what they use, which takes a core of two in the first seconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        bare()
 
 
 def timed(work: Callable[..., Any], *args: Any, **how: Any) -> float:
@@ -169,6 +176,7 @@ def frames(spark: Any, base: Any, options: Any, peer: Peer | None) -> bool:
     for partitions in (2, 40, 400):
         data = (base if partitions == 2 else base.repartition(partitions)).cache()
         data.count()
+        settle(data.mapInArrow(counted, "n long").collect)
         names = [f"rows-{n}" for n in range(options.repeats + 1)]
         roles, engine = {"worker": 2}, hy.Spark(spark, workers=2)
         program = hy.launch(counts, names, roles=roles, engine=engine, lend=True, directory=place())
@@ -192,6 +200,7 @@ def rdds(spark: Any, base: Any, options: Any, peer: Peer | None) -> bool:
     for what in ("train", "infer"):
         for partitions in (2, 40):
             data = (base if partitions == 2 else base.repartition(partitions)).cache().rdd
+            settle(data.mapPartitions(lambda it: [sum(1 for _ in it)]).collect)
             cluster = TFCluster.run(spark.sparkContext, fed, what, 2, 0, input_mode=mode)
             ours, bare, theirs = [], [], []
             for _ in range(options.repeats + 1):
