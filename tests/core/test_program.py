@@ -224,6 +224,35 @@ def test_an_elastic_program_goes_on_with_fewer() -> None:
     assert [c.environment["WORLD_SIZE"] for c in begun] == ["2", "2"]
 
 
+def test_an_elastic_program_grows_when_slots_come() -> None:
+    play = Play({"worker": (2, 4)}, restarts=1)
+    play.up(0, 1)
+    for command in play.tell(Tick(at=0), ELASTIC + 0.01)[1:]:
+        play.tell(Running(at=0, slot=command.task.slot, life=command.life))
+    play.tell(Reserved(at=0, place=place(2)))
+    assert play.said == [] == play.tell(Tick(at=0), ELASTIC - 0.1)  # others may come
+    assert [command.slot for command in play.tell(Tick(at=0), 0.2)] == [0, 1]
+    play.halted()
+    play.tell(Tick(at=0), ELASTIC + 0.01)
+    begun = [c for c in play.said if isinstance(c, Begin)]
+    assert [c.environment["WORLD_SIZE"] for c in begun] == ["3"] * 3
+    assert begun[0].environment["TORCHELASTIC_RESTART_COUNT"] == "1"
+    for command in begun:
+        play.tell(Running(at=0, slot=command.task.slot, life=command.life))
+    play.end("worker 1", code=1, error="ValueError: x")  # the one restart that failures have is still there
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert play.machine.phase == "restarting" and play.machine.restart == 2
+
+
+def test_a_program_that_may_not_be_started_again_does_not_grow() -> None:
+    play = Play({"worker": (2, 4)})
+    play.up(0, 1)
+    for command in play.tell(Tick(at=0), ELASTIC + 0.01)[1:]:
+        play.tell(Running(at=0, slot=command.task.slot, life=command.life))
+    play.tell(Reserved(at=0, place=place(2)))
+    assert play.tell(Tick(at=0), 10 * ELASTIC) == []
+
+
 def test_one_that_does_not_begin() -> None:
     play = Play({"worker": 2}, patience=10.0)
     for slot in (0, 1):

@@ -28,20 +28,21 @@ def home(tmp_path: Path) -> Home:
     return Home(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
-@pytest.fixture(params=["inline", "local", "spark"])
+@pytest.fixture(params=["inline", "local", "spark", "spark, one beside the driver"])
 def crew(request: pytest.FixtureRequest, home: Home) -> Iterator[Crew]:
     engines: dict[str, Callable[[], Any]] = {
         "inline": hy.Inline,
         "local": lambda: hy.Local(workers=2, devices=None),
         "spark": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2),
+        "spark, one beside the driver": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2, here=1),
     }
     engine = engines[request.param]()
-    assert engine.name == request.param
+    assert engine.name == request.param.partition(",")[0]
     assert engine.workers >= 1
     assert engine.threads == 1
     host, port = engine.address
     assert host == "127.0.0.1" and port == 0
-    assert engine.apart == (request.param == "spark")
+    assert engine.apart == (engine.name == "spark")
     made = engine.open(home)
     yield made
     made.close()
@@ -156,7 +157,8 @@ def all_of(crew: Callable[..., Any]) -> list[str]:
 
 
 def test_no_engine_has_more_than_the_port() -> None:
+    from hopyard.engines.beside import Beside
     from hopyard.engines.inline import Alone
     from hopyard.engines.spark import Executors
 
-    assert all_of(Alone) == all_of(Processes) == all_of(Executors) == all_of(Crew)
+    assert all_of(Alone) == all_of(Processes) == all_of(Executors) == all_of(Beside) == all_of(Crew)

@@ -96,7 +96,10 @@ class ProgramMachine:
         self.tasks: dict[int, TaskBook] = {}
         """Slot → its task, of the present attempt."""
         self.restart = 0
+        """Times that tasks were started again, for whatever reason."""
         self.lives = 0
+        self._spent = 0
+        """Restarts after failures: these count against what the user allows."""
         self._since = 0.0
         """When the present phase began."""
         self._came = 0.0
@@ -141,10 +144,8 @@ class ProgramMachine:
 
     def _reserved(self, fact: Reserved) -> list[ProgramCommand]:
         self.places[fact.place.slot] = self.known[fact.place.slot] = fact.place
-        if self.phase != "reserving":
-            return []
         self._came = fact.at
-        return self._gather(fact.at)
+        return self._gather(fact.at) if self.phase == "reserving" else []
 
     def _gather(self, at: float) -> list[ProgramCommand]:
         """Run, if there are slots enough."""
@@ -214,8 +215,9 @@ class ProgramMachine:
         if self.phase == "failing":
             return []
         book = self.tasks[failure.slot]
-        if self.spec.restart == "task" and not (failure.lost or book.up) and self.restart < self.spec.restarts:
+        if self.spec.restart == "task" and not (failure.lost or book.up) and self._spent < self.spec.restarts:
             self._failures.clear()
+            self._spent += 1
             self.restart += 1
             tasks = tuple(other.task for other in self.tasks.values())
             again = Assigned(at=failure.at, restart=self.restart, tasks=tasks)
@@ -244,6 +246,8 @@ class ProgramMachine:
                     "is imported or unpickled; its log has its stack"
                 )
                 return self._failed(_Failure(at, late[0].task.slot, late[0].task.name, text, False, False))
+            if self._grows(at):
+                return self._start_again(at)
         elif self.phase == "failing" and passed >= SETTLE:
             return self._judge(at)
         elif self.phase == "closing":
@@ -274,12 +278,24 @@ class ProgramMachine:
         dead = [failure for failure in self._failures if failure.killed]
         cause = min(dead, key=lambda failure: failure.at) if dead else first
         self.cause, self.culprit = f"{cause.name} failed: {cause.text}", cause.slot
-        if self.restart >= self.spec.restarts:
+        if self._spent >= self.spec.restarts:
             return self._close(at, "failed", now=True)
-        self.restart += 1
+        self._spent += 1
         self._failures.clear()
+        return self._start_again(at)
+
+    def _start_again(self, at: float) -> list[ProgramCommand]:
+        """End all tasks; when they have ended, others begin on the slots that are there then."""
+        self.restart += 1
         self._go("restarting", at)
         return [*self._halts(), *self._settle(at)]
+
+    def _grows(self, at: float) -> bool:
+        """Whether an elastic program should be started again on slots that came since. Only one that may be started
+        again, while all of it is at work; torchrun does the same at once (Elastic Agent, "Membership Changes")."""
+        more = len(self.tasks) < min(len(self.places), self.spec.slots) and at - self._came >= ELASTIC
+        whole = all(book.status == "running" for book in self.tasks.values())
+        return more and whole and self.spec.restarts > 0 and self.spec.restart == "program"
 
     def _is_over(self) -> bool:
         books = list(self.tasks.values())

@@ -59,7 +59,8 @@ def launch(
         main: a function `main(args, ctx)`, or the path of a script.
         args: for the function, anything that can be pickled; for a script, its arguments.
         roles: name → how many: {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}. A range (least, most) for programs
-            that can go on with fewer; hy.Role(2, gpus=1) for GPUs.
+            that can go on with fewer, and with more when slots come, if `restarts` lets them be started again;
+            hy.Role(2, gpus=1) for GPUs.
         engine: hy.Local() (the default: a process for each task) or hy.Spark(spark, workers=…).
         until: whose end is the program's end: "chief" (the default where there is one), "workers" or "all". What then
             still runs (parameter servers, evaluators) is ended.
