@@ -280,6 +280,37 @@ def test_a_program_that_is_slow_is_waited_for(tmp_path: Path) -> None:
         assert door.inlet("infer").stalled == 0
 
 
+def test_a_program_that_waits_for_slow_rows_is_not_to_blame(tmp_path: Path) -> None:
+    """It holds 3 rows for a batch of 4, and the task takes longer for more than the program may."""
+
+    def slowly() -> Any:
+        yield numbers(0, 3)
+        time.sleep(1.0)
+        yield numbers(3, 3)
+
+    with intake(tmp_path) as door:
+        found = later(lambda: list(ask(Road((door.where,), TOKEN, "infer", timeout=0.3), 0, 0, slowly())))
+        later(lambda: (found.result(10), door.finish()))
+        feed = Feed(door.inlet("infer"))
+        for batch in feed.batches(4):
+            feed.answer(batch["y"])
+        assert sum(rows for _, rows in found.result(5)) == 6
+
+
+def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
+    with intake(tmp_path) as door:
+        feed = Feed(door.inlet("infer"))
+        batches = feed.batches(4)
+        first = later(lambda: list(ask(Road((door.where,), TOKEN, "infer", timeout=0.2), 0, 0, [numbers(0, 4)])))
+        feed.answer(next(batches)["y"])
+        first.result(5)
+        second = later(lambda: list(ask(Road((door.where,), TOKEN, "infer"), 1, 0, [numbers(0, 4)])))
+        taken = next(batches)
+        time.sleep(0.6)
+        feed.answer(taken["y"])
+        assert second.result(5)[0][1] == 4
+
+
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], np.zeros(5), {"a": [1, 2], "b": [1]}, []])
 def test_wrong_answers_are_told_on_both_sides(tmp_path: Path, answer: Any) -> None:
     words = r"answered .* values to a batch of 2 rows \(partition 6\)"

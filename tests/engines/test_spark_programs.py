@@ -146,8 +146,9 @@ class TestFeeding:
         assert time.monotonic() - began < 60
         assert program.status()["status"] == "failed"
 
-    def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path) -> None:
-        program = launch(spark, tmp_path, _slow, {"kill": "worker", "times": 1}, restarts=1)
+    @pytest.mark.parametrize("who", ["worker", "executor"])
+    def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path, who: str) -> None:
+        program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, restarts=1)
         program.feed(frame(spark, 20000, 4))
         assert program.wait(60) == "done"
         assert program.status()["restarts"] == 1 and sum(values(program, "rows")) == 20000

@@ -157,7 +157,9 @@ class Feed:
             self._kept.append(pieces)
             self._kept_bytes += sum(len(piece.block.body) for piece in pieces if not piece.start)
         if pieces and pieces[0].block.stream.line is not None:
-            self._asked.append((pieces[0].block.stream, sum(piece.stop - piece.start for piece in pieces)))
+            stream, rows = pieces[0].block.stream, sum(piece.stop - piece.start for piece in pieces)
+            stream.owed += rows
+            self._asked.append((stream, rows))
         return pieces
 
     def _first(self) -> dict[str, Array] | None:

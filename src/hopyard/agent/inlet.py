@@ -63,8 +63,9 @@ class Inlet:
         self.taken = 0
         """Rows that `take` gave."""
         self._moved = time.monotonic()
-        """When the program took or answered something, or had nothing to answer."""
-        self._answering = False
+        """When the program took or answered something, or had nothing to do."""
+        self._answering = self._waiting = False
+        """Whether its thread is in `answering`, or waits in `take`."""
         self._size = 0
         self._told: Count | None = None
         self._allowed = Count(0, False)
@@ -81,7 +82,7 @@ class Inlet:
                 return None
             return self._books.claim(partition, worker)
 
-    def open(self, epoch: int, partition: int, line: Any = None) -> Stream | None:
+    def open(self, epoch: int, partition: int, line: Any = None, patience: float | None = None) -> Stream | None:
         """A stream for an attempt, its own where it waits for answers on `line`; None: it is not wanted.
 
         Raises:
@@ -93,7 +94,7 @@ class Inlet:
                 return None
             if line is None:
                 return self._shared
-            stream = Stream(line, partition)
+            stream = Stream(line, partition, patience=patience)
             self._streams.append(stream)
             self._asking.append(stream)
             self._uneven = self._uneven or "join"
@@ -160,10 +161,9 @@ class Inlet:
                 self._bytes -= size
                 self._changed.notify_all()
                 raise
-            if not self._owed():
+            if not self._at_work():
                 self._moved = time.monotonic()
             block.stream.blocks.append(block)
-            block.stream.waiting += block.rows
             self.received += block.rows
             self._changed.notify_all()
         self._report()
@@ -273,7 +273,11 @@ class Inlet:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     return Taken("pause")
-                self._changed.wait(left)
+                self._waiting = True
+                try:
+                    self._changed.wait(left)
+                finally:
+                    self._waiting, self._moved = False, time.monotonic()
 
     @contextlib.contextmanager
     def answering(self, stream: Stream, rows: int) -> Iterator[None]:
@@ -283,14 +287,20 @@ class Inlet:
             yield
         finally:
             with self._changed:
-                stream.waiting -= rows
+                stream.owed -= rows
                 self._moved, self._answering = time.monotonic(), False
 
     @property
-    def stalled(self) -> float:
-        """Seconds for which rows of an inference have waited while the program neither took nor answered any."""
+    def patience(self) -> float | None:
+        """The shortest of those that ask; None: nobody asks, or all wait for ever."""
         with self._changed:
-            return time.monotonic() - self._moved if self._owed() and not self._answering else 0.0
+            return min((stream.patience for stream in self._asking if stream.patience is not None), default=None)
+
+    @property
+    def stalled(self) -> float:
+        """Seconds for which the program had rows of an inference to take or to answer, and did neither."""
+        with self._changed:
+            return time.monotonic() - self._moved if self._at_work() and not self._answering else 0.0
 
     def rule(self, wait: float | None = None) -> Uneven | None:
         """How this feed ends; waits until it is known. None: not known within `wait`.
@@ -406,8 +416,12 @@ class Inlet:
         full, rest = divmod(self.received, self._size)
         return Count(full + bool(rest and self._ended), self._ended)
 
-    def _owed(self) -> bool:
-        return any(stream.waiting for stream in self._asking)
+    def _at_work(self) -> bool:
+        """Whether the next step is the program's: rows are here and it does not wait for any, or it has rows to answer
+        of which no more come."""
+        if self._waiting:
+            return any(stream.owed for stream in self._asking if stream.state == "over")
+        return any(stream.owed or stream.blocks for stream in self._asking)
 
     def _check(self) -> None:
         if self._error is not None:

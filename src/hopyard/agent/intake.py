@@ -86,8 +86,8 @@ class Intake:
         self._lock = threading.Lock()
         self._inlets: dict[str, Inlet] = {}
         self._lines: set[socket.socket] = set()
-        self._patience: dict[str, float] = {}
-        """Feed → seconds for which rows of an inference may wait while nothing moves."""
+        self._guarded: set[str] = set()
+        """Feeds that a thread guards against a program which does not answer."""
         self._done = False
         self._closed = False
         self._folder = _private(folder)
@@ -194,7 +194,7 @@ class Intake:
                     if worker not in (None, self.index):
                         visitor.reply({"worker": worker})
                         return
-            stream = inlet.open(epoch, partition, Back(line) if answers else None)
+            stream = inlet.open(epoch, partition, Back(line) if answers else None, hello.get("timeout"))
         except HopyardError as error:
             visitor.reply({"failed": str(error)})
             return
@@ -202,36 +202,33 @@ class Intake:
             visitor.reply({"unwanted": True})
             return
         visitor.reply({"worker": self.index})
-        if answers:
-            self._watch(inlet, hello.get("timeout"))
+        if stream.patience is not None:
+            self._watch(inlet)
         try:
             _Attempt(inlet, line, stream, epoch, partition).run()
         finally:
             inlet.lost(stream)
 
-    def _watch(self, inlet: Inlet, timeout: float | None) -> None:
-        """Let an inference fail whose rows wait too long; the shortest patience of those that ask counts."""
+    def _watch(self, inlet: Inlet) -> None:
+        """Let an inference fail whose rows wait too long."""
         with self._lock:
-            known = self._patience.get(inlet.name)
-            if timeout is None or (known is not None and known <= timeout):
-                return
-            self._patience[inlet.name] = timeout
-            if known is None:
+            if inlet.name not in self._guarded:
+                self._guarded.add(inlet.name)
                 threading.Thread(target=self._guard, args=(inlet,), name="patience", daemon=True).start()
 
     def _guard(self, inlet: Inlet) -> None:
         while not (self._closed or inlet.unwanted):
-            timeout = self._patience[inlet.name]
-            if inlet.stalled > timeout:
+            patience = inlet.patience
+            if patience is not None and inlet.stalled > patience:
                 inlet.fail(
                     HopyardError(
                         f"feed {inlet.name!r}: worker {self.index} has neither taken nor answered a row for "
-                        f"{timeout:g} seconds, though rows wait for it: does its main read ctx.feed({inlet.name!r}) "
+                        f"{patience:g} seconds, though rows wait for it: does its main read ctx.feed({inlet.name!r}) "
                         "and answer each batch? infer(timeout=…) says how long to wait"
                     )
                 )
                 return
-            time.sleep(min(1.0, timeout / 4))
+            time.sleep(min(1.0, (patience or 4.0) / 4))
 
 
 class Back:

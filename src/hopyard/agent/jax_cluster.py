@@ -21,7 +21,8 @@ def known_to_jax() -> None:
 
 def _register(clusters: ModuleType) -> None:
     base: Any = getattr(clusters, "ClusterEnv", None)
-    if base is None:  # a version that is built in another way: its users say the three arguments
+    known: Any = getattr(base, "_cluster_types", None)
+    if not isinstance(known, list):  # a version that is built in another way: its users say the three arguments
         return
 
     class HopyardCluster(base):  # type: ignore[misc]
@@ -34,7 +35,7 @@ def _register(clusters: ModuleType) -> None:
             return "JAX_PROCESS_ID" in os.environ and "JAX_NUM_PROCESSES" in os.environ
 
         @classmethod
-        def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
+        def get_coordinator_address(cls, *_: Any, **__: Any) -> str:
             return os.environ["JAX_COORDINATOR_ADDRESS"]
 
         @classmethod
@@ -45,6 +46,5 @@ def _register(clusters: ModuleType) -> None:
         def get_process_id(cls) -> int:
             return int(os.environ["JAX_PROCESS_ID"])
 
-    known: list[Any] = base._cluster_types
     known.remove(HopyardCluster)
     known.insert(0, HopyardCluster)

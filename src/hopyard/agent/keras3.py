@@ -9,6 +9,7 @@ import textwrap
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 SENTENCE = (
@@ -34,7 +35,8 @@ def foreseen(main: Any, environment: Mapping[str, str]) -> bool:
     try:
         text = main.read_text() if isinstance(main, Path) else textwrap.dedent(inspect.getsource(main))
         tree = ast.parse(text)
-    except (OSError, TypeError, SyntaxError, ValueError):  # made in a console, or no Python at all
+    except (OSError, TypeError, SyntaxError, ValueError, TokenError, RecursionError):
+        # made in a console, edited since, or no Python at all
         return False
     names, fits = set(), False
     for node in ast.walk(tree):

@@ -30,8 +30,10 @@ class Stream:
     line: Any = None
     """In inference: where answers go."""
     partition: int = -1
-    waiting: int = 0
-    """In inference: rows that came and have no answer yet."""
+    owed: int = 0
+    """In inference: rows of batches that the program has and has not answered."""
+    patience: float | None = None
+    """In inference: seconds that its rows may wait here while nothing moves; None: any."""
     blocks: deque[Block] = field(default_factory=deque)
     state: Literal["open", "over", "lost"] = "open"
 

@@ -102,7 +102,8 @@ class Child:
                 intake.failed(word.feed, word.text)
             case "ask":
                 taken, waiting = intake.inlet(word.feed).taken, intake.waiting(word.feed)
-                self.pipe.send(FeedWord(self.slot, self.life, word.feed, "taken", taken, waiting > 0))
+                answer = FeedWord(self.slot, self.life, word.feed, "taken", taken, waiting > 0, str(word.number))
+                self.pipe.send(answer)
             case "allowed":
                 intake.allowed(word.feed, word.number, word.flag)
 

@@ -17,7 +17,8 @@ NOTHING = Count(0, False)
 
 
 class FeedBook:
-    """Owner of what is known of one feed.
+    """Owner of what is known of one feed. The program's loop tells it what workers say, the thread that pours all else;
+    each writes what the other only reads, whole values at a time.
 
     Args:
         name: of the feed.
@@ -25,7 +26,19 @@ class FeedBook:
         restart: what is started again when a task fails: "program", "task", or "" where nothing is.
     """
 
-    __slots__ = ("_allowed", "_counts", "_kept", "_lives", "_restart", "_taken", "ended", "epochs", "name", "uneven")
+    __slots__ = (
+        "_allowed",
+        "_counts",
+        "_kept",
+        "_lives",
+        "_question",
+        "_restart",
+        "_taken",
+        "ended",
+        "epochs",
+        "name",
+        "uneven",
+    )
 
     def __init__(self, name: str, uneven: Uneven, restart: Literal["", "program", "task"]) -> None:
         self.name, self.uneven, self._restart = name, uneven, restart
@@ -35,7 +48,8 @@ class FeedBook:
         """Whether the user said that no more rows come."""
         self._counts: dict[int, Count] = {}
         self._allowed = NOTHING
-        self._taken: dict[int, tuple[int, bool]] = {}
+        self._taken: dict[int, tuple[int, bool, int]] = {}
+        self._question = 0
         self._kept: list[tuple[Any, int]] = []
         self._lives: frozenset[int] | None = None
         """The tasks that have all that is kept."""
@@ -53,22 +67,34 @@ class FeedBook:
         self._allowed = now
         return now
 
-    def takes(self, slot: int, rows: int, more: bool) -> None:
+    @property
+    def question(self) -> int:
+        """Number that goes with a question to the workers, and comes back with its answer."""
+        return self._question
+
+    def ask_anew(self) -> None:
+        """What workers said of taking rows is out of date: more were sent. Answers to older questions do not count."""
+        self._question += 1
+
+    def takes(self, slot: int, rows: int, more: bool, question: int) -> None:
         """A worker's program has taken so many rows, and whether more wait for it."""
-        self._taken[slot] = rows, more
+        self._taken[slot] = rows, more, question
 
     @property
-    def taken(self) -> dict[int, tuple[int, bool]]:
-        """Slot → rows that its program took, and whether more wait; of those that were heard of."""
-        return self._taken.copy()
+    def taken(self) -> int:
+        """Rows that the programs of all workers took, as far as is known."""
+        return sum(rows for rows, _, _ in self._taken.copy().values())
+
+    @property
+    def said(self) -> dict[int, tuple[int, bool]]:
+        """Slot → rows that its program took, and whether more wait; of those that answered the present question."""
+        known = self._taken.copy().items()
+        return {slot: (rows, more) for slot, (rows, more, question) in known if question == self._question}
 
     def all_taken(self, fed: Collection[int]) -> bool:
         """Whether each of these workers said that none wait for it."""
-        return bool(fed) and all(slot in self._taken and not self._taken[slot][1] for slot in fed)
-
-    def ask_anew(self) -> None:
-        """What workers said of taking rows is out of date: more were sent."""
-        self._taken.clear()
+        said = self.said
+        return bool(fed) and all(slot in said and not said[slot][1] for slot in fed)
 
     # ------------------------------------------------------------------------------------------- what they are sent
 
@@ -78,8 +104,9 @@ class FeedBook:
         return self.epochs
 
     def keep(self, source: Any, epochs: int, lives: frozenset[int] | None) -> None:
-        """These tasks have all rows of a source, so often; it is kept where they may be started again."""
-        if self._restart:
+        """These tasks have all rows of a source, so often; it is kept where they may be started again: the source, not
+        its rows, but a list or table of this process stays in memory with it."""
+        if self._restart and epochs:
             self._kept.append((source, epochs))
             self._lives = lives
 
@@ -102,10 +129,9 @@ class FeedBook:
         self._taken.clear()
         self._allowed, self._lives = NOTHING, None
 
-    @property
-    def doubled(self) -> str:
-        """Why rows cannot go again to tasks that were started again; empty: they can."""
-        if self._restart != "task":
+    def doubled(self, had: frozenset[int] | None, now: frozenset[int]) -> str:
+        """Why rows that some tasks have cannot go again to those that there are now; empty: they can."""
+        if self._restart != "task" or not (had and had & now):
             return ""
         return (
             f'feed {self.name!r}: a task was started again by itself (restart="task"), and the others have rows that '

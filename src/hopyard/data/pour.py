@@ -227,7 +227,10 @@ class Line:
         self.unwanted = bool(words.get("unwanted"))
 
     def _gone(self, why: object) -> ConnectionError:
-        hint = "; an inference is computed each time its result is used, so use it before the program ends"
+        hint = (
+            "; an inference is computed each time its result is used, so use it before the program ends, and call "
+            "program.infer again where it was started again"
+        )
         return ConnectionError(
             f"worker {self.worker} of the program has ended, or cannot be reached, while it was to take partition "
             f"{self._partition} of feed {self._road.feed!r} ({why}){hint if self._answers else ''}; its own error, if "

@@ -43,7 +43,6 @@ class Feeding:
         """What inferences, which may come at any time, keep to the program's end."""
         self._aside = int(lend)
         """Who needs room in Spark's books right now; an inference needs it to the program's end."""
-        self._lends = lend
         hosts.heard = self._heard
         hosts.assigned = self._assigned
 
@@ -57,18 +56,17 @@ class Feeding:
             raise SpecError(f"feed(name={name!r}): a name is needed")
         _patient("feed", timeout)
         feed = self._named(name, uneven)
+        if feed.book.ended:
+            raise SpecError(
+                f"feed(name={name!r}): this feed has ended; give end=False to calls before the last, or another name"
+            )
         if feed.book.uneven != uneven:
             raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.book.uneven!r}")
         return feed.feed(source_of(data), epochs, end, timeout)
 
     def end(self, name: str) -> None:
         """No more rows of this feed."""
-        with self._lock:
-            feed = self._feeds.get(name)
-        if feed is not None:
-            feed.end()
-        else:
-            self._hosts.tell(name, "ended")
+        self._named(name, "join").end()
 
     def infer(self, data: Any, *, schema: Any, name: str, timeout: float | None) -> Any:
         """See `Program.infer`."""
@@ -84,7 +82,7 @@ class Feeding:
         from hopyard.data.inferring import inferring, inferring_rows
 
         feed = self._named(name, "join")
-        road = Road(tuple(feed.doors()), self._token, name, feed.book.epochs, timeout=timeout)
+        road = Road(tuple(feed.doors()[1]), self._token, name, feed.book.epochs, timeout=timeout)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
@@ -118,18 +116,19 @@ class Feeding:
                     self._hosts.link.crew.back()
 
     def _assigned(self) -> None:
-        """Each task has its slot. Other jobs may have their cores, where they are lent; a program that was started
-        again gets what was fed before."""
-        if self._lends:
+        """Each task has its slot. Other jobs may have their cores, where they are lent or needed; tasks that were
+        started again get what was fed before."""
+        if self._aside:
             try:
                 self._hosts.link.crew.aside(self._hosts.fed)
             except HopyardError as error:
                 log.warning("%s: %s", self._layout.root, error)
-        machine = self._hosts.machine
-        if machine.restart and machine.spec.restart == "program":
-            with self._lock:
-                behind = [feed for feed in self._feeds.values() if feed.book.lacked(self._hosts.lives)]
-            for feed in behind:
+        if not self._hosts.machine.restart:
+            return
+        with self._lock:
+            feeds, lives = list(self._feeds.values()), self._hosts.lives
+        for feed in feeds:
+            if feed.book.lacked(lives) or feed.book.ended:
                 threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()
 
     def _heard(self, word: FeedWord) -> None:

@@ -138,8 +138,9 @@ class Hosts:
         """Which tasks these are; others after a restart."""
         return frozenset(book.life for book in self.machine.tasks.copy().values() if book.task.rank >= 0)
 
-    def doors(self, until: float) -> list[dict[str, Any]]:
-        """Where the fed tasks take rows, by rank; waits for those that are not there yet. Empty: the program is over.
+    def doors(self, until: float) -> tuple[frozenset[int], list[dict[str, Any]]]:
+        """Which tasks are fed, and where they take rows, by rank; waits for those that are not there yet. No doors: the
+        program is over.
 
         Raises:
             TimeoutError: some are not there by then.
@@ -159,11 +160,11 @@ class Hosts:
                     )
                 known = [self._doors.get(book.task.slot, (0, {})) for book in books]
                 if books and all(life == book.life for (life, _), book in zip(known, books, strict=True)):
-                    return [door for _, door in known]
+                    return frozenset(book.life for book in books), [door for _, door in known]
                 if time.monotonic() > until:
                     raise TimeoutError
                 self._changed.wait(0.1)
-        return []
+        return frozenset(), []
 
     def _put(self, order: Callable[[], None]) -> None:
         self._orders.put(order)
@@ -237,7 +238,9 @@ class Hosts:
                 if message.error:
                     log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
             case FeedWord():
-                self.heard(message)
+                book = self.machine.tasks.get(message.slot)
+                if book is not None and book.life == message.life:  # not of a task of the past
+                    self.heard(message)
             case _:
                 log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
 

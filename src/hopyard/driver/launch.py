@@ -101,11 +101,11 @@ def launch(
     )
     cargo = _script(Path(str(main)), args) if script else _function(main, args)
     environment = _strings(env)
-    if keras3.foreseen(Path(str(main)) if script else main, environment):
-        log.warning("%s: %s", spec.name, keras3.SENTENCE)
     if transport not in ("auto", None):
         raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
     chosen = _engine(engine, spec)
+    if keras3.foreseen(Path(str(main)) if script else main, {**getattr(chosen, "env", {}), **environment}):
+        log.warning("%s: %s", spec.name, keras3.SENTENCE)
     if tensorboard is not False and chosen.name == "local" and importlib.util.find_spec("tensorboard") is None:
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
     spec = fitted(spec, chosen.workers)
@@ -173,6 +173,12 @@ def _engine(engine: Engine | None, spec: ProgramSpec) -> Engine:
     if getattr(engine, "name", None) not in ("local", "spark"):
         raise SpecError(
             f"engine = {engine!r}: hy.Local(…) or hy.Spark(…) is needed; a program has processes of its own"
+        )
+    here = getattr(engine, "here", 0)
+    if here and engine.workers != spec.slots:
+        raise SpecError(
+            f"hy.Spark(workers={engine.workers}, here={here}): roles are {spec.slots} processes ({_counted(spec)}), "
+            f"and here= counts from the last of them: give workers={spec.slots}"
         )
     if engine.workers < spec.least:
         raise SpecError(

@@ -29,9 +29,12 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.01
 """Between looks at how far the workers are."""
 ASK_SECONDS = 0.5
-"""Between questions to the workers. Where their answer is waited for: a tenth of the time that has passed."""
+"""Between questions to the workers. Where their answer is waited for: a tenth of the time that has passed, but no
+more than this."""
 OPEN_SECONDS = 120.0
 """Until each worker of a program that runs has opened its door."""
+STARTING = ("failing", "restarting", "reserving")
+"""Phases in which a program may come up again."""
 LAST_WORDS = 15.0
 """For the program to say why a feed broke off."""
 
@@ -79,46 +82,52 @@ class Pouring:
                     if end:
                         self.end()
                         self._taken(timeout, lives)
-                    self.book.keep(source, epochs, lives)
-                    return rows
+                    break
                 except _Again:
                     self.book.begin_again()
                     if not self.book.lacked(self._hosts.lives):
                         log.warning(
                             "%s was started again: the rows of feed %r go again", self._layout.root, self.book.name
                         )
+            self.book.keep(source, epochs, lives)
+            if self._make_whole(timeout) and self.book.ended:
+                self._hosts.tell(self.book.name, "ended")
+            return rows
 
     def end(self) -> None:
-        """No more rows come."""
-        self.book.ended = True
-        self._hosts.tell(self.book.name, "ended")
+        """No more rows come, after those that go."""
+        with self._serial:
+            self.book.ended = True
+            if not self.book.lacked(self._hosts.lives):  # else once they have gone again
+                self._hosts.tell(self.book.name, "ended")
 
     def catch_up(self) -> None:
-        """Feed again what no call of the user's is about to, after the program was started again."""
+        """After the program was started again: feed again what no call of the user's is about to, and say its end."""
         with self._serial:
-            while self.book.lacked(self._hosts.lives):
-                try:
-                    self._repeat(None)
-                except _Again:
-                    self.book.begin_again()
-                except HopyardError as error:  # the program is over, and says why
-                    log.info("%s: feed %r: %s", self._layout.root, self.book.name, error)
-                    return
+            try:
+                self._make_whole(None)
+                if self.book.ended:
+                    self._hosts.tell(self.book.name, "ended")
+            except ProgramFailed as error:  # which says why to whoever waits for it
+                log.info("%s: feed %r: %s", self._layout.root, self.book.name, error)
+            except HopyardError as error:
+                log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.book.name, error)
+                self._hosts.tell(self.book.name, "failed", text=str(error))
 
-    def doors(self, begun: bool = False) -> list[Door]:
-        """Where rows go. Waits for a program that starts, or starts again. Nowhere, if the program had enough of
-        what was begun.
+    def doors(self, begun: bool = False) -> tuple[Lives, list[Door]]:
+        """Which tasks are fed, and where. Waits for a program that starts, or starts again. Nowhere, if the program
+        had enough of what was begun.
 
         Raises:
             ProgramFailed: it is over.
             HopyardError: a worker does not open its door.
         """
         name = self.book.name
-        while self._hosts.machine.phase in ("reserving", "failing", "restarting") and not self._hosts.ended.is_set():
-            time.sleep(0.02)  # the program's own patience ends this
+        while self._hosts.machine.phase in STARTING and not self._hosts.ended.is_set():
+            time.sleep(LOOK_SECONDS)  # the program's own patience ends this
         self._hosts.tell(name, "open", text=self.book.uneven)
         try:
-            found = self._hosts.doors(time.monotonic() + OPEN_SECONDS)
+            lives, found = self._hosts.doors(time.monotonic() + OPEN_SECONDS)
         except TimeoutError:
             raise HopyardError(
                 f"feed {name!r}: not every worker opened its door within {OPEN_SECONDS:.0f} seconds; program.status() "
@@ -126,12 +135,12 @@ class Pouring:
             ) from None
         if not found and not (begun and self._hosts.machine.status == "done"):
             self._is_over()
-        return [Door(**door) for door in found]
+        return lives, [Door(**door) for door in found]
 
     def heard(self, word: FeedWord) -> None:
         """What a worker says of this feed."""
         if word.word == "taken":
-            self.book.takes(word.slot, word.number, word.flag)
+            self.book.takes(word.slot, word.number, word.flag, int(word.text or 0))
         elif word.word == "counts":
             allowed = self.book.says(word.slot, Count(word.number, word.flag), self._hosts.fed)
             if allowed is not None:
@@ -139,32 +148,42 @@ class Pouring:
 
     # ------------------------------------------------------------------------------------------- sending
 
+    def _make_whole(self, timeout: float | None) -> bool:
+        """Feed again what tasks that were started again lack, until none was meanwhile. False: none lack anything."""
+        again = False
+        while self.book.lacked(self._hosts.lives):
+            again = True
+            try:
+                self._repeat(timeout)
+            except _Again:
+                self.book.begin_again()
+        return again
+
     def _repeat(self, timeout: float | None) -> None:
         """What was fed before, for a program that was started again since."""
-        lacked = self.book.lacked(self._hosts.lives)
+        lives = self._hosts.lives
+        lacked = self.book.lacked(lives)
         if not lacked:
             return
-        self._unless_doubled()
-        log.warning("%s was started again: the rows of feed %r go again", self._layout.root, self.book.name)
-        lives: Lives | None = None
+        self._unless_doubled(self.book.lives, lives)
+        self.book.begin_again()  # what was said is the former tasks'
+        self._say_again()
+        poured: Lives | None = None
         for source, epochs in lacked:
-            _, lives = self._all(source, epochs, timeout, lives)
-        if self.book.ended:
-            self._hosts.tell(self.book.name, "ended")
-        self.book.caught_up(lives)
+            _, poured = self._all(source, epochs, timeout, poured)
+        self.book.caught_up(self._hosts.lives if poured is None else poured)
 
     def _all(
         self, source: Source, epochs: int, timeout: float | None, poured: Lives | None
     ) -> tuple[int, Lives | None]:
         """Send all rows so often: how many, and to which tasks. `poured`: those that have what was sent before."""
         rows = 0
-        for _ in range(epochs):
-            doors = self.doors(rows > 0)
+        for epoch in range(epochs):
+            lives, doors = self.doors(begun=epoch > 0)
             if not doors:
                 break
-            lives = self._hosts.lives
             if poured not in (None, lives):  # started again between two epochs
-                self._unless_doubled()
+                self._unless_doubled(poured, lives)
                 raise _Again
             poured = lives
             road = Road(tuple(doors), self._token, self.book.name, self.book.begin_epoch(), self.book.uneven)
@@ -173,7 +192,9 @@ class Pouring:
         return rows, poured
 
     def _watched(self, source: Source, road: Road, lives: Lives, timeout: float | None) -> int:
-        """Send the rows of one epoch from another thread, and watch the program."""
+        """Send the rows of one epoch from another thread, and watch the program. How many were sent; of a program
+        that had enough, how many it took of them, as far as is known."""
+        before = self.book.taken
         done: list[int] = []
         broken: list[BaseException] = []
 
@@ -200,10 +221,10 @@ class Pouring:
         again = self._over_or_again(lives)
         if again is None:  # it had enough
             source.cancel()
-            return sum(rows for rows, _ in self.book.taken.values())
+            return self.book.taken - before
         if again:
             source.cancel()
-            self._unless_doubled()
+            self._unless_doubled(lives, self._hosts.lives)
             raise _Again
         if thread.is_alive():
             source.cancel()
@@ -218,17 +239,17 @@ class Pouring:
         """Wait until the program has taken all rows, or wants no more."""
         lives = self._hosts.lives if lives is None else lives
         stall = _Stall(self.book, self._hosts, timeout, eager=True)
-        self.book.ask_anew()
         while not self._hosts.ended.is_set():
             if self._hosts.lives != lives:
                 if self._over_or_again(lives):
+                    self._unless_doubled(lives, self._hosts.lives)
                     raise _Again
                 return
             stall.look()
             if self.book.all_taken(self._hosts.fed):
                 return
             time.sleep(LOOK_SECONDS)
-        if self._hosts.machine.status == "failed" or self._hosts.error is not None:
+        if self._hosts.machine.status != "done" or self._hosts.error is not None:
             self._is_over()
 
     # ------------------------------------------------------------------------------------------- the program
@@ -240,19 +261,24 @@ class Pouring:
             ProgramFailed: it is over.
         """
         until = time.monotonic() + 3.0
-        while time.monotonic() < until or self._hosts.machine.phase in ("failing", "restarting", "closing"):
+        while True:
             if self._hosts.ended.is_set():
                 if self._hosts.machine.status == "done" and self._hosts.error is None:
                     return None
                 self._is_over()
-            if self._hosts.lives != lives and self._hosts.machine.phase == "running":
+            phase = self._hosts.machine.phase
+            if phase == "running" and self._hosts.lives != lives:
                 return True
-            time.sleep(0.02)
-        return False
+            if time.monotonic() > until and phase not in (*STARTING, "closing"):
+                return False
+            time.sleep(LOOK_SECONDS)
 
-    def _unless_doubled(self) -> None:
-        """Raises HopyardError where rows cannot go again."""
-        if words := self.book.doubled:
+    def _say_again(self) -> None:
+        log.warning("%s was started again: the rows of feed %r go again", self._layout.root, self.book.name)
+
+    def _unless_doubled(self, had: Lives | None, now: Lives) -> None:
+        """Raises HopyardError where rows that some tasks have cannot go again."""
+        if words := self.book.doubled(had, now):
             self._hosts.tell(self.book.name, "failed", text=words)
             raise HopyardError(words)
 
@@ -276,14 +302,18 @@ class _Stall:
         self._book, self._hosts, self._timeout, self._eager = book, hosts, timeout, eager
         self._moved: dict[int, tuple[int, float]] = {}
         self._began = self._asked = time.monotonic()
+        book.ask_anew()
 
     def look(self) -> None:
         """Ask them; raises HopyardError when one has taken nothing for too long."""
-        now, taken = time.monotonic(), self._book.taken
+        if self._hosts.machine.phase != "running":
+            self._moved.clear()
+            return
+        now, said = time.monotonic(), self._book.said
         if now - self._asked >= (min(ASK_SECONDS, (now - self._began) / 10) if self._eager else ASK_SECONDS):
             self._asked = now
-            self._hosts.tell(self._book.name, "ask")
-        for slot, (rows, waiting) in taken.items():
+            self._hosts.tell(self._book.name, "ask", self._book.question)
+        for slot, (rows, waiting) in said.items():
             last, since = self._moved.get(slot, (-1, now))
             if rows != last or not waiting:
                 self._moved[slot] = rows, now

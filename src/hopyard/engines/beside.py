@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from hopyard.errors import ResourceError
 from hopyard.ports import Crew
 
 
@@ -35,7 +36,13 @@ class Beside:
 
     def lost(self) -> list[tuple[int, str]]:
         """Those that ended since last asked, of both."""
-        return [*self._near.lost(), *self._far.lost()]
+        found = self._near.lost()
+        try:
+            return [*found, *self._far.lost()]
+        except ResourceError:  # it says so again
+            if not found:
+                raise
+            return found
 
     def watch(self) -> list[int]:
         """Readable when an agent ended."""

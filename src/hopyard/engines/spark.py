@@ -114,7 +114,8 @@ class Spark:
         executors = Executors(self, _present(self.session), home)
         if not self.here:
             return executors
-        near = Processes(Local(workers=self.here, threads=self.threads, devices=None, env=self.env), home)
+        env = {"CUDA_VISIBLE_DEVICES": "", **self.env}  # the driver's are not for roles that ask for GPUs
+        near = Processes(Local(workers=self.here, threads=self.threads, devices=None, env=env), home)
         return Beside(executors, near, range(self.workers - self.here, self.workers))
 
     def __reduce__(self) -> tuple[Any, ...]:

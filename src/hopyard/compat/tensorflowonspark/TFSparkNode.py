@@ -164,6 +164,7 @@ def hosted(map_fun: Callable[[Any, Any], Any], meta: Meta) -> Callable[[Any, Any
             sys.argv = args  # a command line, which the user's code parses
         return map_fun(args, context(program, meta))
 
+    main.__wrapped__ = map_fun  # type: ignore[attr-defined]  # for who looks for its text
     return main
 
 
