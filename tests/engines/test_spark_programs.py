@@ -220,14 +220,14 @@ def _doubles(args: Any, ctx: Any) -> None:
 
 def _slow(args: Any, ctx: Any) -> None:
     """Takes rows; worker 1 is killed, or its executor, in the midst of it."""
-    import contextlib
     import os
     import signal
+    import time
 
     rows, victim = 0, os.getpid() if args["kill"] == "worker" else above("java")
     for batch in ctx.feed().batches(100):
         rows += len(batch["a"])
         if ctx.index == 1 and rows >= 1000 and ctx.restart < args.get("times", 99):
-            with contextlib.suppress(ProcessLookupError):  # it was killed just before, and takes a while to die
-                os.kill(victim, signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
+            time.sleep(60)  # until its sitter has seen it
     ctx.report({"rows": rows})

@@ -60,8 +60,20 @@ class Ticket:
     """Number of the Spark job whose task this is."""
 
 
+def sit_plainly(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function that `mapPartitions` of an RDD takes: one task, one sitter; gives one row when it leaves."""
+
+    def hopyard_slot(rows: Iterator[Any]) -> Iterator[Any]:
+        for _ in rows:
+            pass
+        hold(ticket, _gpus(), java_above() or os.getppid())
+        yield socket.gethostname()
+
+    return hopyard_slot
+
+
 def sit(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The function that `mapInArrow` takes: one task, one sitter; gives one row when it leaves."""
+    """The same for `mapInArrow`, which is all that Spark Connect has."""
 
     def hopyard_slot(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa

@@ -23,7 +23,7 @@ from typing import Any
 from hopyard.engines.beside import Beside
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.seats import Seats
-from hopyard.engines.sitter import UNREACHED, Ticket, sit
+from hopyard.engines.sitter import UNREACHED, Ticket, sit, sit_plainly
 from hopyard.errors import ResourceError, SpecError
 from hopyard.hosts import LOOPBACK, address_towards
 from hopyard.ports import Crew, Home
@@ -262,8 +262,11 @@ class Executors:
         came = self._seats.came
         try:
             self._mark()
-            task = sit(replace(self._ticket, job=number))
-            self._session.range(0, 1, 1, 1).mapInArrow(task, "host string").collect()
+            ticket = replace(self._ticket, job=number)
+            if is_connect(self._session):
+                self._session.range(0, 1, 1, 1).mapInArrow(sit(ticket), "host string").collect()
+            else:  # no plan to make, no code to generate, and neither pandas nor Arrow to import in the task
+                self._session.sparkContext.parallelize([number], 1).mapPartitions(sit_plainly(ticket)).collect()
             self._failures = 0
         except Exception as error:  # noqa: BLE001 - whatever Spark raises is told, or tried again
             if not self._closed:
