@@ -98,9 +98,9 @@ def call(feeds: Any, rows: Any, end: bool, name: str = "train", epochs: int = 1)
 
 def settled(hosts: Hosts) -> list[Any]:
     """All that was said, once nothing more is."""
-    for thread in threading.enumerate():
-        if thread.name == "hopyard-replay":
-            thread.join(5)
+    until = time.monotonic() + 5
+    while any(thread.name == "hopyard-replay" for thread in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.01)
     return hosts.said
 
 
@@ -149,6 +149,38 @@ def test_an_end_without_rows_is_said_again(hosts: Hosts, tmp_path: Path) -> None
     feeds.end("valid")
     hosts.start_again(ALL_NEW)
     assert settled(hosts) == ["ended", "again", "ended"]
+
+
+def test_an_end_before_anybody_is_there_is_said_when_they_come(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.machine.phase, there, hosts.lives = "reserving", hosts.lives, frozenset()
+    feeds = feeding(hosts, tmp_path)
+    assert call(feeds, Rows(hosts, "A"), end=True, epochs=0) == 0
+    hosts.said.clear()
+    hosts.lives, hosts.machine.phase = there, "running"
+    hosts.assigned()
+    assert settled(hosts) == ["ended"]
+
+
+def test_a_call_that_is_refused_opens_nothing(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: Any) -> Any:
+        raise SpecError("no rows")
+
+    feeds = feeding(hosts, tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(SpecError, match="no rows"):
+        patch.setattr("hopyard.driver.feeds.source_of", refuse)
+        feeds.feed(7, epochs=1, name="train", uneven="min", end=True, timeout=5.0)
+    assert call(feeds, Rows(hosts, "A"), end=True) == 5
+
+
+@pytest.mark.parametrize("name", [5, "", None])
+def test_names_of_feeds_are_texts(hosts: Hosts, tmp_path: Path, name: Any) -> None:
+    feeds = feeding(hosts, tmp_path)
+    rdd = SimpleNamespace(mapPartitionsWithIndex=None)
+    for ask in (feeds.end, lambda name: feeds.infer(rdd, schema=None, name=name, timeout=None)):
+        with pytest.raises(SpecError, match="a name is needed"):
+            ask(name)
+    with pytest.raises(SpecError, match="a name is needed"):
+        call(feeds, Rows(hosts, "A"), end=True, name=name)
 
 
 def test_no_epochs_are_nothing_to_send_again(hosts: Hosts, tmp_path: Path) -> None:

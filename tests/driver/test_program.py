@@ -115,7 +115,7 @@ class TestItsLife:
         program = launch(tmp_path, script, ["--steps", "3"])
         assert program.wait(60) == "done"
         assert "rank 1 of 2 ['--steps', '3'] __main__" in program.logs("worker", 1)
-        with pytest.raises(hy.SpecError, match="there are worker 0, worker 1"):
+        with pytest.raises(hy.SpecError, match="there are 2 worker, counted from 0"):
             program.logs("ps")
 
     def test_much_is_printed(self, tmp_path: Path) -> None:
@@ -274,6 +274,11 @@ class TestBadInput:
             ({"engine": hy.Inline()}, "processes"),
             ({"engine": "spark"}, "hy.Local"),
             ({"env": {"a": 1}}, "strings"),
+            ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\): Role\(least=2\)"),
+            ({"roles": {"worker": 10**9}}, "at most 10,000"),
+            ({"tensorflow1": "no"}, "True or False"),
+            ({"lend": 3}, "True or False"),
+            ({"tensorboard": 5}, "True, False or a directory"),
         ],
     )
     def test_values(self, tmp_path: Path, how: dict[str, Any], words: str) -> None:
@@ -284,6 +289,32 @@ class TestBadInput:
     def test_fewer_slots_than_roles(self, tmp_path: Path) -> None:
         with pytest.raises(hy.SpecError, match=r"need 3 processes \(2 worker, 1 ps\), the engine has workers=2"):
             launch(tmp_path, roles={"worker": 2, "ps": 1}, engine=hy.Local(workers=2))
+
+    @pytest.mark.parametrize("directory", ["", 0, "a\0b"])
+    def test_directories(self, directory: Any) -> None:
+        with pytest.raises(hy.SpecError, match="a path, or None"):
+            hy.launch(programs.who, roles={"worker": 1}, directory=directory)
+
+    def test_what_runs_nothing_when_it_is_called(self, tmp_path: Path) -> None:
+        async def soon(args: Any, ctx: Any) -> None:
+            raise ValueError
+
+        def steps(args: Any, ctx: Any) -> Any:
+            yield 1
+
+        for main in (soon, steps):
+            with pytest.raises(hy.SpecError, match="a call of it runs nothing"):
+                launch(tmp_path, main)
+
+    def test_questions_that_make_no_sense(self, tmp_path: Path) -> None:
+        with launch(tmp_path, programs.idle) as program:
+            with pytest.raises(hy.SpecError, match=r"stop\(grace='x'\)"):
+                program.stop("x")  # type: ignore[arg-type]
+            program.logs("worker", 1)
+            for role, index in (("worker", 9), ("boss", None), (None, 9)):
+                with pytest.raises(hy.SpecError, match="no such task; there are 2 worker, counted from 0"):
+                    program.logs(role, index)
+            assert not program.over
 
     def test_no_function_no_script(self, tmp_path: Path) -> None:
         with pytest.raises(hy.SpecError, match="a function main"):

@@ -28,6 +28,8 @@ def roles_of(text: str, gpus: int) -> dict[str, Any]:
             raise UsageError(f"--roles {text!r}: {part.strip()!r} is none; worker=4,ps=1 is wanted") from None
         if count or low:
             made[name] = Role(count, low, 0 if name in SERVING else gpus)
+    if not made:
+        raise UsageError(f"--roles {text!r}: no process at all; worker=4,ps=1 is wanted")
     return made
 
 

@@ -71,11 +71,10 @@ def roles_of(given: Any) -> dict[str, Role]:
         if isinstance(value, Role):
             made[name] = value
         elif isinstance(value, (tuple, list)) and len(value) == 2:
-            made[name] = Role(value[1], value[0])
+            made[name] = _role(name, value, value[1], value[0])
         elif isinstance(value, int) and not isinstance(value, bool):
-            if value == 0:
-                continue
-            made[name] = Role(value)
+            if value != 0:
+                made[name] = _role(name, value, value)
         else:
             raise SpecError(f"roles[{name!r}] = {value!r}: a number, a range (least, most) or hy.Role(…) is needed")
     chiefs = [name for name in CHIEFS if name in made]
@@ -87,6 +86,13 @@ def roles_of(given: Any) -> dict[str, Role]:
         if made[name].count != 1:
             raise SpecError(f"roles[{name!r}]: there is one {name}, not {made[name].count}")
     return dict(sorted(made.items(), key=lambda item: (_ORDER.get(item[0], 2), item[0])))
+
+
+def _role(name: str, given: Any, count: Any, least: Any = None) -> Role:
+    try:
+        return Role(count, least)
+    except SpecError as error:
+        raise SpecError(f"roles[{name!r}] = {given!r}: {error}") from None
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -198,6 +198,7 @@ class ProgramMachine:
             self._stillborn += 1
             if self._stillborn < STILLBORN:
                 return [Renew(fact.slot)]
+            self.culprit = fact.slot
             return self._fail(fact.at, f"{STILLBORN} agents ended before the program began, the last: {fact.reason}")
         if book is None or not book.up:
             return self._settle(fact.at)

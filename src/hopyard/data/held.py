@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from hopyard.data.cache import open_partition
+from hopyard.errors import DataError
 
 ROWS = 4096
 """Of a block."""
@@ -28,15 +29,35 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
             rows = len(next(iter(named.values())))
             for start in range(0, rows, ROWS):
                 yield pa.record_batch({name: _column(array[start : start + ROWS]) for name, array in named.items()})
+    elif isinstance(data, (list, tuple)) and data and all(isinstance(row, dict) for row in data):
+        yield from blocks_of(_table(data), parts)
     elif isinstance(data, (list, tuple)):
         step = _step(len(data), parts)
         for start in range(0, len(data), step):
-            rows_ = data[start : start + step]
-            yield pa.RecordBatch.from_pylist(rows_) if all(isinstance(row, dict) for row in rows_) else list(rows_)
+            yield list(data[start : start + step])
     else:
         data = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
         table = data if isinstance(data, pa.Table) else pa.Table.from_pandas(data, preserve_index=False)
         yield from table.to_batches(max_chunksize=_step(len(table), parts))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Any:
+    """Rows that are dicts as one table, so that a column has one type in all blocks."""
+    names = rows[0].keys()
+    if not names:
+        raise DataError("row 0 is an empty dict: a row needs at least one key")
+    for number, row in enumerate(rows):
+        if row.keys() != names:
+            odd = ", ".join(sorted(map(repr, row.keys() ^ names)))
+            raise DataError(f"row {number} and row 0 differ in their keys: {odd}; each row needs the same")
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([row[name] for row in rows])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            told = "; ".join(map(str, error.args))
+            raise DataError(f"column {name!r}: its values have no common type ({told})") from error
+    return pa.table(columns)
 
 
 def _step(rows: int, parts: int) -> int:

@@ -52,21 +52,20 @@ class Feeding:
             raise SpecError(f"feed(epochs={epochs!r}): a whole number of at least 0 is needed")
         if uneven not in RULES:
             raise SpecError(f"feed(uneven={uneven!r}): one of {', '.join(map(repr, RULES))} is needed")
-        if not isinstance(name, str) or not name:
-            raise SpecError(f"feed(name={name!r}): a name is needed")
         _patient("feed", timeout)
-        feed = self._named(name, uneven)
+        source = source_of(data)
+        feed = self._named("feed", name, uneven)
         if feed.book.ended:
             raise SpecError(
                 f"feed(name={name!r}): this feed has ended; give end=False to calls before the last, or another name"
             )
         if feed.book.uneven != uneven:
             raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.book.uneven!r}")
-        return feed.feed(source_of(data), epochs, end, timeout)
+        return feed.feed(source, epochs, end, timeout)
 
     def end(self, name: str) -> None:
         """No more rows of this feed."""
-        self._named(name, "join").end()
+        self._named("end", name, "join").end()
 
     def infer(self, data: Any, *, schema: Any, name: str, timeout: float | None) -> Any:
         """See `Program.infer`."""
@@ -81,7 +80,7 @@ class Feeding:
             raise SpecError(f"infer({type(data).__name__}): a DataFrame or an RDD is needed")
         from hopyard.data.inferring import inferring, inferring_rows
 
-        feed = self._named(name, "join")
+        feed = self._named("infer", name, "join")
         road = Road(tuple(feed.doors()[1]), self._token, name, feed.book.epochs, timeout=timeout)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
@@ -89,8 +88,10 @@ class Feeding:
             return mapped(data, inferring(road, schema, zone), schema)
         return data.mapPartitionsWithIndex(inferring_rows(road))
 
-    def _named(self, name: str, uneven: Any) -> Pouring:
+    def _named(self, what: str, name: str, uneven: Any) -> Pouring:
         """The feed of this name; made with this rule where it is new."""
+        if not isinstance(name, str) or not name:
+            raise SpecError(f"{what}(name={name!r}): a name is needed")
         with self._lock:
             if name not in self._feeds:
                 spec = self._hosts.machine.spec
@@ -123,8 +124,6 @@ class Feeding:
                 self._hosts.link.crew.aside(self._hosts.fed)
             except HopyardError as error:
                 log.warning("%s: %s", self._layout.root, error)
-        if not self._hosts.machine.restart:
-            return
         with self._lock:
             feeds, lives = list(self._feeds.values()), self._hosts.lives
         for feed in feeds:

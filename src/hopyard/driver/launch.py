@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +100,13 @@ def launch(
         name=Path(str(main)).name if script else getattr(main, "__name__", type(main).__name__),
         script=script,
     )
+    for what, value in (("resume", resume), ("tensorflow1", tensorflow1), ("lend", lend)):
+        if not isinstance(value, bool):
+            raise SpecError(f"{what} = {value!r}: True or False is needed")
+    if not isinstance(tensorboard, (bool, str, os.PathLike)):
+        raise SpecError(f"tensorboard = {tensorboard!r}: True, False or a directory is needed")
+    if directory is not None and not _names_a_place(directory):
+        raise SpecError(f"directory = {directory!r}: a path, or None for a fresh one under runs/, is needed")
     cargo = _script(Path(str(main)), args) if script else _function(main, args)
     environment = _strings(env)
     if transport not in ("auto", None):
@@ -148,6 +156,11 @@ def launch(
 def _function(main: Any, args: Any) -> bytes:
     if not callable(main):
         raise SpecError(f"main = {main!r}: a function main(args, ctx), or the path of a script, is needed")
+    if any(is_one(main) for is_one in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
+        raise SpecError(
+            f"main = {main!r}: a call of it runs nothing, as it is a coroutine or a generator; give a plain function, "
+            "for example one that calls asyncio.run(…)"
+        )
     cargo = dump((main, args), "main, or its args,", "main")
     if len(cargo) > LIMIT // 2:
         raise SpecError(
@@ -215,6 +228,11 @@ def _place(layout: Layout, resume: bool) -> Lock:
             number = len(list(layout.root.glob("program-*.jsonl"))) + 1
             layout.program.rename(layout.root / f"program-{number}.jsonl")
     return lock
+
+
+def _names_a_place(directory: Any) -> bool:
+    text = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else ""
+    return isinstance(text, str) and text != "" and "\0" not in text
 
 
 def _strings(env: Mapping[str, str] | None) -> dict[str, str]:

@@ -238,6 +238,8 @@ class Pouring:
     def _taken(self, timeout: float | None, lives: Lives | None) -> None:
         """Wait until the program has taken all rows, or wants no more."""
         lives = self._hosts.lives if lives is None else lives
+        if not lives:
+            return  # nobody is there yet, so nothing was sent
         stall = _Stall(self.book, self._hosts, timeout, eager=True)
         while not self._hosts.ended.is_set():
             if self._hosts.lives != lives:

@@ -87,6 +87,8 @@ class Program:
         Args:
             grace: seconds that tasks have to end by themselves, once `ctx.stop_requested` is true.
         """
+        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not grace >= 0:
+            raise SpecError(f"stop(grace={grace!r}): seconds, at least 0, are needed")
         self._hosts.stop("stopped by the user", grace)
         if not self._hosts.ended.wait(grace + 30.0):
             log.warning(
@@ -130,13 +132,16 @@ class Program:
         Raises:
             SpecError: there is no such task.
         """
+        counts = {name: wanted.count for name, wanted in self._hosts.machine.spec.wanted.items()}
+        named = [(name, number) for name, count in counts.items() for number in range(count)]
+        if not any(role in (None, name) and index in (None, number) for name, number in named):
+            there = ", ".join(f"{count} {name}" for name, count in counts.items())
+            raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {there}, counted from 0")
         chosen = [
             book.task
             for book in self._hosts.machine.tasks.copy().values()
             if role in (None, book.task.role) and index in (None, book.task.index)
         ]
-        if not chosen and role is not None:
-            raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {', '.join(self._names())}")
         return "".join(_read(self._layout.log(task.slot)) for task in sorted(chosen, key=_order))
 
     @property
@@ -206,9 +211,6 @@ class Program:
         """No more rows come under this name."""
         self._feeding.end(name)
 
-    def _names(self) -> list[str]:
-        return [book.task.name for book in self._hosts.machine.tasks.copy().values()]
-
     def _sentence(self) -> str:
         told = self.status()
         return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in told["tasks"]) or told["status"]
@@ -220,7 +222,8 @@ def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed | Resource
         return ResourceError(f"{layout.root}: {machine.cause}")
     book = machine.tasks.get(machine.culprit)
     if book is None:
-        return ProgramFailed(f"{layout.root}: {machine.cause}")
+        words, path = f"{layout.root}: {machine.cause}", layout.log(max(machine.culprit, 0))
+        return ProgramFailed(words if machine.culprit < 0 else f"{words}\n  log {path}{_last_lines(path)}")
     path = layout.log(book.task.slot)
     place = machine.known.get(book.task.slot)
     host = "" if place is None else place.host
@@ -228,9 +231,12 @@ def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed | Resource
     if machine.restart:
         words += f", after {machine.restart} restart(s)"
     if "Traceback" not in machine.cause:
-        last = _read(path, TAIL_BYTES).splitlines()[-TAIL:]
-        words += "".join(f"\n  | {line[:500]}" for line in last)
+        words += _last_lines(path)
     return ProgramFailed(words, book.task.name, host, str(path))
+
+
+def _last_lines(path: Path) -> str:
+    return "".join(f"\n  | {line[:500]}" for line in _read(path, TAIL_BYTES).splitlines()[-TAIL:])
 
 
 def _order(task: Task) -> int:
