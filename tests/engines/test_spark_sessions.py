@@ -56,6 +56,8 @@ assert program.feed(spark.range(0, 1000, 1, 4).withColumnRenamed("id", "a")) == 
 assert program.wait(60) == "done"
 assert sum(task["values"]["total"] for task in program.status()["tasks"]) == sum(range(1000))
 idle = hy.launch(programs.idle, directory="idle", lend=True, **how)
+while sum(1 for path in Path("idle/notes").glob("*-pid") if path.read_text()) < 2:
+    __import__("time").sleep(0.05)
 select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))
 """
     process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
