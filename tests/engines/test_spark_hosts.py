@@ -110,6 +110,7 @@ def drive(cluster: Cluster, folder: Path, body: str, **settings: str) -> str:
     return err
 
 
+@pytest.mark.slow
 def test_hosts_that_share_nothing(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
     """In one session: plain, encrypted, and with an executor that is killed."""
     (met := tmp_path / "met").mkdir()
