@@ -50,6 +50,7 @@ assert type(spark).__module__.startswith("pyspark.sql.connect")
 select(Path("run"), engine=hy.Spark(spark, workers=2))
 assert hy.predict(hy.load("run"), spark.createDataFrame([([0.5] * 6,)], ["inputs"])).count() == 1
 import programs
+import time
 how = {{"roles": {{"worker": 2}}, "engine": hy.Spark(spark, workers=2)}}
 program = hy.launch(programs.collects, directory="program", **how)
 assert program.feed(spark.range(0, 1000, 1, 4).withColumnRenamed("id", "a")) == 1000
@@ -57,7 +58,7 @@ assert program.wait(60) == "done"
 assert sum(task["values"]["total"] for task in program.status()["tasks"]) == sum(range(1000))
 idle = hy.launch(programs.idle, directory="idle", lend=True, **how)
 while sum(1 for path in Path("idle/notes").glob("*-pid") if path.read_text()) < 2:
-    __import__("time").sleep(0.05)
+    time.sleep(0.05)
 select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))
 """
     process = driver([str(script(tmp_path / "job.py", body))], tmp_path)

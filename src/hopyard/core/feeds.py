@@ -17,8 +17,8 @@ NOTHING = Count(0, False)
 
 
 class FeedBook:
-    """Owner of what is known of one feed. The program's loop tells it what workers say, the thread that pours all else;
-    each writes what the other only reads, whole values at a time.
+    """Owner of what is known of one feed. The program's loop tells it what workers say, the thread that pours all else:
+    each call changes one table at a time, so that neither sees half of a change.
 
     Args:
         name: of the feed.

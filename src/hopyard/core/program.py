@@ -42,6 +42,8 @@ from hopyard.errors import SpecError
 
 Phase = Literal["reserving", "running", "failing", "restarting", "closing", "over"]
 
+STARTING: tuple[Phase, ...] = ("failing", "restarting", "reserving")
+"""Those in which a program may come up, or come up again."""
 SETTLE = 0.7
 """Seconds from the first failure until its cause is judged."""
 ELASTIC = 5.0

@@ -55,10 +55,6 @@ class Feeding:
         _patient("feed", timeout)
         source = source_of(data)
         feed = self._named("feed", name, uneven)
-        if feed.book.ended:
-            raise SpecError(
-                f"feed(name={name!r}): this feed has ended; give end=False to calls before the last, or another name"
-            )
         if feed.book.uneven != uneven:
             raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.book.uneven!r}")
         return feed.feed(source, epochs, end, timeout)

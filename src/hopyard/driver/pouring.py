@@ -15,13 +15,14 @@ from contextlib import AbstractContextManager
 
 from hopyard.core.feeds import FeedBook
 from hopyard.core.hosting import FeedWord
+from hopyard.core.program import STARTING
 from hopyard.core.uneven import Count
 from hopyard.data.door import Door
 from hopyard.data.pour import Road
 from hopyard.driver.hosts import Hosts
 from hopyard.driver.program import failure
 from hopyard.driver.sources import Source
-from hopyard.errors import HopyardError, ProgramFailed
+from hopyard.errors import HopyardError, ProgramFailed, SpecError
 from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,6 @@ ASK_SECONDS = 0.5
 more than this."""
 OPEN_SECONDS = 120.0
 """Until each worker of a program that runs has opened its door."""
-STARTING = ("failing", "restarting", "reserving")
-"""Phases in which a program may come up again."""
 LAST_WORDS = 15.0
 """For the program to say why a feed broke off."""
 
@@ -75,6 +74,11 @@ class Pouring:
     def feed(self, source: Source, epochs: int, end: bool, timeout: float | None) -> int:
         """Send all rows so often, to each attempt of the program anew; how many. With `end`, until they are taken."""
         with self._serial:
+            if self.book.ended:
+                raise SpecError(
+                    f"feed(name={self.book.name!r}): this feed has ended; give end=False to calls before the last, or "
+                    "another name"
+                )
             while True:
                 try:
                     self._repeat(timeout)
@@ -86,9 +90,7 @@ class Pouring:
                 except _Again:
                     self.book.begin_again()
                     if not self.book.lacked(self._hosts.lives):
-                        log.warning(
-                            "%s was started again: the rows of feed %r go again", self._layout.root, self.book.name
-                        )
+                        self._say_again()
             self.book.keep(source, epochs, lives)
             if self._make_whole(timeout) and self.book.ended:
                 self._hosts.tell(self.book.name, "ended")

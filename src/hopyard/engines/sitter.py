@@ -64,10 +64,7 @@ def sit_plainly(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The function that `mapPartitions` of an RDD takes: one task, one sitter; gives one row when it leaves."""
 
     def hopyard_slot(rows: Iterator[Any]) -> Iterator[Any]:
-        for _ in rows:
-            pass
-        hold(ticket, _gpus(), java_above() or os.getppid())
-        yield socket.gethostname()
+        yield _sat(ticket, rows)
 
     return hopyard_slot
 
@@ -78,12 +75,17 @@ def sit(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def hopyard_slot(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        for _ in batches:
-            pass
-        hold(ticket, _gpus(), java_above() or os.getppid())
-        yield pa.record_batch([pa.array([socket.gethostname()])], names=["host"])
+        yield pa.record_batch([pa.array([_sat(ticket, batches)])], names=["host"])
 
     return hopyard_slot
+
+
+def _sat(ticket: Ticket, given: Iterator[Any]) -> str:
+    """Sit in a task until the sitter leaves; the host's name."""
+    for _ in given:
+        pass
+    hold(ticket, _gpus(), java_above() or os.getppid())
+    return socket.gethostname()
 
 
 def hold(ticket: Ticket, gpus: list[str], executor: int) -> None:

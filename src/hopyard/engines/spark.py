@@ -1,8 +1,8 @@
 """Agents on the executors of a Spark session: a job of one task for each, whose sitter minds it (`sitter.py`).
 
-Spark places and isolates; Hopyard adds no daemon. Works with a classic session and with Spark Connect, as it needs
-`mapInArrow` alone. Jobs that end are submitted again as long as a slot wants a seat; a task that Spark runs again, or
-twice, is one more seat, never one more agent of a slot.
+Spark places and isolates; Hopyard adds no daemon. Works with a classic session, by an RDD, and with Spark Connect, by
+`mapInArrow`. Jobs that end are submitted again as long as a slot wants a seat; a task that Spark runs again, or twice,
+is one more seat, never one more agent of a slot.
 
 Jobs can step aside: they end while their agents go on, so that other jobs of the session find room, and come back after
 those. In between Spark may place anything beside an agent, also on its GPU; where it allocates dynamically, an executor
