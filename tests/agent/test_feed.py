@@ -168,6 +168,10 @@ def test_arrays_in_rows_keep_shape_and_type(tmp_path: Path) -> None:
         (got,) = fed(door, [rows]).rows(10)
         assert [label for _, label in got] == [0, 1, 2, 3]
         assert all(np.array_equal(a, b) and a.dtype == b.dtype for (a, _), (b, _) in zip(got, rows, strict=True))
+    with intake(tmp_path) as door:
+        (batch,) = fed(door, [rows]).batches(10)
+        assert batch["_1"].shape == (4, 2, 3) and batch["_1"].dtype == np.float32
+        assert np.array_equal(batch["_1"][3], rows[3][0])
 
 
 def test_a_tensorflow_data_set_has_batches(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+import hopyard as hy
+from hopyard.data.arrow import to_numpy
 from hopyard.data.held import ROWS, blocks_of
 from hopyard.errors import DataError
 
@@ -15,6 +18,16 @@ def test_dicts_are_columns_of_one_type_in_all_blocks() -> None:
     blocks = list(blocks_of([{"a": n if n else 0.5, "b": str(n)} for n in range(ROWS + 10)]))
     assert [block.num_rows for block in blocks] == [ROWS, 10]
     assert {str(block.schema.field("a").type) for block in blocks} == {"double"}
+
+
+def test_arrays_keep_their_shape() -> None:
+    images = np.arange(24.0).reshape(2, 3, 4)
+    (block,) = blocks_of([{"image": image, "label": n} for n, image in enumerate(images)])
+    assert np.array_equal(to_numpy(block.column(0), "image", "here"), images)
+    (block,) = blocks_of(hy.Dataset.numpy(images.astype(np.float32), np.arange(2), partitions=1))
+    assert np.array_equal(to_numpy(block.column(0), "inputs", "here"), images)
+    with pytest.raises(DataError, match=r"column 'image': .* same shape"):
+        list(blocks_of([{"image": image} for image in (images[0], images[0].T)]))
 
 
 def test_little_data_is_enough_for_each_worker() -> None:

@@ -3,71 +3,18 @@ mount namespaces play the hosts. States go from peer to peer, and through the dr
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import hopyard as hy
+from clusters import Cluster, drive, may_unshare
 from hopyard.core.events import Done, Failed, Joined, Lost
-from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
+from jobs import CONFIGS, agents, digests, gone, journal, select
 
 pytestmark = pytest.mark.timeout(300)
-pyspark = pytest.importorskip("pyspark")
-
-HIDE = """
-mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs {folder} && hostname {name} || exit 77
-exec {command}
-"""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
-class Cluster:
-    """A master, and workers of one core each on "hosts" of their own."""
-
-    def __init__(self, folder: Path, hidden: Path) -> None:
-        self.folder, self.hidden = folder, hidden
-        self.url = f"spark://127.0.0.1:{free_port()}"
-        self._class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-        self._environment = {
-            **os.environ,
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "SPARK_NO_DAEMONIZE": "1",
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_LOCAL_DIRS": str(folder / "local"),
-        }
-        port = self.url.rpartition(":")[2]
-        master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0"]
-        self.processes = [self._start("master", [self._class, *master])]
-        for name in ("alpha", "beta"):
-            self.worker(name)
-
-    def worker(self, name: str) -> None:
-        work = self.folder / name
-        command = f"{self._class} org.apache.spark.deploy.worker.Worker --host 127.0.0.1 --cores 1 --memory 1g"
-        command += f" --webui-port 0 --work-dir {work} {self.url}"
-        body = HIDE.format(folder=self.hidden, name=name, command=command)
-        self.processes.append(self._start(name, ["unshare", "--mount", "--uts", "sh", "-c", body]))
-
-    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(
-                command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-
-    def close(self) -> None:
-        for process in self.processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+pytest.importorskip("pyspark")
 
 
 @pytest.fixture(scope="module")
@@ -78,43 +25,19 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[Cluster]:
-    if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "--uts", "true"], check=False).returncode:
-        pytest.skip("no namespaces may be made here")
+    may_unshare("--mount", "--uts")
     made = Cluster(tmp_path_factory.mktemp("cluster"), hidden)
     yield made
     made.close()
 
 
-HEAD = """
-import logging, os
-logging.basicConfig(level=logging.WARNING)
-os.environ["PYSPARK_PYTHON"] = sys.executable
-from pyspark.sql import SparkSession
-builder = SparkSession.builder.master({url!r})
-light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-for name, value in {{"spark.executor.extraJavaOptions": light,
-                    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
-                    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-                    "spark.executor.memory": "512m", **{more!r}}}.items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()
-"""
-
-
-def drive(cluster: Cluster, folder: Path, body: str, **settings: str) -> str:
-    """Run a driver to its end; what it printed."""
-    whole = HEAD.format(url=cluster.url, more=settings) + body + "\nspark.stop()\n"
-    process = driver([str(script(folder / "job.py", whole))], folder)
-    _, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    return err
-
-
 @pytest.mark.slow
 def test_hosts_that_share_nothing(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
     """In one session: plain, encrypted, and with an executor that is killed."""
-    (met := tmp_path / "met").mkdir()
-    configs = [{**config, "at": 3, "do": f"meet {met}"} for config in CONFIGS[:3]]
+    met = {name: tmp_path / name for name in ("plain", "encrypted")}
+    for folder in met.values():
+        folder.mkdir()
+    meeting = {name: [{**config, "at": 3, "do": f"meet {met[name]}"} for config in CONFIGS[:3]] for name in met}
     killed = [dict(config) for config in CONFIGS[:3]]
     killed[1] |= {"at": 15, "do": "executor", "once": str(tmp_path / "once")}
     err = drive(
@@ -122,8 +45,8 @@ def test_hosts_that_share_nothing(cluster: Cluster, hidden: Path, tmp_path: Path
         hidden,
         f"""
 engine = hy.Spark(spark, workers=2)
-select(Path("plain"), troubled, {configs!r}, epochs=6, engine=engine)
-select(Path("encrypted"), troubled, {configs!r}, epochs=6, engine=engine, encrypt=True)
+select(Path("plain"), troubled, {meeting["plain"]!r}, epochs=6, engine=engine)
+select(Path("encrypted"), troubled, {meeting["encrypted"]!r}, epochs=6, engine=engine, encrypt=True)
 select(Path("killed"), troubled, {killed!r}, epochs=6, engine=engine)
 """,
     )
@@ -133,7 +56,7 @@ select(Path("killed"), troubled, {killed!r}, epochs=6, engine=engine)
         run = hy.load(hidden / name)
         assert digests(run) == reference, name
         assert gone(agents(hidden / name), 2)
-    for name in ("plain", "encrypted"):
+    for name in met:
         lines = journal(hidden / name)
         assert {line.host for line in lines if isinstance(line, Joined)} == {"alpha", "beta"}
         assert not [line for line in lines if isinstance(line, (Failed, Lost))]

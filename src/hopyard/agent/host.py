@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from hopyard.agent.board import Board
-from hopyard.agent.main import ended_with
+from hopyard.agent.parent import ended_with
 from hopyard.agent.pipe import Pipe, up
 from hopyard.agent.ports import Ports
 from hopyard.core.cluster import Place

@@ -11,8 +11,6 @@ Keys come on standard input, first line; its end means that the driver is gone, 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -24,10 +22,9 @@ from typing import Any
 import msgspec
 import zmq
 
+from hopyard.agent.parent import die_with_parent
 from hopyard.core.hosting import Host
 from hopyard.core.messages import LIMIT, Beat, Card, Hello, Setup, Up, pack, unpack_down
-
-PR_SET_PDEATHSIG = 1
 
 
 class Line:
@@ -107,29 +104,6 @@ def serve(card: Card) -> None:
             raise TypeError(f"the first message is Setup or Host, not {type(first).__name__}")
     finally:
         line.close()
-
-
-def ended_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """Let the kernel end this process when its parent ends, where it can; 0: it need not."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def die_with_parent(parent: int) -> None:
-    """End when the parent ends: by signal where the kernel offers it, and by the end of standard input everywhere."""
-    ended_with(parent)
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
-        if os.getpgrp() == os.getpid():  # with all that it started
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="hopyard-watch", daemon=True).start()
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Any
 
-from hopyard.agent.main import ended_with
+from hopyard.agent.parent import ended_with
 
 
 def main() -> None:

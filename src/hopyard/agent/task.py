@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hopyard.agent import keras3
-from hopyard.agent.main import ended_with
+from hopyard.agent.parent import ended_with
 from hopyard.agent.pipe import Pipe, down
 from hopyard.core.hosting import Door, FeedWord, Host
 from hopyard.core.program_facts import Begin, Ended, Running

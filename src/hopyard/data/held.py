@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.arrow import to_arrow
 from hopyard.data.cache import open_partition
 from hopyard.errors import DataError
 
@@ -19,7 +20,7 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
     """Record batches, or lists of Python rows; of little data at least `parts`, so that each worker gets some.
 
     A hy.Dataset gives its training partitions as it prepared them, the columns of its arrays by their names ("inputs",
-    "targets" where there is one), rows of several dimensions flat.
+    "targets" where there is one).
     """
     if hasattr(data, "prepare"):
         manifest = data.prepare()
@@ -28,7 +29,9 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
             named = {**_named("inputs", columns.inputs), **_named("targets", columns.targets)}
             rows = len(next(iter(named.values())))
             for start in range(0, rows, ROWS):
-                yield pa.record_batch({name: _column(array[start : start + ROWS]) for name, array in named.items()})
+                yield pa.record_batch(
+                    {name: to_arrow(array[start : start + ROWS], name) for name, array in named.items()}
+                )
     elif isinstance(data, (list, tuple)) and data and all(isinstance(row, dict) for row in data):
         yield from blocks_of(_table(data), parts)
     elif isinstance(data, (list, tuple)):
@@ -53,11 +56,18 @@ def _table(rows: Sequence[dict[str, Any]]) -> Any:
     columns = {}
     for name in names:
         try:
-            columns[name] = pa.array([row[name] for row in rows])
+            columns[name] = _column([row[name] for row in rows])
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             told = "; ".join(map(str, error.args))
             raise DataError(f"column {name!r}: its values have no common type ({told})") from error
     return pa.table(columns)
+
+
+def _column(values: list[Any]) -> Any:
+    """Arrays of one shape keep it; those of one dimension may differ in length."""
+    if all(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
+        return to_arrow(np.stack(values), "its arrays")
+    return pa.array(values)
 
 
 def _step(rows: int, parts: int) -> int:
@@ -66,10 +76,3 @@ def _step(rows: int, parts: int) -> int:
 
 def _named(role: str, part: Any) -> dict[str, Any]:
     return dict(part) if isinstance(part, dict) else {} if part is None else {role: part}
-
-
-def _column(array: Any) -> Any:
-    flat = np.ascontiguousarray(array).reshape(len(array), -1) if array.ndim > 1 else np.ascontiguousarray(array)
-    if flat.ndim == 1:
-        return pa.array(flat)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.arrow import to_numpy
+from hopyard.data.arrow import to_arrow, to_numpy
 from hopyard.data.columns import Array
 
 _KEY = b"hopyard.rows"
@@ -53,7 +53,7 @@ def packed(rows: Sequence[Any]) -> Any:
         columns.append(made)
     shapes = [what for _, what in columns]
     form = {"row": _form(kind), "columns": shapes}
-    arrays = [_arrow(made) for made, _ in columns]
+    arrays = [to_arrow(made, f"column {name!r}") for name, (made, _) in zip(names, columns, strict=True)]
     schema = pa.schema(
         [(name, made.type) for name, made in zip(names, arrays, strict=True)], metadata={_KEY: json.dumps(form)}
     )
@@ -127,10 +127,3 @@ def _lists(values: Sequence[list[Any]]) -> tuple[Array, Any] | None:
     except (TypeError, OverflowError):
         return None
     return np.frombuffer(made, code).reshape(-1, size), "list"
-
-
-def _arrow(made: Array) -> Any:
-    if made.ndim == 1:
-        return pa.array(made)
-    flat = pa.array(np.ascontiguousarray(made).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, made[0].size)

@@ -1,0 +1,142 @@
+"""Hosts of their own for Spark's workers, on this one: Linux namespaces play them; a standalone master rules them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from jobs import driver, script
+
+SPARK = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+HIDE = """
+mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs {folder} && hostname {name} || exit 77
+exec {command}
+"""
+NAMES = ("alpha", "beta")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Network:
+    """A bridge, with a host for each name behind it: an address, and loopback, of its own."""
+
+    def __init__(self) -> None:
+        number = os.getpid()
+        net = f"10.{200 + number % 50}.{number // 50 % 250}"
+        self.own = f"{net}.1"
+        self.addresses = {name: f"{net}.{2 + n}" for n, name in enumerate(NAMES)}
+        self._bridge = f"hyb{number}"
+        self._spaces = {name: f"hopyard-{number}-{name}" for name in NAMES}
+        self._ip("link", "add", self._bridge, "type", "bridge")
+        self._ip("addr", "add", f"{self.own}/24", "dev", self._bridge)
+        self._ip("link", "set", self._bridge, "up")
+        for n, name in enumerate(NAMES):
+            space, wire = self._spaces[name], f"hyv{number}.{n}"
+            self._ip("netns", "add", space)
+            self._ip("link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", space)
+            self._ip("link", "set", wire, "master", self._bridge, "up")
+            self._ip("-n", space, "addr", "add", f"{self.addresses[name]}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                self._ip("-n", space, "link", "set", device, "up")
+
+    def enter(self, name: str) -> list[str]:
+        """What to put before a command that shall run on the host."""
+        return ["ip", "netns", "exec", self._spaces[name]]
+
+    def close(self) -> None:
+        for space in self._spaces.values():
+            self._ip("netns", "del", space)
+        self._ip("link", "del", self._bridge)
+
+    @staticmethod
+    def _ip(*command: str) -> None:
+        subprocess.run(["ip", *command], check=True, timeout=20)
+
+
+class Cluster:
+    """A master, and two workers of one core each.
+
+    Args:
+        folder: takes logs and what Spark writes.
+        hidden: what the workers see as an empty folder.
+        network: gives each worker processes, an address and a name of its own; None: they share this host's.
+    """
+
+    def __init__(self, folder: Path, hidden: Path, network: Network | None = None) -> None:
+        self.folder, self.hidden, self.network = folder, hidden, network
+        self.host = "127.0.0.1" if network is None else network.own
+        self.url = f"spark://{self.host}:{free_port()}"
+        self._environment = {
+            **os.environ,
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_NO_DAEMONIZE": "1",
+            "SPARK_LOCAL_DIRS": str(folder / "local"),
+        }
+        port = self.url.rpartition(":")[2]
+        master = ["org.apache.spark.deploy.master.Master", "--host", self.host, "--port", port, "--webui-port", "0"]
+        self.processes = [self._start("master", [SPARK, *master], self.host)]
+        for name in NAMES:
+            self._worker(name)
+
+    def _worker(self, name: str) -> None:
+        address = "127.0.0.1" if self.network is None else self.network.addresses[name]
+        command = f"{SPARK} org.apache.spark.deploy.worker.Worker --host {address} --cores 1 --memory 1g"
+        command += f" --webui-port 0 --work-dir {self.folder / name} {self.url}"
+        own = ["unshare", "--mount", "--uts"]
+        if self.network is not None:
+            own = [*self.network.enter(name), *own, "--pid", "--fork", "--kill-child", "--mount-proc"]
+        body = HIDE.format(folder=self.hidden, name=name, command=command)
+        self.processes.append(self._start(name, [*own, "sh", "-c", body], address))
+
+    def _start(self, name: str, command: list[str], address: str) -> subprocess.Popen[bytes]:
+        environment = {**self._environment, "SPARK_LOCAL_IP": address}
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def close(self) -> None:
+        for process in self.processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def may_unshare(*spaces: str) -> None:
+    """Skip the test where namespaces cannot be made."""
+    if not shutil.which("unshare") or subprocess.run(["unshare", *spaces, "true"], check=False).returncode:
+        pytest.skip("no namespaces may be made here")
+
+
+HEAD = """
+import logging, os
+logging.basicConfig(level=logging.WARNING)
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master({url!r})
+light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+for name, value in {{"spark.executor.extraJavaOptions": light,
+                    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+                    "spark.driver.host": {host!r}, "spark.driver.bindAddress": {host!r},
+                    "spark.executor.memory": "512m", **{more!r}}}.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+"""
+
+
+def drive(cluster: Cluster, folder: Path, body: str, **settings: str) -> str:
+    """Run a driver to its end; what it printed."""
+    whole = HEAD.format(url=cluster.url, host=cluster.host, more=settings) + body + "\nspark.stop()\n"
+    process = driver([str(script(folder / "job.py", whole))], folder)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return err
