@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hopyard as hy
@@ -41,6 +45,30 @@ class TestFeed:
         assert (first == second) == (uneven != "join")
         assert first == {"join": 60, "min": 41, "repeat": 60}[uneven]
 
+    def test_ctrl_c_while_rows_go(self, tmp_path: Path) -> None:
+        """The program is told, and no thread goes on sending."""
+
+        def main(args: Any, ctx: Any) -> None:
+            for _ in ctx.feed().batches(1):
+                time.sleep(0.5)
+
+        program = launch(tmp_path, main)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer = threading.Timer(2.0, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                program.feed(pa.table({"a": np.zeros(40_000_000)}))
+        finally:
+            timer.join()
+            signal.signal(signal.SIGINT, before)
+        with pytest.raises(hy.ProgramFailed, match="feed 'train': interrupted while rows went"):
+            program.wait(30)
+        until = time.monotonic() + 10
+        while time.monotonic() < until and any("hopyard-pour" in thread.name for thread in threading.enumerate()):
+            time.sleep(0.05)
+        assert not [thread.name for thread in threading.enumerate() if "hopyard-pour" in thread.name]
+
     def test_it_may_stay_open(self, tmp_path: Path) -> None:
         program = launch(tmp_path)
         for start in range(0, 1000, 100):
@@ -73,7 +101,6 @@ class TestFeed:
             ctx.report({"rows": rows})
 
         import pandas as pd
-        import pyarrow as pa
 
         frame = pd.DataFrame({"a": range(500), "text": ["x"] * 500})
         data = {

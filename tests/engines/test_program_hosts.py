@@ -88,7 +88,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def told(cluster: Cluster, body: str, **settings: str) -> Any:
     """What a driver found out."""
-    drive(cluster, cluster.hidden, f"{MAINS}\n{body}\nPath('told').write_text(json.dumps(found))", **settings)
+    err = drive(cluster, cluster.hidden, f"{MAINS}\n{body}\nPath('told').write_text(json.dumps(found))", **settings)
+    assert "cannot reach the driver" not in err
     return json.loads((cluster.hidden / "told").read_text())
 
 
@@ -171,9 +172,10 @@ def slowly(kind):
             return
         copy = context.attemptNumber()
         (folder / str(copy)).touch()
+        until = time.monotonic() + 60
         for n, row in enumerate(rows):
-            if copy == 0 and n % 50 == 0:
-                time.sleep(0.3)
+            while copy == 0 and n == 600 and not (folder / "1").exists() and time.monotonic() < until:
+                time.sleep(0.05)
             yield row
 
     return one

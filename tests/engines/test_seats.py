@@ -90,6 +90,14 @@ def test_slots_wait_for_seats_and_seats_for_slots(seats: Seats) -> None:
     assert not select.select(seats.watch(), [], [], 0)[0]
 
 
+def test_who_comes_when_all_are_dismissed_is_let_in_and_told_to_leave(seats: Seats) -> None:
+    one = Played(seats)
+    until(lambda: seats.came == 1)
+    seats.dismiss()
+    two = Played(seats)
+    assert one.hear() == two.hear() == {"leave": True}
+
+
 def test_a_line_that_ends_loses_its_slot_at_once(seats: Seats) -> None:
     seats.start(0)
     one = Played(seats)

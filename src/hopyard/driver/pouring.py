@@ -215,8 +215,10 @@ class Pouring:
                 if self._hosts.ended.is_set() or self._hosts.lives != lives:
                     break
                 stall.look()
-        except BaseException:
+        except BaseException as error:
             source.cancel()
+            if not isinstance(error, HopyardError):  # Ctrl-C: some rows went, and the rest never will
+                self._hosts.tell(road.feed, "failed", text=f"feed {road.feed!r}: interrupted while rows went")
             raise
         if done:
             return done[0]

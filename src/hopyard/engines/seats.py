@@ -92,6 +92,8 @@ class Seats:
         self._hopeless: str = ""
         self._logs: dict[int, IO[bytes]] = {}
         self._open = True
+        self._dismissed = False
+        """Whoever comes is to leave."""
         self.came = 0
         """Sitters that ever dialled in."""
         try:
@@ -193,18 +195,26 @@ class Seats:
             self._aside.clear()
             self._fill()
 
-    def close(self) -> None:
-        """Let all agents end: those that were told to have a moment for it, then their sitters end them and leave."""
+    def dismiss(self) -> None:
+        """Let all agents end: those that were told to have a moment for it, then their sitters end them and leave, and
+        so do those that come from now on."""
         with self._lock:
-            if not self._open:
+            if not self._open or self._dismissed:
                 return
             self._wanted.clear()
+            self._dismissed = True
         patience = time.monotonic() + 0.5
         while time.monotonic() < patience and self.taken:
             time.sleep(0.005)
         with self._lock:
             for seat in list(self._seats.values()):
                 self._tell(seat, {"leave": True})
+
+    def close(self) -> None:
+        """Dismiss all, and let nobody in any more."""
+        self.dismiss()
+        if not self._open:
+            return
         patience = time.monotonic() + CLOSE_SECONDS
         while time.monotonic() < patience and self._seats:
             time.sleep(0.005)
@@ -314,6 +324,8 @@ class Seats:
         seat.host, seat.executor, seat.job = str(message["host"]), str(message["executor"]), int(message["job"])
         seat.gpus = tuple(map(str, message["gpus"]))
         self.came += 1
+        if self._dismissed:
+            self._dismiss(seat)
         self._fill()
         return True
 

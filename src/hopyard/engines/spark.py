@@ -39,6 +39,8 @@ AGAIN_SECONDS = 1.0
 """Before a job that failed is submitted again."""
 ASIDE_SECONDS = 5.0
 """How long jobs that were told to step aside may take to end."""
+COMING_SECONDS = 1.0
+"""At the end: how long tasks that begin may take to dial in, before those that Spark has no slot for are cancelled."""
 MORE = (
     "more executors (spark.executor.instances, spark.cores.max, spark.dynamicAllocation.maxExecutors) or fewer cores a "
     "task (spark.task.cpus) would give them one"
@@ -206,8 +208,11 @@ class Executors:
             return
         with self._lock:
             self._closed = True
-        self._seats.close()
+        self._seats.dismiss()
+        with self._lock:  # a task that begins just now finds the driver there: Spark would print an error otherwise
+            self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
         self._interrupt()
+        self._seats.close()
         patience = time.monotonic() + 10
         while (jobs := list(self._jobs.values())) and time.monotonic() < patience:
             jobs[0].join(0.5)
