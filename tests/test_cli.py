@@ -344,6 +344,8 @@ def test_a_script_as_a_distributed_program(tmp_path):
     [
         (["--roles", "worker"], "worker=4,ps=1 is wanted"),
         (["--roles", "worker=2", "--engine", "mesos"], "local or spark is wanted"),
+        (["--roles", "worker=2", "--master", "yarn"], "it goes with --engine spark"),
+        (["--master", "yarn"], "go with --roles"),
         (["--restarts", "2"], "go with --roles"),
         (["--roles", "worker=2", "--until", "chief"], "no chief"),
     ],
@@ -352,3 +354,91 @@ def test_usage_of_programs(tmp_path, words, said):
     (tmp_path / "train.py").write_text("")
     done = call("run", *words, tmp_path / "train.py")
     assert done.exit_code == 2 and said in done.output
+
+
+@pytest.fixture
+def no_master(tmp_path, monkeypatch):
+    """An environment that tells Spark no master, and the file that may."""
+    pytest.importorskip("pyspark")
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER", "PYSPARK_SUBMIT_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    return tmp_path / "spark-defaults.conf"
+
+
+@pytest.mark.parametrize("settings", [None, "# spark.master yarn\nspark.master.ui.port 1\n"])
+def test_spark_without_a_master_is_executors_of_this_machine(no_master, script, monkeypatch, settings):
+    if settings:
+        no_master.write_text(settings)
+    seen = []
+    session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
+    monkeypatch.setattr("hopyard.spark.local.session", lambda **how: seen.append(how) or session)
+    monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
+    monkeypatch.setattr("hopyard.cli.training.run_program", lambda *given, **_: seen.append(given[3]) or 0)
+    done = call("run", "--engine", "spark", "--roles", "worker=2", script(""))
+    assert done.exit_code == 0
+    assert "no master is named, so these are 2 executors of this machine" in done.stderr
+    assert seen == [{"cores": 1, "executors": 2}, (session, 2), "stopped"]
+
+
+@pytest.mark.parametrize("by", ["--master", "spark-submit", "MASTER", "arguments", "settings"])
+def test_who_tells_spark_its_master(no_master, script, monkeypatch, by):
+    if by == "settings":
+        no_master.write_text("spark.app.name x\nspark.master   yarn\n")
+    elif by != "--master":
+        name = {"spark-submit": "PYSPARK_GATEWAY_PORT", "arguments": "PYSPARK_SUBMIT_ARGS"}.get(by, by)
+        monkeypatch.setenv(name, "--master yarn pyspark-shell")
+    seen = []
+    session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
+    builders = "pyspark.sql.SparkSession.Builder.getOrCreate"
+    monkeypatch.setattr(builders, lambda self: seen.append(self._options.get("spark.master")) or session)
+    monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
+    monkeypatch.setattr("hopyard.cli.training.run_program", lambda *given, **_: seen.append(given[3]) or 3)
+    given = ["--master", "yarn"] if by == "--master" else []
+    assert call("run", "--engine", "spark", *given, "--roles", "worker=2,ps=1", script("")).exit_code == 3
+    assert seen == ["yarn" if given else None, (session, 3), "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "it ended while it came up"),
+        (
+            "An error occurred while calling None.x.\n: java.lang.IllegalStateException: Cannot call methods on a "
+            "stopped SparkContext.\nThis stopped SparkContext was created at:",
+            "no master of Spark answers there",
+        ),
+        (
+            ": org.apache.spark.SparkException: Could not parse\n\tat x",
+            "org.apache.spark.SparkException: Could not parse",
+        ),
+    ],
+)
+def test_spark_that_does_not_start(no_master, script, monkeypatch, error, said):
+    def fails(builder):
+        raise RuntimeError(error)
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.Builder.getOrCreate", fails)
+    done = call("run", "--engine", "spark", "--master", "odd", "--roles", "worker=2", script(""))
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: --master 'odd': Spark did not start: {said}; a master is spark://host:7077")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_script_on_real_executors(tmp_path, monkeypatch):
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os, pathlib, sys\n"
+        "text = ' '.join([os.environ['WORLD_SIZE'], *sys.argv[1:]])\n"
+        "pathlib.Path(os.environ['HOPYARD_DIRECTORY'], 'rank-' + os.environ['RANK']).write_text(text)\n"
+    )
+    command = [sys.executable, "-m", "hopyard", "run", "--engine", "spark"]
+    command += ["--roles", "worker=2", "--directory", tmp_path / "program", path, "--steps", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == f"{tmp_path / 'program'}: done"
+    assert [(tmp_path / "program" / f"rank-{n}").read_text() for n in (0, 1)] == ["2 --steps 3"] * 2

@@ -3,8 +3,9 @@
     python examples/programs/parameter_server_strategy.py            # a chief, two workers, one parameter server
     python examples/programs/parameter_server_strategy.py --spark    # … on a Spark session of this machine
 
-Workers and parameter servers only serve, and never return: `until="chief"` ends them. A lost worker is taken out by the
-coordinator; after any other loss `restarts=` starts the program again, and the chief goes on from its last checkpoint.
+Workers and parameter servers only serve, and never return: `until="chief"` ends them. Before that, a process of any of
+them that dies is a failure of the program: `restarts=` starts all of it again, and the chief goes on from its last
+checkpoint. With `restart="task"` as well, only the one that died is started again, at its old address.
 """
 
 import json

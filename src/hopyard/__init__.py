@@ -48,6 +48,7 @@ _WHERE = {
     "TrialFailed": "hopyard.errors",
     "UsageError": "hopyard.errors",
     "choice": "hopyard.space",
+    "context": "hopyard.agent.context",
     "fit": "hopyard.driver.start",
     "launch": "hopyard.driver.launch",
     "load": "hopyard.driver.run",
@@ -86,6 +87,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from hopyard.agent.context import ProgramContext as ProgramContext
+    from hopyard.agent.context import context as context
     from hopyard.core.cluster import Role as Role
     from hopyard.data.dataset import Dataset as Dataset
     from hopyard.driver.launch import launch as launch

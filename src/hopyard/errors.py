@@ -8,7 +8,7 @@
     │   └── RunDirectoryError   2   the run directory exists, is in use, or is not one
     ├── JournalError            1   the journal is damaged, or of a newer version
     ├── RunFailed               1   no trial of the run completed
-    ├── ProgramFailed       1   a task of a program failed: names the first cause, its host and log
+    ├── ProgramFailed           1   a task of a program failed: names the first cause, its host and log
     ├── Inexact                 1   `exact=True` met what cannot be exact, or a replay gave other bits
     ├── TrialFailed             3   the model of a failed trial was asked for
     └── ResourceError           4   disk, memory or slots ran out; `hopyard resume` goes on

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,11 @@ import pytest
 
 from feeds import TOKEN, intake, later, numbers
 from hopyard.agent.feed import Feed
+from hopyard.agent.inlet import Inlet
 from hopyard.agent.intake import Intake
+from hopyard.agent.streams import Block
 from hopyard.core.uneven import Count, Uneven, allowed
+from hopyard.data.door import PICKLE
 from hopyard.data.inferring import answered, ask, by_row
 from hopyard.data.pour import Road, pour
 from hopyard.errors import DataError, HopyardError, SpecError
@@ -457,6 +463,86 @@ def test_a_worker_without_rows_has_none_to_repeat(tmp_path: Path) -> None:
             next(Feed(door.inlet("train")).batches(10))
 
 
+@pytest.mark.parametrize("uneven", ["min", "repeat"])
+@pytest.mark.parametrize("main", ["leaves its feed", "is over", "was over before"])
+def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Uneven, main: str) -> None:
+    driver = Driver(uneven, 2)
+    with (
+        intake(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
+        intake(tmp_path, 1, 2, tell=driver.hear(1)) as one,
+    ):
+        driver.doors = [zero, one]
+        if main == "was over before":
+            one.finish()
+        for door in driver.doors:
+            door.opened("train", uneven)
+        found = later(lambda: len(list(Feed(zero.inlet("train")).batches(10))))
+        for worker in range(2):
+            pour(Road((zero.where, one.where), TOKEN, uneven=uneven), worker, 0, [numbers(0, 30)], worker=worker)
+        zero.ended("train")
+        if main == "leaves its feed":
+            Feed(one.inlet("train")).terminate()
+        if main == "is over":
+            one.finish()
+        assert found.result(5) == (0 if uneven == "min" else 3)
+
+
+def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Path) -> None:
+    driver = Driver("min", 2)
+    with (
+        intake(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
+        intake(tmp_path, 1, 2, tell=driver.hear(1)) as one,
+    ):
+        driver.doors = [zero, one]
+        for door in driver.doors:
+            door.opened("train", "min")
+        found = later(lambda: list(Feed(zero.inlet("train")).batches(10)))
+        pour(Road((zero.where, one.where), TOKEN, uneven="min"), 0, 0, [numbers(0, 30)])
+        one.ended("train")
+        assert found.result(5) == []
+
+
+@pytest.mark.parametrize("uneven", ["min", "repeat"])
+def test_a_worker_that_leaves_early_counts_what_it_took(tmp_path: Path, uneven: Uneven) -> None:
+    told: list[Count] = []
+    with intake(tmp_path, tell=lambda _, count: told.append(count)) as door:
+        door.opened("train", uneven)
+        door.allowed("train", 9, False)
+        pour(Road((door.where,), TOKEN, uneven=uneven), 0, 0, [numbers(0, 50)])
+        feed = Feed(door.inlet("train"))
+        batches = feed.batches(10)
+        for _ in range(2):
+            next(batches)
+        feed.terminate()
+        assert list(batches) == []
+    assert told == [Count(5, False), Count(2, True)]
+
+
+def test_a_worker_that_asks_and_has_no_rows_says_so(tmp_path: Path) -> None:
+    told: list[Count] = []
+    with intake(tmp_path, tell=lambda _, count: told.append(count)) as door:
+        door.opened("train", "min")
+        assert told == []
+        assert door.inlet("train").turn(0, 10, wait=0) == "pause"
+        assert told == [Count(0, False)]
+
+
+def test_a_feed_after_a_main_that_failed_fails_too(tmp_path: Path) -> None:
+    told: list[Count] = []
+    with intake(tmp_path, tell=lambda _, count: told.append(count)) as door:
+        door.finish("worker 0 failed: ValueError")
+        with pytest.raises(HopyardError, match="worker 0 failed: ValueError"):
+            pour(Road((door.where,), TOKEN, uneven="min"), 0, 0, [numbers(0, 5)])
+        assert told == []  # others must not end as if all were well
+
+
+def files_in(folder: Path) -> int:
+    """Descriptors and mappings that this process has of files there."""
+    links = Path("/proc/self/fd").iterdir()
+    descriptors = sum(os.path.realpath(link).startswith(str(folder)) for link in links)
+    return descriptors + Path("/proc/self/maps").read_text().count(str(folder))
+
+
 def test_rows_beyond_the_limit_wait_in_files_where_workers_end_together(tmp_path: Path) -> None:
     driver = Driver("min", 1)
     with intake(tmp_path, tell=driver.hear(0), limit=100) as door:
@@ -466,3 +552,77 @@ def test_rows_beyond_the_limit_wait_in_files_where_workers_end_together(tmp_path
         door.ended("train")
         got = list(Feed(door.inlet("train")).batches(300))
         assert np.concatenate([batch["y"] for batch in got]).tolist() == list(range(1000))
+
+
+def test_what_waits_in_files_takes_one_descriptor_and_gives_it_back(tmp_path: Path) -> None:
+    with intake(tmp_path, limit=100) as door:
+        door.opened("train", "min")
+        door.allowed("train", 10**6, False)
+        batches = Feed(door.inlet("train")).batches(1000)
+        for partition in range(2):
+            road = Road((door.where,), TOKEN, uneven="min")
+            pour(road, partition, 0, [numbers(n, 100) for n in range(0, 5000, 100)])
+            assert files_in(tmp_path) == 1
+            for start in range(0, 5000, 1000):
+                batch = next(batches)
+                assert batch["y"].tolist() == list(range(start, start + 1000))
+                batch["x"][:] = 0
+            assert files_in(tmp_path) == 0
+        pour(road, 2, 0, [numbers(n, 100) for n in range(0, 500, 100)])
+        door.finish()
+        assert files_in(tmp_path) == 0
+
+
+def test_blocks_from_a_file_are_views_that_may_be_written(tmp_path: Path) -> None:
+    with intake(tmp_path, limit=100) as door:
+        pour(Road((door.where,), TOKEN, uneven="min"), 0, 0, [numbers(0, 100), numbers(100, 100)])
+        door.allowed("train", 4, False)
+        batches = Feed(door.inlet("train")).batches(50)
+        _, _, three, four = (next(batches) for _ in range(4))
+        assert three["x"].base is not None and three["x"].flags.writeable
+        three["x"][:] = 0
+        assert four["x"][0, 0] == 150
+
+
+def test_a_full_disk_fails_the_feed_and_says_which(tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
+    disk = small_disk("1m")
+    words = (
+        rf"feed 'train': [\d,]+ bytes .* {disk} on {socket.gethostname()} .*No space left.* "
+        r"free space there, or set TMPDIR"
+    )
+    with intake(disk, limit=1000) as door:
+        poured = later(pour, Road((door.where,), TOKEN, uneven="min"), 0, 0, (numbers(n, 1000, 100) for n in range(9)))
+        with pytest.raises(HopyardError, match=words):
+            poured.result(5)
+        door.opened("train", "min")
+        with pytest.raises(HopyardError, match=words):
+            next(Feed(door.inlet("train")).batches(10))
+        stat = os.statvfs(disk)
+        assert stat.f_bfree > 0.9 * stat.f_blocks
+
+
+def test_what_cannot_be_read_back_fails_the_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with intake(tmp_path, limit=100) as door:
+        pour(Road((door.where,), TOKEN, uneven="min"), 0, 0, [numbers(n, 100) for n in range(0, 300, 100)])
+        door.allowed("train", 1, False)
+        monkeypatch.setattr("os.preadv", lambda *_: 0)
+        with pytest.raises(HopyardError, match=r"could not be read back from .* set TMPDIR"):
+            next(Feed(door.inlet("train")).batches(300))
+        with pytest.raises(HopyardError, match="could not be read back"):
+            pour(Road((door.where,), TOKEN, uneven="min"), 1, 0, [numbers(0, 1)])
+
+
+def test_a_block_that_came_twice_leaves_its_room_to_who_waits(tmp_path: Path) -> None:
+    inlet = Inlet("train", tmp_path, limit=100)
+    inlet.uneven = "join"
+    stream = inlet.open(0, 0)
+    assert stream is not None
+    bodies = [inlet.room(stream, 40) for _ in range(2)]
+    twins = [Block(PICKLE, 1, body, None, stream, 0) for body in bodies]
+    assert inlet.put(twins[0], 0, 0, b"same")
+    assert inlet.take().block is twins[0]
+    waiting = later(inlet.room, stream, 80)
+    time.sleep(0.1)
+    assert not waiting.done()
+    assert not inlet.put(twins[1], 0, 0, b"same")
+    assert len(waiting.result(2)) == 80

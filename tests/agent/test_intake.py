@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import asdict, replace
@@ -17,6 +19,7 @@ import pytest
 
 from feeds import TOKEN, intake, later, numbers
 from hopyard.agent.feed import Feed
+from hopyard.agent.intake import Intake
 from hopyard.data.door import END, SCHEMA, Door, knock
 from hopyard.data.pour import Line, Poured, Road, framed, pour
 from hopyard.errors import DataError, HopyardError
@@ -57,6 +60,80 @@ def test_a_door_is_for_its_user_alone_and_told_as_json(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert Door(**json.loads(json.dumps(asdict(door.where)))) == door.where
     assert not path.parent.exists()
+
+
+DIALS = """
+import sys
+from hopyard.data.door import Door, machine
+from hopyard.data.pour import Road, pour
+print(pour(Road((Door(machine(), sys.argv[1]),), "a token"), 0, 0, [[1, 2, 3]]).rows)
+"""
+
+
+@pytest.mark.parametrize("name", ["long" * 30, "ä" * 60], ids=["long", "wide"])
+def test_a_door_in_a_folder_too_deep_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = set(Path("/tmp").iterdir())
+    with intake(folder) as door:
+        sent = subprocess.run(
+            [sys.executable, "-c", DIALS, door.where.path], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert sent.stdout == "3\n", sent.stderr
+        assert not {path for path in set(Path("/tmp").iterdir()) - before if path.name.startswith("feed-")}
+    assert list(folder.iterdir()) == []
+
+
+def test_a_door_that_cannot_open_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("long" * 30)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    for folder in (tmp_path, deep):
+        with pytest.raises(OSError, match="assign requested address"):
+            Intake(folder, "192.0.2.1", TOKEN, 0, 1, apart=True)
+    assert list(tmp_path.iterdir()) == [deep] and list(deep.iterdir()) == []
+    held = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    assert not any(path.startswith(str(tmp_path)) for path in held)
+
+
+def test_a_door_opens_again_after_a_shortage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    troubles = [errno.EMFILE, errno.ECONNABORTED]
+    accept = socket.socket.accept
+
+    def troubled(listener: socket.socket) -> Any:
+        if troubles:
+            number = troubles.pop(0)
+            raise OSError(number, os.strerror(number))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", troubled)
+    with intake(tmp_path) as door:
+        assert later(pour, Road((door.where,), TOKEN), 0, 0, BLOCKS).result(5) == Poured(25, 0)
+    assert "Too many open files" in caplog.text
+
+
+def test_a_door_stays_open_though_no_thread_is_left_for_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+    refused: list[str] = []
+
+    def refusing(thread: threading.Thread) -> None:
+        if thread.name == "intake" and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with intake(tmp_path) as door:
+        monkeypatch.setattr(threading.Thread, "start", refusing)
+        road = Road((door.where,), TOKEN)
+        with pytest.raises(ConnectionError, match="worker 0"):
+            pour(road, 0, 0, BLOCKS)
+        assert later(pour, road, 0, 1, BLOCKS).result(5) == Poured(25, 0)
+    assert "can't start new thread" in caplog.text
 
 
 def test_a_door_that_is_not_reachable_from_elsewhere_says_so(tmp_path: Path) -> None:

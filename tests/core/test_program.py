@@ -93,6 +93,42 @@ def test_the_end_of_the_chief_is_the_end_and_a_ps_that_never_exits_is_ended() ->
     assert [type(c).__name__ for c in over] == ["Over", "Finish"] and over[0].status == "done"
 
 
+def test_ranks_of_one_host_are_told_of_the_gpus_of_all() -> None:
+    """LOCAL_RANK counts per host, and is the number of a GPU to scripts for torchrun."""
+    places = {n: place(n, "ab"[n // 2], (str(4 + n % 2),)) for n in range(3)}
+    tasks = assign(roles_of({"worker": Role(3, gpus=1)}), list(places.values()))
+    told = [environment(task, tasks, places, 0, 0, "p") for task in tasks]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["4", "5", "4"]
+    assert [one.get("HOPYARD_HOST_GPUS") for one in told] == ["4,5", "4,5", None]
+    assert [one["LOCAL_RANK"] for one in told] == ["0", "1", "0"]
+
+
+def test_what_fails_when_the_program_is_done_is_told() -> None:
+    play = Play({"chief": 1, "worker": 2, "ps": 1}, grace=3.0)
+    play.up()
+    play.end("chief 0")
+    play.end("worker 0", code=1, error="ValueError: late")
+    play.tell(Lost(at=0, slot=2, reason="its executor ended"))
+    play.halted()
+    books = {book.task.name: book for book in play.machine.tasks.values()}
+    assert play.machine.status == "done"
+    assert (books["worker 0"].status, books["worker 0"].cause) == ("failed", "ValueError: late")
+    assert books["worker 1"].status == "failed" and "its executor ended" in books["worker 1"].cause
+    assert books["ps 0"].status == "ended"
+
+
+def test_agents_of_one_slot_that_end_before_the_program_begins() -> None:
+    """Not those of an executor that had many."""
+    play = Play({"worker": 6})
+    for slot in range(4):
+        play.tell(Reserved(at=0, place=place(slot)))
+    for slot in range(4):
+        assert play.tell(Lost(at=0, slot=slot, reason="its executor ended")) == [Renew(slot)]
+    play.tell(Lost(at=0, slot=2, reason="its executor ended"))
+    play.tell(Lost(at=0, slot=2, reason="the third"))
+    assert play.machine.status == "failed" and "3 agents of slot 2" in play.machine.cause
+
+
 def test_what_does_not_end_by_itself_has_a_grace_time_and_the_servers_go_first() -> None:
     play = Play({"worker": 2, "ps": 2, "chief": 1, "evaluator": 1}, grace=3.0)
     play.up()

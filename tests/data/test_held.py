@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 import hopyard as hy
 from hopyard.data.arrow import to_numpy
 from hopyard.data.held import ROWS, blocks_of
+from hopyard.data.packed import unpacked
 from hopyard.errors import DataError
 
 
@@ -30,8 +32,21 @@ def test_arrays_keep_their_shape() -> None:
         list(blocks_of([{"image": image} for image in (images[0], images[0].T)]))
 
 
+def test_nan_is_a_number_and_none_is_null() -> None:
+    frame = pd.DataFrame({"a": [1.0, float("nan")], "b": ["x", None], "c": [np.ones((2, 2))] * 2})
+    (block,) = blocks_of(frame)
+    assert block.column(0).null_count == 0 and block.column(1).null_count == 1
+    assert to_numpy(block.column(2), "c", "here").shape == (2, 2, 2)
+    assert unpacked(block)[0][2].shape == (2, 2)
+
+
 def test_little_data_is_enough_for_each_worker() -> None:
     assert [block.num_rows for block in blocks_of([{"a": 1}, {"a": 2}, {"a": 3}], 3)] == [1, 1, 1]
+    assert len(list(blocks_of([1, 2, 3, 4, 5], 4))) == 5
+    data = hy.Dataset.numpy(np.zeros((50, 3), np.float32), np.zeros(50), weight=np.ones(50), partitions=2)
+    blocks = list(blocks_of(data, 4))
+    assert len(blocks) >= 4 and sum(block.num_rows for block in blocks) == 50
+    assert set(blocks[0].schema.names) == {"inputs", "targets", "weights"}
     assert list(blocks_of([], 3)) == []
 
 

@@ -18,11 +18,26 @@ from hopyard.agent.intake import Intake
 from hopyard.data import pour as pouring
 from hopyard.data.door import ARROW, PICKLE, SCHEMA, Door, machine
 from hopyard.data.feeding import FEEDING, cut, feeding, feeding_rows
-from hopyard.data.inferring import inferring, inferring_rows
+from hopyard.data.inferring import answered, inferring, inferring_rows
 from hopyard.data.packed import packed, unpacked
 from hopyard.data.pour import Road, chosen, framed
+from hopyard.errors import DataError
 
 HERE = machine()
+
+
+@pytest.mark.parametrize("row", [[1.0, 2**60 + 1], [1, True], [True, 2], [1, 2.0]])
+def test_mixed_numbers_stay_what_they_are(row: list[Any]) -> None:
+    assert packed([(row,), (row,)]) == [(row,), (row,)]
+
+
+def test_whole_numbers_are_not_cut_from_answers() -> None:
+    schema = pa.schema([("y", pa.int32()), ("z", pa.list_(pa.int64()))])
+    good = answered({"y": [1, 2.0], "z": [[1], [2, 3]]}, 2, schema)
+    assert good.to_pydict() == {"y": [1, 2], "z": [[1], [2, 3]]}
+    for bad in ({"y": [2.7, 1], "z": [[1], [2]]}, {"y": [2**40, 1], "z": [[1], [2]]}, {"y": [1, 2], "z": [[1.5], [2]]}):
+        with pytest.raises(DataError, match=r"the program's answer '[yz]' does not fit type"):
+            answered(bad, 2, schema)
 
 
 @pytest.mark.parametrize(

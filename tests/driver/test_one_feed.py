@@ -50,6 +50,10 @@ class Hosts:
         elif word != "open":
             self.said.append(word)
 
+    @staticmethod
+    def names(slots: list[int]) -> str:
+        return ", ".join(f"worker {slot}" for slot in slots)
+
     def doors(self, until: float) -> Any:
         return (frozenset(), []) if self.ended.is_set() else (self.lives, [DOOR, DOOR])
 
@@ -177,9 +181,9 @@ def test_names_of_feeds_are_texts(hosts: Hosts, tmp_path: Path, name: Any) -> No
     feeds = feeding(hosts, tmp_path)
     rdd = SimpleNamespace(mapPartitionsWithIndex=None)
     for ask in (feeds.end, lambda name: feeds.infer(rdd, schema=None, name=name, timeout=None)):
-        with pytest.raises(SpecError, match="a name is needed"):
+        with pytest.raises(SpecError, match="text that is not empty is needed"):
             ask(name)
-    with pytest.raises(SpecError, match="a name is needed"):
+    with pytest.raises(SpecError, match="text that is not empty is needed"):
         call(feeds, Rows(hosts, "A"), end=True, name=name)
 
 

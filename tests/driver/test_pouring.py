@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -29,6 +32,15 @@ def values(program: hy.Program, name: str) -> list[float]:
     return [task["values"].get(name, 0) for task in program.status()["tasks"]]
 
 
+def driver_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (path := folder / "driver.py").write_text(
+        "import hopyard as hy\nfrom pathlib import Path\n" + textwrap.dedent(text)
+    )
+    return subprocess.run(
+        [sys.executable, str(path)], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 class TestFeed:
     def test_every_row_comes_once_in_each_epoch(self, tmp_path: Path) -> None:
         program = launch(tmp_path)
@@ -50,11 +62,17 @@ class TestFeed:
 
         def main(args: Any, ctx: Any) -> None:
             for _ in ctx.feed().batches(1):
+                (ctx.directory / f"begun-{ctx.index}").touch()
                 time.sleep(0.5)
+
+        def interrupt() -> None:
+            while len(list((tmp_path / "program").glob("begun-*"))) < 2:
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
 
         program = launch(tmp_path, main)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        timer = threading.Timer(2.0, os.kill, [os.getpid(), signal.SIGINT])
+        timer = threading.Thread(target=interrupt, daemon=True)
         timer.start()
         try:
             with pytest.raises(KeyboardInterrupt):
@@ -68,6 +86,63 @@ class TestFeed:
         while time.monotonic() < until and any("hopyard-pour" in thread.name for thread in threading.enumerate()):
             time.sleep(0.05)
         assert not [thread.name for thread in threading.enumerate() if "hopyard-pour" in thread.name]
+
+    def test_names_that_are_none(self, tmp_path: Path) -> None:
+        with launch(tmp_path) as program:
+            for name in ("", "\ud800", None):
+                with pytest.raises(hy.SpecError, match="text that is not empty is needed"):
+                    program.feed(ROWS, name=name)  # type: ignore[arg-type]
+            with pytest.raises(hy.SpecError, match="several columns named a"):
+                program.feed(pa.table([[1], [2]], names=["a", "a"]))
+
+    def test_rows_of_classes_of_the_script(self, tmp_path: Path) -> None:
+        script = driver_script(
+            tmp_path,
+            """
+            class Row:
+                def __init__(self, n): self.n = n
+            def main(args, ctx):
+                ctx.report({"sum": sum(row.n for batch in ctx.feed().rows(10) for row in batch)})
+            program = hy.launch(main, roles={"worker": 1}, directory=Path("program"))
+            program.feed([Row(n) for n in range(10)])
+            program.wait(60)
+            print(program.status()["tasks"][0]["values"]["sum"])
+            """,
+        )
+        assert script.stdout.strip() == "45.0", script.stderr
+
+    def test_min_of_none_is_said(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        program = launch(tmp_path, programs.collects)
+        program.feed([{"a": 1}], uneven="min")
+        assert program.wait(60) == "done"
+        assert sum(values(program, "rows")) == 0
+        assert "has ended without a batch, as worker 1 had none" in caplog.text
+
+    def test_a_script_is_fed(self, tmp_path: Path) -> None:
+        (script := tmp_path / "train.py").write_text(
+            "import hopyard as hy\n"
+            "ctx = hy.context()\n"
+            "ctx.report({'rows': sum(len(batch['a']) for batch in ctx.feed().batches(100))})\n"
+        )
+        program = launch(tmp_path, script)
+        program.feed(ROWS)
+        assert program.wait(60) == "done"
+        assert sum(values(program, "rows")) == 10_000
+        with pytest.raises(hy.SpecError, match="this process is no task of a program"):
+            hy.context()
+
+    def test_a_task_that_is_stopped_while_others_go_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What it should be told of each of their blocks keeps its agent from nothing."""
+        monkeypatch.setattr("hopyard.driver.launch.SILENCE", 2.0)
+
+        def main(args: Any, ctx: Any) -> None:
+            for number, _ in enumerate(ctx.feed().batches(4096)):
+                if ctx.index == 1 and number == 1:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+        program = launch(tmp_path, main)
+        with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .* was stopped \(SIGSTOP\)"):
+            program.feed(pa.table({"a": np.zeros(4096 * 2000, np.int8)}), uneven="repeat")
 
     def test_it_may_stay_open(self, tmp_path: Path) -> None:
         program = launch(tmp_path)
@@ -140,7 +215,7 @@ class TestFeed:
             for how, words in (
                 ({"epochs": -1}, "epochs=-1"),
                 ({"uneven": "max"}, "'join', 'min', 'repeat'"),
-                ({"name": ""}, "a name"),
+                ({"name": ""}, "text that is not empty"),
                 ({"timeout": 0}, "timeout=0"),
             ):
                 with pytest.raises(hy.SpecError, match=words):

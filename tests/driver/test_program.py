@@ -69,7 +69,7 @@ class TestItsLife:
         assert sum(isinstance(line, Assigned) for line in lines) == 1
 
     def test_training_is_over_and_the_ps_that_never_exits_is_ended(self, tmp_path: Path) -> None:
-        program = launch(tmp_path, programs.serves, roles={"chief": 1, "worker": 1, "ps": 2, "evaluator": 1}, grace=0.5)
+        program = launch(tmp_path, programs.serves, roles={"chief": 1, "worker": 1, "ps": 2, "evaluator": 1}, grace=5)
         assert program.wait(60) == "done"
         status = {task["role"]: task["status"] for task in program.status()["tasks"]}
         assert status == {"chief": "done", "worker": "done", "ps": "ended", "evaluator": "ended"}
@@ -274,7 +274,8 @@ class TestBadInput:
             ({"grace": "1"}, "grace = '1'"),
             ({"engine": hy.Inline()}, "processes"),
             ({"engine": "spark"}, "hy.Local"),
-            ({"env": {"a": 1}}, "strings"),
+            ({"env": {"a": 1}}, "names and values are text"),
+            ({"env": {"a": "\ud800"}}, "names and values are text"),
             ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\): Role\(least=2\)"),
             ({"roles": {"worker": 10**9}}, "at most 10,000"),
             ({"tensorflow1": "no"}, "True or False"),
@@ -379,15 +380,24 @@ class TestOddPrograms:
             import signal
             import time
 
-            if os.fork() == 0:
-                time.sleep(60)
-                os._exit(0)
+            for number in range(3):
+                if os.fork() == 0:
+                    if number:
+                        os.setsid()
+                    if number == 2 and os.fork():  # its child, in yet another session, is an orphan
+                        os._exit(0)
+                    (ctx.directory / f"stray-{number}").write_text(str(os.getpid()))
+                    time.sleep(60)
+                    os._exit(0)
+            while len(list(ctx.directory.glob("stray-*"))) < 3:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
         began = time.monotonic()
         with pytest.raises(hy.ProgramFailed, match="SIGKILL"):
             launch(tmp_path, main, roles={"worker": 1}).wait(60)
         assert time.monotonic() - began < 30
+        assert gone([int(path.read_text()) for path in (tmp_path / "program").glob("stray-*")], 2.0)
 
     def test_what_is_registered_at_exit_runs(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
@@ -403,6 +413,34 @@ class TestOddPrograms:
         program = launch(tmp_path, main)
         assert program.wait(60) == "done"
         assert len(list((tmp_path / "program").glob("late-*"))) == 2
+
+    def test_many_are_stopped_while_they_are_started(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, roles={"worker": 200})
+        time.sleep(0.3)
+        began = time.monotonic()
+        program.stop()
+        assert program.over and time.monotonic() - began < 10
+        assert program.status()["status"] == "stopped"
+
+    def test_threads_of_main_go_on_to_their_end(self, tmp_path: Path) -> None:
+        """As in any Python program; longer than what runs at exit is waited for."""
+
+        def main(args: Any, ctx: Any) -> None:
+            import threading
+            import time
+            from concurrent.futures import ThreadPoolExecutor
+
+            def late(name: str) -> None:
+                time.sleep(6)
+                (ctx.directory / f"{name}-{ctx.index}").touch()
+
+            threading.Thread(target=late, args=["thread"], name="uploads").start()
+            ThreadPoolExecutor().submit(late, "pool")
+
+        program = launch(tmp_path, main)
+        assert program.wait(60) == "done"
+        assert len([*(tmp_path / "program").glob("thread-*"), *(tmp_path / "program").glob("pool-*")]) == 4
+        assert "the task goes on until its threads end: uploads" in program.logs()
 
     def test_an_evaluator_is_told_before_it_is_ended(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:

@@ -35,7 +35,10 @@ def test_as_many_workers_as_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> No
         ({"threads": 0}, r"Local\(threads=0\): a whole number of at least 1"),
         ({"devices": "cuda:0"}, r'devices=\'cuda:0\'\): "auto", None, or a list'),
         ({"workers": 2, "devices": [0]}, r"one device for each worker is needed; name one several times"),
-        ({"env": {"A": 1}}, r"names and values are strings"),
+        ({"env": {"A": 1}}, r"a dict of strings is needed"),
+        ({"env": {"A=": "1"}}, r"a dict of strings is needed"),
+        ({"env": None}, r"a dict of strings is needed"),
+        ({"devices": 3}, r"devices=3\): \"auto\", None, or a list"),
     ],
 )
 def test_values_that_are_not_allowed(arguments: dict[str, object], message: str) -> None:

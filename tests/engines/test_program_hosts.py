@@ -51,6 +51,9 @@ def sums(args, ctx):
         total, rows = total + int(column.sum()), rows + len(column)
     ctx.report({"total": total, "rows": rows}, step=1)
 
+def keeps(args, ctx):
+    ctx.checkpoint({"a": 1}, step=1)
+
 def doubles(args, ctx):
     feed = ctx.feed("infer")
     for batch in feed.batches(100):
@@ -108,6 +111,10 @@ for workers in (2, 1):
     program.feed(frame)
     program.wait()
     found[f"sums{workers}"] = values(program)
+try:
+    launch("keeps", keeps, {"worker": 1}).wait()
+except hy.ProgramFailed as error:
+    found["keeps"] = str(error)
 program = launch("doubles", doubles, {"worker": 1})
 found["doubles"] = program.infer(spark.sparkContext.parallelize([(n,) for n in range(20000)], 8)).collect()
 program.stop()
@@ -123,6 +130,7 @@ program.stop()
     for workers in (1, 2):
         assert sum(one["rows"] for one in found[f"sums{workers}"]) == 20000
         assert sum(one["total"] for one in found[f"sums{workers}"]) == sum(range(20000))
+    assert "does not see the program's directory" in found["keeps"]
     assert found["doubles"] == [2 * n for n in range(20000)]
 
 

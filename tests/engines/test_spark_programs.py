@@ -186,6 +186,19 @@ class TestKills:
         assert time.monotonic() - began < 10
         assert gone(everyone(program), 2.0)
 
+    @pytest.mark.parametrize(("who", "told"), [("worker", r"SIGKILL"), ("executor", r"agent .* was lost")])
+    def test_killed_while_it_answers(self, spark: Any, tmp_path: Path, who: str, told: str) -> None:
+        program = launch(spark, tmp_path, _doubles, {"kill": who})
+        answers = program.infer(frame(spark, 2_000_000, 8), schema="b long")
+        with pytest.raises(Exception, match=r"worker [01] of the program has ended"):
+            answers.collect()
+        failed = time.time()
+        with pytest.raises(hy.ProgramFailed, match=rf"worker 1 failed: .*{told}") as caught:
+            program.wait(10)
+        assert caught.value.task == "worker 1"
+        assert failed - float((tmp_path / "program" / "notes" / "worker-1-0-killed").read_text()) < 60
+        assert gone(everyone(program), 2.0) and slots_are_free(spark)
+
     def test_a_killed_executor_restarts_the_program(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, _slow_start, restarts=1)
         pids = notes(tmp_path, 2)
@@ -213,9 +226,19 @@ def _slow_start(args: Any, ctx: Any) -> None:
 
 
 def _doubles(args: Any, ctx: Any) -> None:
-    feed = ctx.feed("infer")
+    """Answers; where `args` say so worker 1 is killed, or its executor, in the midst of it."""
+    import os
+    import signal
+    import time
+
+    feed, rows = ctx.feed("infer"), 0
     for batch in feed.batches(100):
         feed.answer({"b": batch["a"] * 2})
+        rows += len(batch["a"])
+        if args and ctx.index == 1 and rows >= 1000:
+            programs.note(ctx, "killed", str(time.time()))
+            os.kill(os.getpid() if args["kill"] == "worker" else above("java"), signal.SIGKILL)
+            time.sleep(60)  # until its sitter has seen it
 
 
 def _slow(args: Any, ctx: Any) -> None:

@@ -6,16 +6,34 @@ import contextlib
 import glob
 import operator
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hopyard.core.feeds import feed_named
 from hopyard.core.program_facts import Reported
 from hopyard.errors import SpecError
+from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
     from hopyard.agent.feed import Feed
     from hopyard.agent.task import Child
+
+
+present: ProgramContext | None = None
+"""Of the task that runs in this process."""
+
+
+def context() -> ProgramContext:
+    """What `main(args, ctx)` is given, for scripts, which have no such argument; in a task's process only.
+
+    Raises:
+        SpecError: this process is no task of a program.
+    """
+    if present is None:
+        raise SpecError("hy.context(): this process is no task of a program; start it by hy.launch or `hopyard run`")
+    return present
 
 
 class ProgramContext:
@@ -63,10 +81,11 @@ class ProgramContext:
         """The rows that `program.feed(…, name=name)` or `program.infer` send to this task.
 
         Raises:
-            SpecError: parameter servers and evaluators are not fed.
+            SpecError: `name` is no text; parameter servers and evaluators are not fed.
         """
         if self.rank < 0:
             raise SpecError(f"{self.role} {self.index} is not fed: rows go to chiefs and workers")
+        feed_named(name, "ctx.feed")
         if name not in self._feeds:
             from hopyard.agent.feed import Feed
 
@@ -138,6 +157,9 @@ class ProgramContext:
 
         Written under a temporary name, synced, renamed; the last two are kept. Call it on one task, or where each task
         has its own tree: trees are kept per role and index.
+
+        Raises:
+            SpecError: this host does not see the program's directory, so what is kept here would be lost to others.
         """
         from hopyard.store.journal import write_whole
         from hopyard.store.tree import encode
@@ -149,7 +171,11 @@ class ProgramContext:
             old.unlink(missing_ok=True)
 
     def restored(self) -> tuple[Any, int] | None:
-        """(tree, step) of the last `checkpoint` of this role and index; None when there is none."""
+        """(tree, step) of the last `checkpoint` of this role and index; None when there is none.
+
+        Raises:
+            SpecError: this host does not see the program's directory.
+        """
         from hopyard.store.tree import decode
 
         found = sorted(self._checkpoints.glob("*.safetensors"))
@@ -157,4 +183,10 @@ class ProgramContext:
 
     @property
     def _checkpoints(self) -> Path:
+        if not Layout(self.directory).program.exists():  # its driver has written there before any task began
+            raise SpecError(
+                f"ctx.checkpoint, ctx.restored: {socket.gethostname()} does not see the program's directory "
+                f"{self.directory}, so what is kept here would be lost to the next attempt; give hy.launch(directory=) "
+                "a folder that driver and executors share, or keep checkpoints in a store of your own"
+            )
         return self.directory / "checkpoints" / f"{self.role}-{self.index}"

@@ -79,14 +79,14 @@ class Feed:
             DataError: a column has nulls, or lists that differ in length; names it.
             HopyardError: the feed has failed; with its reason.
         """
-        return self._columns(_whole(size), wait)
+        return self._columns(_whole(size), _seconds(wait))
 
     def rows(self, size: int, wait: float | None = None) -> Iterator[list[Any]]:
         """Batches as lists of Python rows: those of an RDD as they were, those of a DataFrame as tuples.
 
         Arguments and errors as for `batches`.
         """
-        return self._python(_whole(size), wait)
+        return self._python(_whole(size), _seconds(wait))
 
     def dataset(self, size: int, framework: str = "tensorflow") -> Any:
         """Batches as a `tf.data.Dataset` or a torch `IterableDataset`, of dicts from column to tensor.
@@ -230,6 +230,13 @@ def _whole(size: Any) -> int:
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
         raise SpecError(f"size = {size!r}: a whole number of at least 1 is needed")
     return int(size)
+
+
+def _seconds(wait: Any) -> float | None:
+    number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
+    if wait is not None and not (number and wait >= 0):
+        raise SpecError(f"wait = {wait!r}: seconds, at least 0, or None are needed")
+    return None if wait is None else float(wait)
 
 
 def _plain(values: Any) -> Any:

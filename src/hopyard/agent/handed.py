@@ -37,6 +37,8 @@ def _tensorflow(batches: Batches, first: Callable[[], dict[str, Array] | None]) 
 
     example = first()
     if example is None:
+        words = "no row came to this worker, so its data set is empty and has none of the feed's columns"
+        print(f"hopyard: {words}; a map over them fails: give each worker a partition (df.repartition)", flush=True)  # noqa: T201 - the log
         return tf.data.Dataset.from_tensor_slices({"none": np.zeros(0)})  # no rows came that could say their columns
     text = {name for name, values in example.items() if values.dtype == object}
     signature = {

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from hopyard.agent.board import Board
-from hopyard.agent.parent import ended_with
+from hopyard.agent.parent import adopt_orphans, ended_with
 from hopyard.agent.pipe import Pipe, up
 from hopyard.agent.ports import Ports
 from hopyard.core.cluster import Place
@@ -36,6 +36,10 @@ from hopyard.hosts import address_towards
 if TYPE_CHECKING:
     from hopyard.agent.main import Line
 
+GENERATIONS = 20
+"""Of processes that a task has left behind; each is ended before the next is looked for."""
+STORES = 3
+"""Of torch's that may end by themselves: where torch is not installed, each does."""
 LOOK_SECONDS = 1.0
 """Between looks at whether the process was stopped."""
 FOLDER = "hopyard-task-"
@@ -74,6 +78,10 @@ class Hosting:
         self._stopped_at = 0.0
         """Since when the child is stopped (SIGSTOP); 0: it is not."""
         self._board: Board | None = None
+        self._allowed: dict[str, FeedWord] = {}
+        """Feed → how far it may go, for a process that did not read when it was to be told."""
+        self._knocks = 0
+        """Stores of torch's that ended by themselves."""
         self._folder = own_folder()
 
     def run(self) -> None:
@@ -82,6 +90,7 @@ class Hosting:
         gpus = tuple(name for name in seen if name.strip() not in ("", "-1"))
         place = Place(self._slot, socket.gethostname(), os.getpid(), self._address, self._ports.numbers, gpus)
         ended_with(os.getppid(), 0)  # a signal would end this process alone, the end of standard input ends the group
+        adopt_orphans()
         self._spawn()
         self._line.answer(Reserved(at=0.0, place=place))
         try:
@@ -106,8 +115,15 @@ class Hosting:
             self._poll.unregister(self._ports.knocked)
             self._ports.open_store()
         if self._ports.store_ended():
-            print("torch's store ended; the next client gets another", flush=True)  # noqa: T201 - the log
-            self._poll.register(self._ports.knocked, zmq.POLLIN)
+            self._knocks += 1
+            if self._knocks < STORES:
+                print("torch's store ended; the next client gets another", flush=True)  # noqa: T201 - the log
+                self._poll.register(self._ports.knocked, zmq.POLLIN)
+            else:
+                print(f"torch's store ended {STORES} times; there is none any more", flush=True)  # noqa: T201
+        if self._allowed and self._pipe is not None and self._pipe.writable():
+            for word in [self._allowed.pop(feed) for feed in list(self._allowed)]:
+                self._tell(word)
         if self._board is not None and (found := self._board.found()):
             self._line.answer(Shown(self._slot, *found))
         if self._halt_at and time.monotonic() >= self._halt_at and self._child is not None:
@@ -131,11 +147,13 @@ class Hosting:
         """Run a task. The process waits already, unless one ran before."""
         if self._task is not None:
             self._end_child()
-            self._ports.close_store() if message.restart else None
+            if message.restart:
+                self._ports.close_store()
             if not self._ports.has_store:
                 self._poll.register(self._ports.knocked, zmq.POLLIN)
             self._spawn()
         self._task, self._told, self._begun = message, False, False
+        self._allowed.clear()
         self._halt_at = self._stopped_at = 0.0
         print(f"--- {message.task.name}, attempt {message.restart}", flush=True)  # noqa: T201 - the log's headings
         self._tell(message)
@@ -250,16 +268,28 @@ class Hosting:
             self._watch = -1
 
     def _end_strays(self) -> None:
-        """What the task has started and left behind: it must not talk to the next attempt."""
+        """What the task has started and left behind: it must not talk to the next attempt. Those of this agent's group,
+        and those in sessions of their own, whose parent this agent is by now. When these end, their children are."""
         kept = {os.getpid(), self._ports.store_pid, 0 if self._board is None else self._board.pid}
-        group = str(os.getpgrp())
-        if group != str(os.getpid()):
-            return  # not a group of its own
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, IndexError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if fields[2] == group and int(entry.name) not in kept:
-                    os.kill(int(entry.name), signal.SIGKILL)
+        me, group = str(os.getpid()), str(os.getpgrp())
+        for _ in range(GENERATIONS):
+            found = []
+            for entry in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError, IndexError):
+                    state, parent, its = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                    strays = parent == me or (its == group == me and state != "Z")
+                    if strays and int(entry.name) not in kept:
+                        found.append(int(entry.name))
+                        os.kill(found[-1], signal.SIGKILL)
+            if not found:
+                return
+            until = time.monotonic() + TERM_SECONDS
+            while found and time.monotonic() < until:
+                with contextlib.suppress(ChildProcessError):
+                    if not os.waitpid(found[-1], os.WNOHANG)[0]:
+                        time.sleep(0.002)
+                        continue
+                found.pop()
 
     def _is_present(self, life: int) -> bool:
         return self._task is not None and self._task.life == life
@@ -267,8 +297,12 @@ class Hosting:
     def _tell(self, message: Begin | Host | FeedWord) -> None:
         if self._pipe is None:
             return
-        if isinstance(message, FeedWord) and message.word == "ask" and not self._pipe.writable():
-            return  # a process that is stopped would stop this one, too
+        if isinstance(message, FeedWord) and message.word in ("ask", "allowed"):  # there may be many of them
+            self._allowed.pop(message.feed, None)
+            if not self._pipe.writable():  # a process that is stopped would stop this one, too
+                if message.word == "allowed":
+                    self._allowed[message.feed] = message
+                return
         with contextlib.suppress(OSError):
             self._pipe.send(message)
 
@@ -280,7 +314,7 @@ def own_folder() -> Path:
         with contextlib.suppress(OSError), (path / "lock").open() as lock:  # held by who lives
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=FOLDER))
+    made = Path(tempfile.mkdtemp(prefix=f".{FOLDER}"))  # found by no other before it is locked
     held = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(held, fcntl.LOCK_EX)
-    return made
+    return made.rename(made.with_name(made.name[1:]))

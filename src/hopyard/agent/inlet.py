@@ -8,17 +8,14 @@ until it is over: its answers go back to that task. Knows no sockets, and not wh
 from __future__ import annotations
 
 import contextlib
-import mmap
-import tempfile
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import pyarrow as pa
-
+from hopyard.agent.spool import Filed, Spool, buffer
 from hopyard.agent.streams import Block, Stream, Taken
 from hopyard.core.once import Books
 from hopyard.core.uneven import Count, Uneven
@@ -33,8 +30,8 @@ class Inlet:
 
     Args:
         name: of the feed.
-        limit: bytes that may wait.
         folder: for blocks beyond `limit` of feeds that must not hold their senders up (see `room`).
+        limit: bytes that may wait in memory.
         tell: told the name and how many batches came, for feeds whose workers end together.
     """
 
@@ -43,6 +40,7 @@ class Inlet:
     ) -> None:
         self.name = name
         self._folder = folder
+        self._spool = Spool(folder)
         self._limit = limit
         self._tell = tell
         self._changed = threading.Condition()
@@ -52,6 +50,7 @@ class Inlet:
         self._asking: list[Stream] = []
         """Whose task is still there."""
         self._bytes = 0
+        """In memory, and promised by `room`."""
         self._books = Books(name)
         self._error: HopyardError | None = None
         self._unwanted = False
@@ -67,6 +66,9 @@ class Inlet:
         self._answering = self._waiting = False
         """Whether its thread is in `answering`, or waits in `take`."""
         self._size = 0
+        """Rows of a batch; 0: the program has not asked for one."""
+        self._let = 0
+        """Batches that `turn` let go."""
         self._told: Count | None = None
         self._allowed = Count(0, False)
 
@@ -104,7 +106,7 @@ class Inlet:
         """Wait for room, and give an array of `size` bytes; None when the rows are not wanted any more.
 
         A feed whose workers end together never waits: a task that did could keep from its slot the very task that the
-        slowest worker waits for. What is beyond the limit then lies in files without names.
+        slowest worker waits for. What is beyond the limit `put` then lays into a file.
 
         Raises:
             HopyardError: the feed has failed.
@@ -117,11 +119,11 @@ class Inlet:
                 full = self._bytes and self._bytes + size > self._limit
                 if not full or (stream.line is not None and not stream.blocks):  # each inference may have one block
                     break
-                if self._uneven != "join" and stream.line is None:
-                    return self._filed(size)
+                if self._may_file(stream):
+                    break
                 self._changed.wait()
             self._bytes += size
-        return np.frombuffer(pa.allocate_buffer(size), np.uint8) if size else np.empty(0, np.uint8)
+        return buffer(size)
 
     def give_back(self, size: int) -> None:
         """Room that was not used after all."""
@@ -143,24 +145,31 @@ class Inlet:
         """Take a block for which `room` was given. False: it came from another attempt meanwhile, or is not wanted.
 
         Raises:
-            HopyardError: the feed has failed, or the block differs from the one that was taken.
+            HopyardError: the feed has failed, as it does where the block differs from the one that was taken, or the
+                disk has no room for it.
         """
-        with self._changed:
-            size = len(block.body)
+        size = len(block.body)
+        if self._overfull(block):
             try:
-                self._check()
-                if block.stream.line is not None and (self._unwanted or block.stream.state == "lost"):
-                    self._bytes -= size
+                block.body = self._spool.write(block.body)
+            except OSError as error:
+                self.give_back(size)
+                if self._unwanted:
                     return False
-                if block.stream.line is None:
-                    if not self._current(epoch) or self._same(block.partition, number, digest):
-                        self._bytes -= size
-                        return False
-                    self._books.take(block.partition, digest)
-            except HopyardError:
-                self._bytes -= size
-                self._changed.notify_all()
-                raise
+                raise self._disk_failed(f"{size:,} bytes could not be written to", error) from error
+        filed = isinstance(block.body, Filed)
+        with self._changed:
+            taken = False
+            try:
+                taken = self._takes(block, epoch, number, digest)
+            finally:
+                if filed and not taken:
+                    self._spool.free()
+                if filed or not taken:
+                    self._bytes -= size
+                    self._changed.notify_all()
+            if not taken:
+                return False
             if not self._at_work():
                 self._moved = time.monotonic()
             block.stream.blocks.append(block)
@@ -254,13 +263,24 @@ class Inlet:
             asking = list(self._asking)
         for stream in asking:
             stream.line.leave(unwanted=True)
+        self._report()  # workers that end together do not wait for this one
 
     def take(self, wait: float | None = None) -> Taken:
         """The next block, waiting up to `wait` seconds (None: as long as it takes).
 
         Raises:
-            HopyardError: the feed has failed.
+            HopyardError: the feed has failed, as it does where a block cannot be read back from the disk.
         """
+        found = self._awaited(wait)
+        if found.block is not None and isinstance(found.block.body, Filed):  # read while others may put
+            size = found.block.body.size
+            try:
+                found.block.body = self._spool.read(found.block.body)
+            except OSError as error:
+                raise self._disk_failed(f"{size:,} bytes could not be read back from", error) from error
+        return found
+
+    def _awaited(self, wait: float | None) -> Taken:
         until = None if wait is None else time.monotonic() + wait
         with self._changed:
             while True:
@@ -322,7 +342,8 @@ class Inlet:
         Raises:
             HopyardError: the feed has failed.
         """
-        self._size = size
+        with self._changed:
+            self._size, self._let = size, batch
         self._report()
 
         def found() -> Literal["give", "again", "end"] | None:
@@ -340,7 +361,9 @@ class Inlet:
         with self._changed:
             self._changed.wait_for(found, wait)
             self._check()
-            return found() or "pause"
+            what = found() or "pause"
+            self._let = batch + (what in ("give", "again"))
+            return what
 
     # Inside
 
@@ -350,6 +373,35 @@ class Inlet:
 
     def _begun(self, epoch: int) -> bool:
         return self._books.begun(epoch) and not self._ended
+
+    def _may_file(self, stream: Stream) -> bool:
+        """Whether blocks of a stream wait in a file rather than hold their sender up."""
+        return self._uneven not in (None, "join") and stream.line is None
+
+    def _overfull(self, block: Block) -> bool:
+        """Whether a block for which `room` was given is beyond the limit; one alone never is."""
+        with self._changed:
+            return self._may_file(block.stream) and self._bytes > max(self._limit, len(block.body))
+
+    def _takes(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
+        """Whether a block is wanted, and new; then it is in the books."""
+        self._check()
+        if block.stream.line is not None:
+            return not (self._unwanted or block.stream.state == "lost")
+        if not self._current(epoch) or self._same(block.partition, number, digest):
+            return False
+        self._books.take(block.partition, digest)
+        return True
+
+    def _disk_failed(self, what: str, error: OSError) -> HopyardError:
+        """The failure of the feed that an error of its file is."""
+        failure = HopyardError(
+            f"feed {self.name!r}: {what} {self._folder} on {socket.gethostname()} ({error}), where rows beyond "
+            f"{self._limit:,} bytes wait by uneven={self._uneven!r} (now {self._spool.bytes:,} bytes): free space "
+            'there, or set TMPDIR to a folder on a larger disk, or feed with uneven="join", which holds senders up'
+        )
+        self.fail(failure)
+        return failure
 
     def _same(self, partition: int, number: int, digest: bytes) -> bool:
         with self._failing():
@@ -380,7 +432,8 @@ class Inlet:
 
     def _given(self, stream: Stream) -> Taken:
         block = stream.blocks.popleft()
-        self._bytes -= len(block.body)
+        if not isinstance(block.body, Filed):
+            self._bytes -= len(block.body)
         self.taken += block.rows
         self._moved = time.monotonic()
         self._changed.notify_all()
@@ -389,30 +442,32 @@ class Inlet:
     def _drop(self) -> None:
         """Let go of all that waits."""
         for stream in [self._shared, *self._streams]:
+            for block in stream.blocks:
+                if isinstance(block.body, Filed):
+                    self._spool.free()
             stream.blocks.clear()
         self._streams.clear()
         self._bytes = 0
         self._changed.notify_all()
 
-    def _filed(self, size: int) -> Any:
-        self._bytes += size
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            file.truncate(size)
-            return np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
-
     def _report(self) -> None:
         """Tell how many batches are here, where it matters and has changed."""
-        if self._tell is None or self._uneven in (None, "join") or not self._size:
+        if self._tell is None or self._uneven in (None, "join"):
             return
         with self._telling:  # of its own: counts go out in order, and nobody waits for the network to take a block
             with self._changed:
-                count = self._count()
-            if count != self._told:
+                known = self._size or self._unwanted or (self._ended and not self.received)
+                count = self._count() if known else self._told  # else nobody can say yet how many batches the rows are
+            if count is not None and count != self._told:
                 self._told = count
                 self._tell(self.name, count)
 
     def _count(self) -> Count:
-        """Batches that came, given out or not."""
+        """Batches that came, given out or not; once the program takes no more, those that it took."""
+        if self._unwanted:
+            return Count(self._let, True)
+        if not self._size:
+            return Count(0, self._ended)
         full, rest = divmod(self.received, self._size)
         return Count(full + bool(rest and self._ended), self._ended)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import select
 import shutil
@@ -49,17 +50,18 @@ from hopyard.hosts import LOOPBACK, is_loopback
 log = logging.getLogger(__name__)
 
 _LONGEST = 100
-"""Characters of a unix socket's path; systems end at 104 to 108."""
+"""Bytes of a unix socket's path; systems end at 104 to 108."""
 _SCHEMA_BYTES = 64 << 20
 _LEAVE_SECONDS = 1.0
+_ACCEPT_SECONDS = 0.1
+"""Until a door that could not take a line (no descriptors are left, …) tries again."""
 
 
 class Intake:
     """Owner of the door and the inlets of one process of a program. Threads of its own listen and receive.
 
     Args:
-        folder: where the socket's folder is made, and blocks beyond the limit lie; where its path is too long for a
-            socket, the system's temporary folder.
+        folder: where the socket's folder is made, and blocks beyond the limit lie.
         host: address of this process that other machines can dial.
         token: of the program.
         index: of this worker among those that are fed.
@@ -67,6 +69,9 @@ class Intake:
         apart: whether tasks may come from other machines.
         limit: bytes of one feed that may wait.
         tell: see `Inlet`.
+
+    Raises:
+        OSError: no socket can be opened there. Nothing is left behind.
     """
 
     def __init__(
@@ -89,15 +94,19 @@ class Intake:
         self._guarded: set[str] = set()
         """Feeds that a thread guards against a program which does not answer."""
         self._done = False
+        self._error = ""
+        """Why it is done, where the program failed."""
         self._closed = False
-        self._folder = _private(folder)
-        path = self._folder / "rows"
-        self._listeners = [_listening(path)]
+        self._folder = folder
         port = 0
-        if apart:
-            here = socket.create_server((LOOPBACK if is_loopback(host) else host, 0), backlog=512)
-            self._listeners.append(here)
-            port = int(here.getsockname()[1])
+        with contextlib.ExitStack() as opened:
+            path = _dialable(_private(folder, opened), opened)
+            self._listeners = [opened.enter_context(_listening(path))]
+            if apart:
+                here = socket.create_server((LOOPBACK if is_loopback(host) else host, 0), backlog=512)
+                self._listeners.append(opened.enter_context(here))
+                port = int(here.getsockname()[1])
+            self._opened = opened.pop_all()
         self.where = Door(machine(), str(path), host if apart else "", port, executor())
         for listener in self._listeners:
             threading.Thread(target=self._listen, args=(listener,), name="intake", daemon=True).start()
@@ -106,11 +115,12 @@ class Intake:
         """That of a feed; made when it is first named, by the program or by a task."""
         with self._lock:
             found = self._inlets.get(feed)
+            late = found is None and self._done
             if found is None:
                 found = self._inlets[feed] = Inlet(feed, self._folder, self._limit, self._tell)
-                if self._done:
-                    found.terminate()
-            return found
+        if late:  # without the lock, as it tells
+            self._end(found)
+        return found
 
     def opened(self, feed: str, uneven: Uneven = "join") -> None:
         """A feed will come, with this rule for its end."""
@@ -134,17 +144,15 @@ class Intake:
         return 0 if inlet.unwanted else inlet.received - inlet.taken
 
     def finish(self, error: str = "") -> None:
-        """The program is through with all feeds, as when its main has returned; tasks are told, and drained. Where it
-        failed, they fail with its error.
+        """The program is through with all feeds, also those to come, as when its main has returned; tasks are told, and
+        drained. Where it failed, they fail with its error; the first one counts.
         """
         with self._lock:
             self._done = True
+            self._error = self._error or error
             inlets = list(self._inlets.values())
         for inlet in inlets:
-            if error:
-                inlet.fail(HopyardError(error))
-            else:
-                inlet.terminate()
+            self._end(inlet)
 
     def close(self) -> None:
         """Close the door and cut all lines: to who still sends, this worker has ended."""
@@ -154,22 +162,42 @@ class Intake:
         for line in lines:
             _cut(line)
         self.finish()
-        for listener in self._listeners:
-            listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._opened.close()
+
+    def _end(self, inlet: Inlet) -> None:
+        if self._error:
+            inlet.fail(HopyardError(self._error))
+        else:
+            inlet.terminate()
 
     def _listen(self, listener: socket.socket) -> None:
+        short = False
         while True:
             try:
                 line, _ = listener.accept()
-            except OSError:  # closed
-                return
-            with self._lock:
+                self._received(line)
+                short = False
+            except (OSError, RuntimeError) as error:  # closed; or no descriptor, no thread is left, who dialed has gone
                 if self._closed:
-                    line.close()
                     return
-                self._lines.add(line)
+                if not short:  # once, not ten times a second
+                    log.warning("the door for rows could not take a line, and goes on trying: %s", error)
+                short = True
+                time.sleep(_ACCEPT_SECONDS)
+
+    def _received(self, line: socket.socket) -> None:
+        with self._lock:
+            if self._closed:
+                line.close()
+                return
+            self._lines.add(line)
+        try:
             threading.Thread(target=self._serve, args=(line,), name="intake", daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._lines.discard(line)
+            line.close()
+            raise
 
     def _serve(self, line: socket.socket) -> None:
         visitor = Visitor(line, self._token)
@@ -328,11 +356,30 @@ class _Attempt:
             pass
 
 
-def _private(folder: Path) -> Path:
-    """A folder of this user alone, short enough for a socket in it."""
+def _private(folder: Path, opened: contextlib.ExitStack) -> Path:
+    """A folder of this user alone, in `folder`; removed with `opened`."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = tempfile.mkdtemp(prefix="feed-", dir=folder if len(str(folder.resolve())) + 20 < _LONGEST else None)
-    return Path(made).resolve()
+    made = Path(tempfile.mkdtemp(prefix="feed-", dir=folder)).resolve()
+    opened.callback(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _dialable(folder: Path, opened: contextlib.ExitStack) -> Path:
+    """Path of a socket in `folder` that is short enough to be bound and dialed. One that is too long (a deep TMPDIR)
+    leads by way of a descriptor of this process, which `opened` closes: this leaves nothing behind when it is killed.
+    """
+    path = folder / "rows"
+    if len(os.fsencode(path)) < _LONGEST:
+        return path
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    opened.callback(os.close, held)
+    short = Path(f"/proc/{os.getpid()}/fd/{held}/rows")
+    if not short.parent.exists():
+        raise OSError(
+            f"the path of the socket {path} on {socket.gethostname()} has {len(os.fsencode(path))} bytes, of which a "
+            f"socket may have {_LONGEST - 1} where there is no /proc; set TMPDIR to a shorter path"
+        )
+    return short
 
 
 def _listening(path: Path) -> socket.socket:

@@ -10,6 +10,7 @@ import sys
 import threading
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def ended_with(parent: int, number: int = signal.SIGKILL) -> None:
@@ -18,6 +19,12 @@ def ended_with(parent: int, number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes that descend from this one and lose theirs, where the kernel can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -141,16 +142,38 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 pipe.send(ended)
 
+    ending = threading.Event()
+
+    def late() -> None:
+        ending.wait()
+        time.sleep(EXIT_SECONDS)
+        tell()
+
+    threading.Thread(target=late, name="hopyard-late", daemon=True).start()
     if ended.error:
         tell()  # others wait for the cause
-    late = threading.Timer(EXIT_SECONDS, tell)
-    late.daemon = True
-    late.start()
+    else:
+        _await_threads()
+    ending.set()
     atexit._run_exitfuncs()  # what the user registered; then no interpreter's end, in which gloo and gRPC may hang
     tell()
     if not ended.error and lingers:
         child.stopping.wait()
     os._exit(code)
+
+
+def _await_threads() -> None:
+    """As at the end of any interpreter, the user's threads go on to their end: one may write the last checkpoint."""
+    waited = threading.Timer(EXIT_SECONDS, lambda: _say_threads(threading.main_thread()))
+    waited.daemon = True
+    waited.start()
+    threading._shutdown()  # type: ignore[attr-defined]  # those of a ThreadPoolExecutor, too
+    waited.cancel()
+
+
+def _say_threads(main: threading.Thread) -> None:
+    names = [one.name for one in threading.enumerate() if not one.daemon and one is not main]
+    print(f"main has returned; the task goes on until its threads end: {', '.join(names)}", flush=True)  # noqa: T201
 
 
 def _run(child: Child) -> tuple[int, Ended]:
@@ -178,10 +201,12 @@ def _run(child: Child) -> tuple[int, Ended]:
 def _loaded(child: Child) -> Any:
     """The user's code, ready to be called."""
     from hopyard.agent.jax_cluster import known_to_jax
+    from hopyard.agent.torch_gpus import shown_to_torch
     from hopyard.agent.waits import shorten
 
     shorten()
     known_to_jax()
+    shown_to_torch()
     if child.host.tensorflow1:
         from hopyard.agent.tensorflow1 import present
 
@@ -192,6 +217,9 @@ def _loaded(child: Child) -> Any:
         importlib.import_module("hopyard.compat").install(compat)
     import cloudpickle
 
+    from hopyard.agent import context
+
+    given = context.present = context.ProgramContext(child)
     if child.host.script:
         source, name, arguments = cloudpickle.loads(child.host.main)
         path = Path(name)
@@ -201,10 +229,8 @@ def _loaded(child: Child) -> Any:
         sys.argv = [str(path), *arguments]
         sys.path.insert(0, str(path.parent))
         return lambda: runpy.run_path(str(path), run_name="__main__")
-    from hopyard.agent.context import ProgramContext
-
     main, args = cloudpickle.loads(child.host.main)
-    return lambda: main(args, ProgramContext(child))
+    return lambda: main(args, given)
 
 
 def _own(error: BaseException) -> list[str]:
@@ -244,7 +270,7 @@ def explained(error: BaseException) -> str:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the user may have closed it, or put None there
             stream.flush()
 
 

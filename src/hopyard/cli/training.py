@@ -27,6 +27,9 @@ def run(
         str | None, typer.Option(help="Run it as a distributed program: worker=4,ps=1 (or worker=2:4 for a range).")
     ] = None,
     engine: Annotated[str, typer.Option(help="Where its tasks run: local or spark.")] = "local",
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of Spark: spark://host:7077, yarn; default: its own settings.")
+    ] = None,
     until: Annotated[str | None, typer.Option(help="Whose end is its end: chief, workers or all.")] = None,
     restarts: Annotated[int, typer.Option(min=0, help="How often it is started again when a task fails.")] = 0,
     gpus: Annotated[int, typer.Option(min=0, help="Of each chief and worker.")] = 0,
@@ -40,20 +43,22 @@ def run(
     terminable()
     if roles is not None:
         wanted = roles_of(roles, gpus)
-        return run_program(
-            script,
-            arguments or [],
-            wanted,
-            engine_of(engine, wanted),
-            until=until,
-            restarts=restarts,
-            tensorboard=tensorboard,
-            tensorflow1=tensorflow1,
-            directory=directory,
-        )
-    if engine != "local" or until or restarts or tensorboard or tensorflow1 or gpus or directory:
+        with engine_of(engine, wanted, master) as chosen:
+            return run_program(
+                script,
+                arguments or [],
+                wanted,
+                chosen,
+                until=until,
+                restarts=restarts,
+                tensorboard=tensorboard,
+                tensorflow1=tensorflow1,
+                directory=directory,
+            )
+    if engine != "local" or master or until or restarts or tensorboard or tensorflow1 or gpus or directory:
         raise UsageError(
-            "--engine, --until, --restarts, --gpus, --tensorboard, --tensorflow1 and --directory go with --roles"
+            "--engine, --master, --until, --restarts, --gpus, --tensorboard, --tensorflow1 and --directory go with "
+            "--roles"
         )
     from hopyard.frameworks import quiet
 

@@ -19,6 +19,8 @@ CHIEFS = ("chief", "master")
 """Roles of which there is one at most, and which lead where they are there."""
 SERVING = ("ps", "evaluator")
 """Roles that have no rank: they take no part in collectives."""
+HOST_GPUS = "HOPYARD_HOST_GPUS"
+"""In a task's environment: the GPUs of all ranks of its host, in their order, where each has one and there are more."""
 MOST = 10_000
 """Tasks of one role; more is a slip of the hand."""
 _ORDER = {"chief": 0, "master": 0, "worker": 1, "ps": 3, "evaluator": 4}
@@ -244,6 +246,9 @@ def environment(
     }
     if any(other.gpus for other in tasks):  # else what the agent has been given
         made["CUDA_VISIBLE_DEVICES"] = ",".join(task.gpus)
+    mates = [other.gpus for other in ranked if other.group_rank == task.group_rank]
+    if task.rank >= 0 and len(mates) > 1 and all(len(gpus) == 1 for gpus in mates):
+        made[HOST_GPUS] = ",".join(gpus[0] for gpus in mates)
     made |= {f"{role.upper()}_HOSTS": ",".join(hosts) for role, hosts in cluster.items()}
     if task.rank >= 0:
         made |= {

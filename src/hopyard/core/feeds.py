@@ -11,9 +11,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
+from hopyard.core.messages import sendable
 from hopyard.core.uneven import Count, Uneven, allowed
+from hopyard.errors import SpecError
 
 NOTHING = Count(0, False)
+
+
+def feed_named(name: Any, where: str) -> str:
+    """A feed's name.
+
+    Raises:
+        SpecError: `name` is none; says so of `where`.
+    """
+    if not isinstance(name, str) or not name or not sendable(name):
+        raise SpecError(f"{where}(name={name!r}): text that is not empty is needed")
+    return name
 
 
 class FeedBook:
@@ -66,6 +79,23 @@ class FeedBook:
             return None
         self._allowed = now
         return now
+
+    def silent(self, fed: Sequence[int]) -> list[int]:
+        """Workers that hold the others up: they have said nothing of their batches, as they ask for none."""
+        return [] if self.uneven == "join" else [slot for slot in fed if slot not in self._counts.copy()]
+
+    @property
+    def in_vain(self) -> list[int]:
+        """Under "min": the workers without a batch, where the feed has ended for all because of them, and others had
+        some."""
+        counts = self._counts.copy()
+        if (
+            self.uneven != "min"
+            or self._allowed != Count(0, True)
+            or not any(count.batches for count in counts.values())
+        ):
+            return []
+        return [slot for slot, count in counts.items() if count == Count(0, True)]
 
     @property
     def question(self) -> int:

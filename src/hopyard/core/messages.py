@@ -129,6 +129,15 @@ _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 
+def sendable(text: str) -> bool:
+    """Whether UTF-8 has it: a lone half of a character, as `os.fsdecode` makes of odd bytes, it has not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def pack(message: Up | Down) -> bytes:
     """The bytes of a message."""
     return _encoder.encode(message)

@@ -12,7 +12,6 @@ serves is ended. *over*: nothing runs any more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -51,7 +50,7 @@ ELASTIC = 5.0
 LAST = 5.0
 """Seconds that ended tasks may take to be gone."""
 STILLBORN = 3
-"""Agents that may end before the program begins."""
+"""Agents of one slot that may end before the program begins."""
 
 
 class TaskBook:
@@ -106,7 +105,8 @@ class ProgramMachine:
         """When the present phase began."""
         self._came = 0.0
         """When the last slot came."""
-        self._stillborn = 0
+        self._stillborn: dict[int, int] = {}
+        """Slot → how many of its agents ended, one after the other, before the program began."""
         self._failures: list[_Failure] = []
         self._halted = False
         self._verdict: Status = "done"
@@ -158,7 +158,8 @@ class ProgramMachine:
             tasks = assign(spec.wanted, list(self.places.values()))
         except SpecError as error:
             return self._fail(at, str(error))
-        self.tasks, self._stillborn = {}, 0
+        self.tasks = {}
+        self._stillborn.clear()
         decided: list[ProgramCommand] = [Assigned(at=at, restart=self.restart, tasks=tasks)]
         decided += [self._begin(task, tasks, at) for task in tasks]
         self._go("running", at)
@@ -179,7 +180,8 @@ class ProgramMachine:
         well = not fact.error and fact.code == 0 and (fact.returned or self.spec.script)
         if fact.halted or self.phase in ("restarting", "closing"):
             if book.status != "failed":
-                book.status = "done" if well and not fact.halted else "ended"
+                book.status = "ended" if fact.halted else "done" if well else "failed"
+                book.cause = fact.error or (f"its {fact.story}" if fact.story else "")
             return self._settle(fact.at)
         if well:
             book.status = "done"
@@ -197,20 +199,23 @@ class ProgramMachine:
         place = self.places.pop(fact.slot, None)
         book = self.tasks.get(fact.slot)
         if self.phase == "reserving":
-            self._stillborn += 1
-            if self._stillborn < STILLBORN:
+            self._stillborn[fact.slot] = self._stillborn.get(fact.slot, 0) + 1
+            if self._stillborn[fact.slot] < STILLBORN:
                 return [Renew(fact.slot)]
             self.culprit = fact.slot
-            return self._fail(fact.at, f"{STILLBORN} agents ended before the program began, the last: {fact.reason}")
+            where = f"{STILLBORN} agents of slot {fact.slot}, one after the other,"
+            return self._fail(fact.at, f"{where} ended before the program began, the last: {fact.reason}")
         if book is None or not book.up:
             return self._settle(fact.at)
         book.up = False
-        if self.phase in ("restarting", "closing"):
+        if self.phase == "restarting" or (self.phase == "closing" and self._halted):
             book.status = "ended"
             return self._settle(fact.at)
         book.status = "failed"
         host = place.host if place is not None else "?"
         book.cause = f"the agent that hosted it on {host} was lost: {fact.reason}"
+        if self.phase == "closing":
+            return self._settle(fact.at)
         return self._failed(_Failure(fact.at, fact.slot, book.task.name, book.cause, True, True))
 
     def _failed(self, failure: _Failure) -> list[ProgramCommand]:
@@ -356,8 +361,3 @@ class ProgramMachine:
         """The task that this is said of, unless it is one of the past."""
         book = self.tasks.get(slot)
         return book if book is not None and book.life == life else None
-
-
-def told(tasks: Mapping[int, TaskBook]) -> dict[str, str]:
-    """Task → its status, in words."""
-    return {book.task.name: book.status for book in sorted(tasks.values(), key=lambda book: book.life)}

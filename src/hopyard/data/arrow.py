@@ -111,6 +111,6 @@ def _equal(lengths: Any, name: str, where: str) -> int:
     if len(other):
         raise DataError(
             f"column {name!r} of {where}: rows differ in length, {sizes[0]} values and then {sizes[other[0]]} "
-            f"({other[0]} rows later); pad or cut them with transform="
+            f"({other[0]} rows later); pad or cut them first (a hy.Dataset: transform=)"
         )
     return int(sizes[0])

@@ -54,7 +54,7 @@ class Door:
     @property
     def near(self) -> bool:
         """Whether its unix socket can be reached from here: same machine, and the same file system."""
-        return self.machine == machine() and Path(self.path).exists()
+        return self.machine == machine() and os.access(self.path, os.W_OK)  # another user's is not
 
 
 class Head(NamedTuple):

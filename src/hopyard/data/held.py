@@ -20,17 +20,18 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
     """Record batches, or lists of Python rows; of little data at least `parts`, so that each worker gets some.
 
     A hy.Dataset gives its training partitions as it prepared them, the columns of its arrays by their names ("inputs",
-    "targets" where there is one).
+    "targets" and "weights" where there are some).
     """
     if hasattr(data, "prepare"):
         manifest = data.prepare()
         for partition in range(len(manifest.train)):
             columns = open_partition(manifest, "train", partition)
-            named = {**_named("inputs", columns.inputs), **_named("targets", columns.targets)}
-            rows = len(next(iter(named.values())))
-            for start in range(0, rows, ROWS):
+            given = {"inputs": columns.inputs, "targets": columns.targets, "weights": columns.weights}
+            named = {name: array for role, part in given.items() for name, array in _named(role, part).items()}
+            step = _step(columns.rows, -(-parts // len(manifest.train)))
+            for start in range(0, columns.rows, step):
                 yield pa.record_batch(
-                    {name: to_arrow(array[start : start + ROWS], name) for name, array in named.items()}
+                    {name: to_arrow(array[start : start + step], name) for name, array in named.items()}
                 )
     elif isinstance(data, (list, tuple)) and data and all(isinstance(row, dict) for row in data):
         yield from blocks_of(_table(data), parts)
@@ -40,7 +41,7 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
             yield list(data[start : start + step])
     else:
         data = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
-        table = data if isinstance(data, pa.Table) else pa.Table.from_pandas(data, preserve_index=False)
+        table = data if isinstance(data, pa.Table) else _of_pandas(data)
         yield from table.to_batches(max_chunksize=_step(len(table), parts))
 
 
@@ -63,6 +64,27 @@ def _table(rows: Sequence[dict[str, Any]]) -> Any:
     return pa.table(columns)
 
 
+def _of_pandas(frame: Any) -> Any:
+    """NaN in a column of floats is a number, as it is in Spark; None, NaT and NA are null."""
+    columns = {}
+    for name, column in frame.items():
+        try:
+            floats = isinstance(column.dtype, np.dtype) and column.dtype.kind == "f"
+            columns[str(name)] = pa.array(column.to_numpy(), from_pandas=False) if floats else _of_objects(column)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            told = "; ".join(map(str, error.args))
+            raise DataError(f"column {name!r}: its values have no common type ({told})") from error
+    return pa.table(columns)
+
+
+def _of_objects(column: Any) -> Any:
+    values = list(column) if column.dtype == object else []
+    if values and all(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
+        return _column(values)
+    made = pa.array(column, from_pandas=True)
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+
+
 def _column(values: list[Any]) -> Any:
     """Arrays of one shape keep it; those of one dimension may differ in length."""
     if all(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
@@ -71,7 +93,8 @@ def _column(values: list[Any]) -> Any:
 
 
 def _step(rows: int, parts: int) -> int:
-    return max(1, min(ROWS, -(-rows // parts)))
+    even = -(-rows // parts)  # may make fewer: 5 rows for 4 parts are 2, 2 and 1
+    return max(1, min(ROWS, even if even and -(-rows // even) >= parts else rows // parts))
 
 
 def _named(role: str, part: Any) -> dict[str, Any]:

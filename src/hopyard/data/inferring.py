@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.arrow import is_list
 from hopyard.data.door import END, SCHEMA
 from hopyard.data.feeding import ROWS, Batches, cut, task
 from hopyard.data.pour import Line, Road, framed
@@ -124,6 +125,11 @@ def answered(values: Any, rows: int, schema: Any) -> Any:
 
 def _arrow(values: Any, kind: Any) -> Any:
     if not isinstance(values, np.ndarray):
+        inner = kind
+        while is_list(inner):
+            inner = inner.value_type
+        if pa.types.is_integer(inner):  # Arrow would cut 2.7 to 2 without a word; its cast does not
+            return pa.array(list(values)).cast(kind)
         return pa.array(list(values), kind)
     if values.ndim == 1:
         return pa.array(values).cast(kind) if values.dtype.kind in "biuf" else pa.array(values.tolist(), kind)

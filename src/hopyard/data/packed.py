@@ -11,6 +11,7 @@ import json
 from array import array
 from collections import namedtuple
 from collections.abc import Sequence
+from operator import countOf
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def unpacked(batch: Any) -> list[Any]:
     """The rows of a record batch: as they were before `packed`, or as tuples of Python values."""
     form = json.loads((batch.schema.metadata or {}).get(_KEY, b"null"))
     if form is None:
-        return list(zip(*(part.to_pylist() for part in batch.columns), strict=True))
+        return list(zip(*(_values(part) for part in batch.columns), strict=True))
     parts = []
     for number, what in enumerate(form["columns"]):
         values = to_numpy(batch.column(number), batch.schema.names[number], "the feed")
@@ -77,6 +78,13 @@ def unpacked(batch: Any) -> list[Any]:
     if form["row"] == "named":
         return list(map(_named(tuple(batch.schema.names))._make, rows))
     return list(rows)
+
+
+def _values(column: Any) -> list[Any]:
+    """Python values; arrays stay arrays."""
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        return list(to_numpy(column, "", "the feed"))
+    return list(column.to_pylist())
 
 
 @functools.cache
@@ -117,8 +125,11 @@ def _column(values: Sequence[Any]) -> tuple[Array, Any] | None:
 def _lists(values: Sequence[list[Any]]) -> tuple[Array, Any] | None:
     """Lists of floats, or of whole numbers. `array` is filled in a third of the time that np.array takes."""
     size = len(values[0])
-    code = _CODES.get(type(values[0][0])) if size else None
+    kind = type(values[0][0]) if size else None
+    code = _CODES.get(kind) if kind is not None else None
     if code is None or any(type(value) is not list or len(value) != size for value in values):
+        return None
+    if any(countOf(map(type, value), kind) != size for value in values):  # True is no 1, and 1 no 1.0
         return None
     made = array(code)
     try:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 from blake3 import blake3
 
@@ -101,7 +102,7 @@ def framed(blocks: Iterable[Any]) -> Iterator[tuple[bytes, Any, int]]:
     for given in blocks:
         block = given if isinstance(given, pa.RecordBatch) else packed(given)
         if not isinstance(block, pa.RecordBatch):
-            yield PICKLE, pickle.dumps(block, 5), len(block)
+            yield PICKLE, cloudpickle.dumps(block, 5), len(block)  # classes of the user's script by value
             continue
         block = _plain(block)
         if schema is None or not schema.equals(block.schema, check_metadata=True):
@@ -229,10 +230,11 @@ class Line:
     def _gone(self, why: object) -> ConnectionError:
         hint = (
             "; an inference is computed each time its result is used, so use it before the program ends, and call "
-            "program.infer again where it was started again"
+            "program.infer again where it was started again; the driver logs what the program failed of, and "
+            "program.wait() raises it"
         )
+        more = hint if self._answers else "; its own error, if any, is in the program's log"
         return ConnectionError(
             f"worker {self.worker} of the program has ended, or cannot be reached, while it was to take partition "
-            f"{self._partition} of feed {self._road.feed!r} ({why}){hint if self._answers else ''}; its own error, if "
-            "any, is in the program's log"
+            f"{self._partition} of feed {self._road.feed!r} ({why}){more}"
         )

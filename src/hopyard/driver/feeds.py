@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hopyard.core.feeds import FeedBook
+from hopyard.core.feeds import FeedBook, feed_named
 from hopyard.core.hosting import FeedWord
 from hopyard.core.uneven import RULES
 from hopyard.data.pour import Road
@@ -77,6 +77,7 @@ class Feeding:
         from hopyard.data.inferring import inferring, inferring_rows
 
         feed = self._named("infer", name, "join")
+        self._hosts.asked = True
         road = Road(tuple(feed.doors()[1]), self._token, name, feed.book.epochs, timeout=timeout)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
@@ -86,8 +87,7 @@ class Feeding:
 
     def _named(self, what: str, name: str, uneven: Any) -> Pouring:
         """The feed of this name; made with this rule where it is new."""
-        if not isinstance(name, str) or not name:
-            raise SpecError(f"{what}(name={name!r}): a name is needed")
+        feed_named(name, what)
         with self._lock:
             if name not in self._feeds:
                 spec = self._hosts.machine.spec

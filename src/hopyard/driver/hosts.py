@@ -12,6 +12,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,10 @@ class Hosts:
         """URL of TensorBoard."""
         self.boardless = ""
         """Why there is none, though one was asked for."""
+        self.asked = False
+        """Whether there are inferences: tasks of Spark, whose errors are not the program's."""
+        self._renewed: deque[int] = deque()
+        """Slots that want an agent."""
         self.ended = threading.Event()
         self.opened = threading.Event()
         self.error: BaseException | None = None
@@ -132,6 +137,11 @@ class Hosts:
     def fed(self) -> list[int]:
         """Slots of the tasks that are fed: chiefs and workers."""
         return [book.task.slot for book in self.machine.tasks.copy().values() if book.task.rank >= 0]
+
+    def names(self, slots: list[int]) -> str:
+        """The tasks there, in words."""
+        books = self.machine.tasks.copy()
+        return ", ".join(books[slot].task.name if slot in books else f"slot {slot}" for slot in slots)
 
     @property
     def lives(self) -> frozenset[int]:
@@ -197,7 +207,7 @@ class Hosts:
     def _turn(self) -> None:
         assert self._link is not None
         try:
-            messages = self._link.receive(TICK, self._bell)
+            messages = self._link.receive(0.0 if self._renewed else TICK, self._bell)
         except ResourceError as error:  # there will be no (more) slots
             if not self.machine.tasks:
                 raise
@@ -219,6 +229,8 @@ class Hosts:
             self._waiting.remove(due)
             due[1]()
         self._take(Tick(at=0.0))
+        if self._renewed and not self._over:  # one by one: there may be hundreds, and an order to stop
+            self._link.start(self._renewed.popleft())
 
     def _later(self, deadline: float, order: Callable[[], None]) -> None:
         self._waiting.append((deadline, order))
@@ -270,7 +282,7 @@ class Hosts:
         match command:
             case Renew():
                 link.end(command.slot)
-                link.start(command.slot)
+                self._renewed.append(command.slot)
             case Begin():
                 link.send(command.task.slot, command)
             case Assigned():
@@ -281,6 +293,18 @@ class Hosts:
                 link.send(command.slot, FeedWord(command.slot, command.life, "", "stop"))
             case Finish():
                 self._over = True
+                self._say_failures()
+
+    def _say_failures(self) -> None:
+        """Those of a program that is asked: what Spark raises says only that the worker is gone. What failed when the
+        program was done already changes nothing of that, but is no secret."""
+        if self.machine.status == "failed" and self.asked:
+            log.error("%s: %s", self._layout.root, self.machine.cause)
+        if self.machine.status == "done":
+            for book in self.machine.tasks.values():
+                if book.status == "failed":
+                    words = f"{book.task.name} failed when the program was done: {book.cause}"
+                    log.warning("%s: %s; log %s", self._layout.root, words, self._layout.log(book.task.slot))
 
     def _tell_all(self, word: FeedWord) -> None:
         if self._link is None or self.machine.phase == "over":

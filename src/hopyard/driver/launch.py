@@ -7,14 +7,16 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any, Literal
 
 from hopyard import __version__
 from hopyard.agent import keras3
 from hopyard.core.hosting import Host
-from hopyard.core.messages import LIMIT
+from hopyard.core.messages import LIMIT, sendable
 from hopyard.core.program import ProgramMachine
 from hopyard.core.program_facts import ProgramSpec, fitted, spec_of
 from hopyard.driver.drive import freed_on_error, room
@@ -156,7 +158,8 @@ def launch(
 def _function(main: Any, args: Any) -> bytes:
     if not callable(main):
         raise SpecError(f"main = {main!r}: a function main(args, ctx), or the path of a script, is needed")
-    if any(is_one(main) for is_one in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
+    called = main if isinstance(main, (FunctionType, MethodType, partial)) else type(main).__call__
+    if any(is_one(called) for is_one in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
         raise SpecError(
             f"main = {main!r}: a call of it runs nothing, as it is a coroutine or a generator; give a plain function, "
             "for example one that calls asyncio.run(…)"
@@ -241,8 +244,8 @@ def _strings(env: Mapping[str, str] | None) -> dict[str, str]:
     found = dict(env or {})
     for name, value in found.items():
         texts = isinstance(name, str) and isinstance(value, str)
-        if not texts or not name or "=" in name or "\0" in name + value:
-            raise SpecError(f"env[{name!r}] = {value!r}: names and values are strings without NUL, names without =")
+        if not texts or not name or "=" in name or "\0" in name + value or not sendable(name + value):
+            raise SpecError(f"env[{name!r}] = {value!r}: names and values are text without NUL, names without =")
     return found
 
 

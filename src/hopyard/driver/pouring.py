@@ -147,6 +147,12 @@ class Pouring:
             allowed = self.book.says(word.slot, Count(word.number, word.flag), self._hosts.fed)
             if allowed is not None:
                 self._hosts.tell(word.feed, "allowed", allowed.batches, allowed.ended)
+                if vain := self.book.in_vain:
+                    log.warning(
+                        '%s: feed %r with uneven="min" has ended without a batch, as %s had none; all rows that came '
+                        "to others are dropped: repartition the data, so that each gets some, if they asked for any",
+                        self._layout.root, word.feed, self._hosts.names(vain),
+                    )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- sending
 
@@ -324,18 +330,25 @@ class _Stall:
             if rows != last or not waiting:
                 self._moved[slot] = rows, now
             elif self._timeout is not None and now - since > self._timeout:
-                task = self._hosts.machine.tasks.get(slot)
-                who = task.task.name if task is not None else f"slot {slot}"
+                name = self._book.name
+                silent = self._book.silent(self._hosts.fed)
+                who = self._hosts.names(silent or [slot])
                 words = (
-                    f"feed {self._book.name!r}: {who} has taken no row for {self._timeout:.0f} seconds, though rows "
-                    f"wait for it ({rows:,} taken so far): does its main read ctx.feed({self._book.name!r})? "
-                    "feed(timeout=…) says how long to wait"
+                    f"feed {name!r}: {self._hosts.names([slot])} has taken no row for {self._timeout:.0f} seconds, "
+                    f"though rows wait for it ({rows:,} taken so far): does the main of {who} read ctx.feed({name!r})? "
+                    + (f'With uneven="{self._book.uneven}" the others wait for it. ' if silent else "")
+                    + "feed(timeout=…) says how long to wait"
                 )
                 self._hosts.tell(self._book.name, "failed", text=words)
                 raise HopyardError(words)
 
 
 def _short(error: BaseException) -> str:
+    """The line that tells what happened: Spark wraps the errors of Python in traces of several languages."""
+    trace = str(error).rpartition('  File "')[2].splitlines()
+    raised = next((line.strip() for line in trace[1:] if line and not line.startswith((" ", "\t"))), "")
+    if raised:
+        return raised.removeprefix("hopyard.errors.")[:800]
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     told = [
         line for line in lines if line.startswith(("hopyard.", "ConnectionError", "pyspark.errors")) and ": " in line

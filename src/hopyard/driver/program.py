@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 TAIL = 40
 """Lines of a task's log that an error shows."""
+DAY = 86_400
 TAIL_BYTES = 1 << 16
 
 
@@ -64,8 +65,10 @@ class Program:
             ResourceError: the engine has no room for it.
             TimeoutError: it goes on.
         """
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
-            raise SpecError(f"wait(timeout={timeout!r}): seconds, or None, are needed")
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0
+        ):
+            raise SpecError(f"wait(timeout={timeout!r}): seconds, at least 0, or None are needed")
         until = None if timeout is None else time.monotonic() + timeout
         try:
             while not self._hosts.ended.wait(0.2 if until is None else min(0.2, max(0.0, until - time.monotonic()))):
@@ -87,8 +90,8 @@ class Program:
         Args:
             grace: seconds that tasks have to end by themselves, once `ctx.stop_requested` is true.
         """
-        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not grace >= 0:
-            raise SpecError(f"stop(grace={grace!r}): seconds, at least 0, are needed")
+        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not 0 <= grace <= DAY:
+            raise SpecError(f"stop(grace={grace!r}): seconds, from 0 to {DAY} (a day), are needed")
         self._hosts.stop("stopped by the user", grace)
         if not self._hosts.ended.wait(grace + 30.0):
             log.warning(

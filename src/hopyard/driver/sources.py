@@ -169,6 +169,10 @@ def source_of(data: Any) -> Source:
         return OfSpark(checked(data, "data"))
     if hasattr(data, "mapPartitionsWithIndex") and hasattr(data, "ctx"):
         return OfSpark(data)
+    names = list(data.columns) if _is_pandas(data) else getattr(getattr(data, "schema", None), "names", [])
+    if len(set(map(str, names))) < len(names):
+        twice = sorted({str(name) for name in names if list(map(str, names)).count(str(name)) > 1})
+        raise SpecError(f"feed({type(data).__name__}): there are several columns named {', '.join(twice)}; rename them")
     if isinstance(data, (list, tuple, pa.Table, pa.RecordBatch)) or hasattr(data, "prepare") or _is_pandas(data):
         return Here(data)
     raise SpecError(

@@ -64,7 +64,11 @@ class Local:
             devices: list[str] = gpus()
         elif self.devices is None:
             devices = []
-        elif isinstance(self.devices, str) or not all(isinstance(d, (int, str)) for d in self.devices):
+        elif (
+            isinstance(self.devices, str)
+            or not isinstance(self.devices, Sequence)
+            or not all(isinstance(d, (int, str)) for d in self.devices)
+        ):
             raise SpecError(f'Local(devices={self.devices!r}): "auto", None, or a list such as [0, 0, 1, 1] is needed')
         else:
             devices = [str(device) for device in self.devices]
@@ -72,8 +76,11 @@ class Local:
         for name, value in (("workers", workers), ("threads", self.threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise SpecError(f"Local({name}={value!r}): a whole number of at least 1 is needed")
-        if not all(isinstance(k, str) and isinstance(v, str) for k, v in self.env.items()):
-            raise SpecError(f"Local(env={dict(self.env)!r}): names and values are strings")
+        if not isinstance(self.env, Mapping) or not all(
+            isinstance(k, str) and isinstance(v, str) and k and "=" not in k and "\0" not in k + v
+            for k, v in self.env.items()
+        ):
+            raise SpecError(f"Local(env={self.env!r}): a dict of strings is needed, names without = and none with NUL")
         if self.devices not in ("auto", None) and workers > len(devices):
             raise SpecError(
                 f"Local(workers={workers}, devices={list(devices)!r}): one device for each worker is needed; name one "

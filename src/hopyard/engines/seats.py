@@ -442,5 +442,7 @@ def _last_words(seat: Seat) -> str:
     """Why its line ended, as far as it is known."""
     if not seat.why:
         return f"its {'Spark task' if seat.task else 'sitter'} on {seat.host} ended"
-    idle = "" if seat.task else "; no task held it any more, and dynamic allocation removes executors that are idle"
+    idle = (
+        "" if seat.task else " (no task held it then: with dynamic allocation, Spark removes executors that are idle)"
+    )
     return seat.why + idle

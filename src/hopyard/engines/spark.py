@@ -343,9 +343,9 @@ def _present(session: Any) -> Any:
         if active is not None:
             return active
     raise SpecError(
-        "the run was started on Spark, and a Spark session does not outlive its process: give a new one, "
-        "hopyard.resume(directory, engine=hopyard.Spark(spark, workers=…)), or go on with processes of this host, "
-        "`hopyard resume RUN --workers 2`"
+        "Spark(session=None): this process has no active Spark session; give one, hy.Spark(spark, workers=…). A "
+        "run that was started on Spark goes on with hy.resume(directory, engine=hy.Spark(spark, workers=…)), or with "
+        "processes of this host, `hopyard resume RUN --workers 2`"
     )
 
 
