@@ -251,7 +251,7 @@ def test_values_that_are_not_allowed(arguments: dict[str, Any], message: str) ->
 
 def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
-    with pytest.raises(hy.SpecError, match=r"hopyard\.resume\(directory, engine=hopyard\.Spark\(spark"):
+    with pytest.raises(hy.SpecError, match=r"no active Spark session; .*hy\.resume\(directory, engine=hy\.Spark"):
         hy.Spark(None, workers=1).address  # noqa: B018
     with pytest.raises(hy.SpecError, match=r"Spark\(str\): a SparkSession is needed"):
         hy.Spark("local", workers=1)

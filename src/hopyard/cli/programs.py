@@ -129,7 +129,7 @@ def run_program(script: Path, arguments: list[str], roles: dict[str, Any], engin
     from hopyard.driver.launch import launch
 
     with launch(script, arguments, roles=roles, engine=engine, **how) as program:
-        typer.echo(f"{program.directory}", err=True)
+        typer.echo(f"{program.directory}: what it prints is shown by `hopyard logs {program.directory} -f`", err=True)
         if how["tensorboard"]:
             typer.echo(f"TensorBoard: {program.show_tensorboard() or 'not up; see the logs'}", err=True)
         status = program.wait()

@@ -229,7 +229,9 @@ class Hosts:
             self._waiting.remove(due)
             due[1]()
         self._take(Tick(at=0.0))
-        if self._renewed and not self._over:  # one by one: there may be hundreds, and an order to stop
+        if self.machine.phase in ("closing", "over"):
+            self._renewed.clear()
+        if self._renewed:  # one by one: there may be hundreds, and an order to stop
             self._link.start(self._renewed.popleft())
 
     def _later(self, deadline: float, order: Callable[[], None]) -> None:
@@ -282,7 +284,8 @@ class Hosts:
         match command:
             case Renew():
                 link.end(command.slot)
-                self._renewed.append(command.slot)
+                if command.slot not in self._renewed:
+                    self._renewed.append(command.slot)
             case Begin():
                 link.send(command.task.slot, command)
             case Assigned():
