@@ -68,6 +68,8 @@ class Pouring:
         self._hosts, self._layout, self._token, self._room = hosts, layout, token, room
         self._serial = threading.RLock()
         """Held while rows of this feed go."""
+        self._vain = False
+        """Whether it was said that no batch can be given."""
 
     # ------------------------------------------------------------------------------------------- asked by others
 
@@ -147,12 +149,13 @@ class Pouring:
             allowed = self.book.says(word.slot, Count(word.number, word.flag), self._hosts.fed)
             if allowed is not None:
                 self._hosts.tell(word.feed, "allowed", allowed.batches, allowed.ended)
-                if vain := self.book.in_vain:
-                    log.warning(
-                        '%s: feed %r with uneven="min" has ended without a batch, as %s had none; all rows that came '
-                        "to others are dropped: repartition the data, so that each gets some, if they asked for any",
-                        self._layout.root, word.feed, self._hosts.names(vain),
-                    )  # fmt: skip
+            if not self._vain and (vain := self.book.in_vain):
+                self._vain = True
+                log.warning(
+                    '%s: feed %r with uneven="min" has ended without a batch, as %s had none; all rows that came '
+                    "to others are dropped: repartition the data, so that each gets some, if they asked for any",
+                    self._layout.root, word.feed, self._hosts.names(vain),
+                )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- sending
 
