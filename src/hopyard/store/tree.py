@@ -33,6 +33,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopyard.core.messages import sendable
 from hopyard.errors import HopyardError, SpecError
 from hopyard.ports import Tree
 
@@ -191,7 +192,7 @@ def _fold(value: Any, found: list[tuple[NDArray[Any], str]]) -> Any:
     if kind is float:
         return value if math.isfinite(value) else {"$f": repr(value)}
     if kind is str:
-        return value if value.isascii() or _unicode(value) else {"$s": [ord(c) for c in value]}
+        return value if value.isascii() or sendable(value) else {"$s": [ord(c) for c in value]}
     if kind is np.ndarray:
         return _array(value, "", "", found)
     if isinstance(value, dict):
@@ -215,14 +216,6 @@ def _fold(value: Any, found: list[tuple[NDArray[Any], str]]) -> Any:
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return _fold(value.item(), found)
     raise _Unfit(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored")
-
-
-def _unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _dict(value: dict[Any, Any], found: list[tuple[NDArray[Any], str]]) -> Any:
