@@ -20,6 +20,7 @@ from hopyard.data.finish import Finisher
 from hopyard.data.folder import Folder, absolute, reaching
 from hopyard.data.limits import Limits
 from hopyard.data.manifest import Column, Field, Manifest, PartitionInfo, Stored
+from hopyard.data.row_names import Names, row_names
 from hopyard.data.segments import Index, Segment, Writer, infos, ranges, run_bytes, views
 from hopyard.data.vectors import LIST, is_vector, lists, without_vectors
 from hopyard.errors import DataError, ResourceError, SpecError
@@ -35,20 +36,25 @@ def rows(start: int, stop: int) -> list[Any]:
     return [np.stack([n, n + 0.5, -n], axis=1).astype(np.float32), n.astype(np.int16)]
 
 
-def written(folder: Folder, first: int, batches: list[tuple[int, int]], limit: int, partitions: int = 3) -> Segment:
+def named_rows(start: int, stop: int) -> Names:
+    """By the number of the row, in an order that is neither that of the rows nor its reverse."""
+    return Names(row_names(pa.RecordBatch.from_arrays([pa.array(range(start, stop))], names=["n"]), ["n"], "t"))
+
+
+def written(folder: Folder, batches: list[tuple[int, int]], limit: int, partitions: int = 3) -> Segment:
     """A segment of batches (start, stop); every fourth row validates."""
     name = f"{uuid.uuid4().hex}.seg"
     with folder.stream(name) as stream:
-        writer = Writer(FIELDS, partitions, first, lambda chunk: stream.write(chunk.data), limit)
+        writer = Writer(FIELDS, partitions, 2, lambda chunk: stream.write(chunk.data), limit)
         for start, stop in batches:
-            writer.take(rows(start, stop), np.arange(start, stop) % 4 == 0, stop - start)
+            writer.take(rows(start, stop), named_rows(start, stop), np.arange(start, stop) % 4 == 0)
         writer.flush()
-    return Segment(name, writer.bytes, writer.chunks, writer.digests())
+    return Segment(name, writer.bytes, writer.chunks, writer.digests(), [f"{total:x}" for total in writer.sums])
 
 
 def kept(folder: Folder, segments: list[Segment], partitions: int = 3) -> Manifest:
     """The manifest of what is in a folder."""
-    index = Index(partitions, segments)
+    index = Index(partitions, 2, segments)
     data = msgspec.json.encode(index)
     stored = Stored(folder.url, blake3(data).hexdigest())
     folder.put(stored.file, data)
@@ -64,10 +70,15 @@ def kept(folder: Folder, segments: list[Segment], partitions: int = 3) -> Manife
     return msgspec.structs.replace(made, key=uuid.uuid4().hex, stored=stored)
 
 
-def own_rule(batches: list[tuple[int, int]], first: int, kind: str, partition: int, partitions: int = 3) -> list[int]:
-    """Row numbers of one partition, by the rule itself."""
-    mine = [n for start, stop in batches for n in range(start, stop) if (n % 4 == 0) == (kind == "validate")]
-    return [n for j, n in enumerate(mine) if (j + first) % partitions == partition]
+def own_rule(batches: list[tuple[int, int]], kind: str, partition: int, partitions: int = 3) -> list[int]:
+    """Row numbers of one partition, by the rule itself: one row at a time, in Python's integers."""
+    mine = []
+    for n in (n for start, stop in batches for n in range(start, stop)):
+        words = named_rows(n, n + 1)
+        ((run, _, _),) = words.dealt(partitions, np.array([n % 4 == 0]))
+        if run == partition + (partitions if kind == "validate" else 0):
+            mine.append((words.words[0].tolist(), n))
+    return [n for _, n in sorted(mine)]
 
 
 @pytest.fixture(params=["path", "memory"])
@@ -80,39 +91,42 @@ def folder(request: Any, tmp_path: Path) -> Folder:
 @pytest.mark.parametrize("limit", [1, 200, 1 << 20])
 def test_every_row_comes_back_where_the_rule_says(folder: Folder, limit: int) -> None:
     batches = [[(0, 17), (17, 20), (20, 61)], [(100, 101)], [(200, 290)]]
-    manifest = kept(folder, [written(folder, first, each, limit) for first, each in enumerate(batches)])
+    manifest = kept(folder, [written(folder, each, limit) for each in batches])
+    every = [batch for each in batches for batch in each]
     for kind in ("train", "validate"):
         for partition in range(3):
             got = open_partition(manifest, kind, partition)  # type: ignore[arg-type]
-            wanted = [n for s, each in enumerate(batches) for n in own_rule(each, s, kind, partition)]
+            wanted = own_rule(every, kind, partition)
+            assert wanted
             assert got.targets.tolist() == wanted
             assert got.inputs.tolist() == [[n, n + 0.5, -n] for n in wanted]
             assert got.inputs.ctypes.data % 64 == 0
 
 
 def test_runs_are_aligned_and_follow_from_the_counts(folder: Folder) -> None:
-    segment = written(folder, 0, [(0, 40), (40, 50)], 200)
+    segment = written(folder, [(0, 40), (40, 50)], 200)
     assert len(segment.chunks) > 1
-    kinds = infos(FIELDS)
+    kinds = infos(FIELDS, 2)
     assert segment.bytes == sum(run_bytes(kinds, count) for chunk in segment.chunks for count in chunk)
     assert folder.sizes()[segment.name] == segment.bytes
     for run in range(6):
         for count, start, stop in ranges(kinds, segment, run):
             assert start % 64 == 0
             (data,) = folder.ranges([(segment.name, start, stop)])
-            x, y = views(kinds, count, np.frombuffer(data, np.uint8))
+            x, y, names = views(kinds, count, np.frombuffer(data, np.uint8))
             assert x.shape == (count, 3) and y.shape == (count,)
             assert np.array_equal(x[:, 0].astype(np.int16), y)
+            assert np.array_equal(names, np.concatenate([named_rows(n, n + 1).words for n in y.tolist()]))
 
 
 def test_the_cut_into_batches_changes_nothing_within_a_chunk(folder: Folder) -> None:
-    one, other = (written(folder, 1, batches, 1 << 20) for batches in ([(0, 50)], [(0, 1), (1, 30), (30, 50)]))
+    one, other = (written(folder, batches, 1 << 20) for batches in ([(0, 50)], [(0, 1), (1, 30), (30, 50)]))
     assert one.digests == other.digests and one.chunks == other.chunks
 
 
 def test_a_writer_without_rows_writes_nothing() -> None:
-    writer = Writer(FIELDS, 2, 0, lambda chunk: pytest.fail("nothing was to write"))
-    writer.take(rows(0, 0), None, 0)
+    writer = Writer(FIELDS, 2, 2, lambda chunk: pytest.fail("nothing was to write"))
+    writer.take(rows(0, 0), named_rows(0, 0), None)
     writer.flush()
     assert (writer.bytes, writer.chunks, writer.digests()) == (0, [], [""] * 4)
 
@@ -120,24 +134,25 @@ def test_a_writer_without_rows_writes_nothing() -> None:
 def test_a_flipped_byte_is_found_and_nothing_is_kept_of_it(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path / "kept"))
     folder.make()
-    segment = written(folder, 0, [(0, 60)], 1 << 20)
+    segment = written(folder, [(0, 60)], 1 << 20)
     manifest = kept(folder, [segment])
     path = tmp_path / "kept" / segment.name
     data = bytearray(path.read_bytes())
+    own = len(own_rule([(0, 60)], "train", 1))
     data[5] ^= 1
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"\.seg is damaged: the digest of its rows"):
         open_partition(manifest, "train", 0)
-    assert open_partition(manifest, "train", 1).rows == 15  # another run of the same file
+    assert open_partition(manifest, "train", 1).rows == own  # another run of the same file
     data[5] ^= 1
     path.write_bytes(data)
-    assert open_partition(manifest, "train", 0).rows == 15
+    assert open_partition(manifest, "train", 0).rows == len(own_rule([(0, 60)], "train", 0))
 
 
 def test_a_short_or_missing_file_is_named(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path / "kept"))
     folder.make()
-    segment = written(folder, 0, [(0, 60)], 1 << 20)
+    segment = written(folder, [(0, 60)], 1 << 20)
     manifest = kept(folder, [segment])
     path = tmp_path / "kept" / segment.name
     path.write_bytes(path.read_bytes()[:-1])
@@ -149,7 +164,7 @@ def test_a_short_or_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_another_index_is_refused(folder: Folder) -> None:
-    manifest = kept(folder, [written(folder, 0, [(0, 60)], 1 << 20)])
+    manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     assert manifest.stored is not None
     folder.put(manifest.stored.file, b"{}")
     with pytest.raises(DataError, match="is damaged: its digest is another"):
@@ -159,10 +174,22 @@ def test_another_index_is_refused(folder: Folder) -> None:
         open_partition(manifest, "train", 0)
 
 
+def test_the_order_of_segments_changes_nothing(folder: Folder) -> None:
+    several = [written(folder, [each], 200) for each in ((0, 20), (20, 21), (21, 80))]
+    manifests = [
+        kept(folder, several),
+        kept(folder, several[::-1]),
+        kept(folder, [written(folder, [(0, 80)], 1 << 20)]),
+    ]
+    for kind, partition in ((kind, partition) for kind in ("train", "validate") for partition in range(3)):
+        found = [open_partition(manifest, kind, partition) for manifest in manifests]  # type: ignore[arg-type]
+        assert len({columns.inputs.tobytes() for columns in found}) == 1
+
+
 def test_a_host_brings_a_partition_once(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path / "kept"))
     folder.make()
-    manifest = kept(folder, [written(folder, 0, [(0, 60)], 1 << 20)])
+    manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     manifest.path = str(tmp_path / "cache")
     first = open_partition(manifest, "train", 1)
     for file in (tmp_path / "kept").iterdir():
@@ -176,7 +203,7 @@ def test_a_host_brings_a_partition_once(tmp_path: Path) -> None:
 
 def test_old_manifests_are_read(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
-    manifest = kept(folder, [written(folder, 0, [(0, 60)], 1 << 20)])
+    manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     plain = msgspec.to_builtins(manifest)
     del plain["stored"]
     assert msgspec.json.decode(msgspec.json.encode(plain), type=Manifest).stored is None

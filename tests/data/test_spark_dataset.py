@@ -21,8 +21,9 @@ import pytest
 
 import hopyard as hy
 from hopyard.data import spark as asked
-from hopyard.data.assign import hashes, validates
 from hopyard.data.cache import open_partition
+from hopyard.data.manifest import FORMAT
+from hopyard.data.row_names import Names, row_names
 from hopyard.errors import DataError, ResourceError, SpecError
 
 pytest.importorskip("pyspark")
@@ -33,20 +34,11 @@ from pyspark.sql import types as T
 pytestmark = pytest.mark.timeout(400)  # the first test of a process starts Spark
 
 PARTITIONS = 4
-WIDE = 33
-"""Bits that `monotonically_increasing_id` has for the row within a partition of the DataFrame."""
 
 
 def numbered(spark: Any, rows: int = 100, partitions: int = 7) -> Any:
-    """n, x and `at`, which says in which of Spark's partitions the row is, and where in it."""
     made = spark.range(0, rows, 1, partitions)
-    return made.select(
-        F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"), F.monotonically_increasing_id().alias("at")
-    )
-
-
-def places(labels: Any) -> list[tuple[int, int]]:
-    return [(int(at) >> WIDE, int(at) & ((1 << WIDE) - 1)) for at in labels]
+    return made.select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"))
 
 
 def opened(manifest: Any, kind: Any = "train") -> list[Any]:
@@ -70,33 +62,111 @@ def left(store: Path) -> list[str]:
     return sorted(path.name for path in store.rglob("*") if path.is_file())
 
 
+@pytest.mark.parametrize("key", [None, "user"])
 @pytest.mark.parametrize("validation", [0.0, 0.3, "held"])
-def test_rows_are_dealt_by_the_rule(spark: Any, store: Path, validation: Any) -> None:
-    df = numbered(spark).withColumn("held", F.col("n") % 3 == 0)
-    manifest = hy.Dataset.spark(
-        df, features=["n"], label="at", validation=validation, partitions=PARTITIONS, seed=5, store=store
-    ).prepare()
+def test_rows_go_by_their_names(spark: Any, store: Path, validation: Any, key: Any) -> None:
+    df = numbered(spark, 300).select("n", "x", (F.col("n") % 60).alias("user"), (F.col("n") % 3 == 0).alias("held"))
+    asked: dict[str, Any] = {"validation": validation, "partitions": PARTITIONS, "seed": 3, "key": key}
+    manifest = hy.Dataset.spark(df, features=["n"], label="x", store=store, **asked).prepare()
+    assert manifest.row_names is not None and (manifest.rows, manifest.row_names.rows) == (300, 300)
 
-    def held(s: int, j: int, n: int) -> bool:
-        if validation == "held":
-            return n % 3 == 0
-        return bool(validates(int(hashes(5, s, s + 1)[0]), validation, j, j + 1)[0])
-
-    every = sorted((s, j, int(row["n"])) for row in df.collect() for s, j in places([row["at"]]))
-    for kind in ("train", "validate"):
-        wanted: list[list[int]] = [[] for _ in range(PARTITIONS)]
-        dealt = dict.fromkeys(range(7), 0)
-        for s, j, n in every:
-            if held(s, j, n) == (kind == "validate"):
-                wanted[(dealt[s] + s) % PARTITIONS].append(n)
-                dealt[s] += 1
+    read = ["n", "x", *(["held"] if validation == "held" else [])]
+    table = df.toPandas()
+    batch = pa.RecordBatch.from_pandas(table)
+    content = row_names(batch, read, "t")
+    names = Names(content if key is None else np.concatenate([row_names(batch, [key], "t"), content], axis=1))
+    chosen = table["held"].to_numpy() if validation == "held" else names.chosen(3, validation)
+    runs = {run: mine for run, mine, _ in names.dealt(PARTITIONS, chosen)}
+    for kind, first in (("train", 0), ("validate", PARTITIONS)):
         if kind == "validate" and not validation:
             assert manifest.validate == []
             continue
-        assert [columns.inputs[:, 0].tolist() for columns in opened(manifest, kind)] == wanted
-        sizes = [len(part) for part in wanted]
-        assert max(sizes) - min(sizes) <= 7 and min(sizes) > 0
-    assert manifest.rows == 100
+        for partition, columns in enumerate(opened(manifest, kind)):
+            mine = sorted(runs[first + partition], key=lambda row: names.words[row].tolist())
+            assert columns.inputs[:, 0].tolist() == table["n"].to_numpy()[mine].tolist()
+
+
+OPTIONS: dict[str, Any] = {
+    "features": ["n", "double", "carrier"], "label": "late", "encode": {"carrier": "one-hot"}, "standardize": True,
+    "partitions": 3,
+}  # fmt: skip
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two manifests have equal digests, and partitions of equal bytes."""
+    columns = [
+        [part.inputs.tobytes() for kind in ("train", "validate") for part in opened(m, kind)] for m in (one, other)
+    ]
+    return bool(one.digest == other.digest and columns[0] == columns[1])
+
+
+def test_partitions_files_and_orders_change_nothing(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table) -> None:
+    (tmp_path / "several").mkdir()
+    for number in range(4):
+        pq.write_table(kinds.slice(number * 50, 50), tmp_path / "several" / f"{number}.parquet")
+    whole = spark.read.parquet(str(tmp_path / "kinds.parquet"))
+    several = spark.read.parquet(str(tmp_path / "several"))
+    frames = [whole, several, several.repartition(5), several.orderBy("double"), several.coalesce(1)]
+    made = [hy.Dataset.spark(df, store=store, validation=0.3, seed=2, **OPTIONS).prepare() for df in frames]
+    assert made[0].validate_rows > 0 and all(same(made[0], other) for other in made[1:])
+    assert made[0].vocabularies == {"carrier": sorted(made[0].vocabularies["carrier"])}
+
+
+def test_a_key_gives_the_same_from_spark_files_and_memory(
+    spark: Any, store: Path, tmp_path: Path, kinds: pa.Table
+) -> None:
+    path = str(tmp_path / "kinds.parquet")
+    options = {**OPTIONS, "key": "n", "validation": 0.3, "seed": 3}
+    mine = hy.Dataset.spark(spark.read.parquet(path).repartition(4), store=store, **options).prepare()
+    shuffled = kinds.to_pandas().sample(frac=1, random_state=1)
+    for other in (hy.Dataset.parquet(path, **options), hy.Dataset.pandas(shuffled, **options)):
+        assert same(mine, other.prepare())
+
+
+def test_equal_rows_and_equal_keys_stay_together(spark: Any, store: Path) -> None:
+    df = spark.range(0, 400, 1, 5).selectExpr("id % 40 AS x", "id % 40 % 7 AS user")
+    whole: dict[str, Any] = {"features": "x", "validation": 0.3, "partitions": 2, "store": store}
+    for key, groups in ((None, lambda x: x), (["user"], lambda x: x % 7)):
+        manifest = hy.Dataset.spark(df, key=key, seed=4, **whole).prepare()
+        parts = [part.inputs for kind in ("train", "validate") for part in opened(manifest, kind)]
+        seen = [set(groups(part.astype(int)).tolist()) for part in parts]
+        assert sum(len(each) for each in seen) == len(set.union(*seen)) == (40 if key is None else 7)
+
+
+def test_a_split_that_cannot_be_is_refused(spark: Any, store: Path) -> None:
+    df = spark.range(0, 400, 1, 5).selectExpr("id AS x", "id % 3 AS user")
+    options: dict[str, Any] = {"features": "x", "key": "user", "store": store}
+    with pytest.raises(
+        DataError,
+        match=r"validation = 0\.2 chose \d+ of 400 rows, .* is 3; give another seed=, or name a column",
+    ):
+        hy.Dataset.spark(df, validation=0.2, partitions=1, **options).prepare()
+    with pytest.raises(
+        DataError, match=r"partition \d of 8 for training got none of 400 rows: .* is 3; give fewer partitions= than 8"
+    ):
+        hy.Dataset.spark(df, partitions=8, **options).prepare()
+    assert left(store) == []
+
+
+def test_rows_that_differ_between_two_passes_are_refused(spark: Any, store: Path, tmp_path: Path, caplog: Any) -> None:
+    marks = str(tmp_path / "marks")
+
+    def another_time(batch: pa.RecordBatch) -> pa.RecordBatch:
+        first = not os.path.exists(marks)
+        open(marks, "w").close()
+        return batch if first else batch.slice(1)
+
+    data = hy.Dataset.spark(
+        numbered(spark, 100, 1).select("x", F.lit("a").alias("name")), features=["x", "name"], store=store,
+        partitions=2, encode={"name": "index"}, transform=another_time,
+    )  # fmt: skip
+    with pytest.raises(
+        DataError, match=r"gave 100 rows when its categories were found and 99 when they were written: it is not"
+    ):
+        data.prepare()
+    assert left(store) == [] and "not deterministic" not in caplog.text
+    hy.Dataset.spark(numbered(spark).select(F.rand(1).alias("x")), features="x", partitions=2, store=store)
+    assert "the DataFrame is not deterministic, as Spark says" in caplog.text
 
 
 def test_a_second_frame_validates(spark: Any, store: Path) -> None:
@@ -404,10 +474,16 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"store": "memory://x"}, SpecError, "store: host .* does not see in memory://x/.* what the driver wrote there"),
     ({"store": "/proc/nowhere"}, SpecError, "store: host .* cannot write to /proc/nowhere"),
     ({"reuse": 1}, SpecError, "reuse = 1"),
-    ({"encode": {"text": "one-hot"}, "features": ["x", "text"], "partitions": 60}, DataError, "50 training rows"),
+    (
+        {"encode": {"text": "one-hot"}, "features": ["text"], "label": None, "partitions": 5},
+        DataError,
+        "got none of 50 rows: .* is 2; give",
+    ),
     ({"encode": {"text": ["a"]}, "features": ["text"]}, DataError, r"column 'text', row \d+ of Spark partition .*'b'"),
-    ({"partitions": 51}, DataError, "50 training rows cannot fill partitions=51"),
-    ({"partitions": 9, "validation": 0.01}, DataError, "validation rows cannot fill partitions=9"),
+    ({"partitions": 51}, DataError, r"partition \d+ of 51 for training got none of 50 rows: .* is 50; give"),
+    ({"validation": 0.01}, DataError, r"validation = 0\.01 chose \d of 50 rows, .*; give another seed="),
+    ({"key": "none"}, DataError, "no column 'none'"),
+    ({"key": 3}, SpecError, "key = 3: the name of a column or a list"),
     ({"standardize": ["n"], "features": ["x"]}, SpecError, "standardize names 'n'"),
     ({"transform": 3}, SpecError, "transform = 3"),
     ({"transform": lambda batch: 1 / 0}, DataError, "transform raised ZeroDivisionError on a batch of Spark partition"),
@@ -450,7 +526,7 @@ V = Vectors.dense
         ([[V([1, 2])], [V([1, 2, 3])]], r"column 'v': rows of shape \(3,\) in Spark partition 1 but \(2,\) in Spark"),
         ([[[1.0]], [[2.0, 3.0]]], r"column 'v': rows of shape \(2,\) in Spark partition 1 but \(1,\) in Spark"),
         ([[V([1, 2]), None]], "column 'v': 1 of its rows .*row 1 of Spark partition 0"),
-        ([[1.0], [], [1.0]], "train partition 1 got no row: 2 rows lie unevenly"),
+        ([[1.0], [], [1.0]], "partition . of 2 for training got none of 2 rows: .* is 1; give"),
     ],
 )  # fmt: skip
 def test_bad_values(spark: Any, store: Path, rows: list[list[Any]], message: str) -> None:
@@ -459,7 +535,7 @@ def test_bad_values(spark: Any, store: Path, rows: list[list[Any]], message: str
     first = rows[0][0]
     kind = T.DoubleType() if isinstance(first, float) else VectorUDT()
     kind = T.ArrayType(T.DoubleType()) if isinstance(first, list) else kind
-    partitions = 2 if "unevenly" in message else 1
+    partitions = 2 if "of 2" in message else 1
     with pytest.raises(DataError, match=r"(?s)" + message):
         hy.Dataset.spark(made_of(spark, kind, rows), features="v", partitions=partitions, store=store).prepare()
     assert left(store) == []
@@ -564,9 +640,13 @@ def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"manifest.json: cannot be read as a manifest"):
         hy.Dataset.open(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"format": 2}')
-    with pytest.raises(DataError, match="of version 2, this Hopyard reads up to 1: upgrade it"):
-        hy.Dataset.open(tmp_path)
+    for version, message in (
+        (FORMAT + 1, f"of version {FORMAT + 1}, this Hopyard reads up to {FORMAT}: upgrade it"),
+        (FORMAT - 1, r"written by an older Hopyard; make it again with Dataset\.spark"),
+    ):
+        (tmp_path / "manifest.json").write_text(f'{{"format": {version}}}')
+        with pytest.raises(DataError, match=message):
+            hy.Dataset.open(tmp_path)
     entry = hy.Dataset.numpy(np.zeros((4, 1)), partitions=1).prepare()
     with pytest.raises(DataError, match="is an entry of a cache"):
         hy.Dataset.open(entry.path)
@@ -579,6 +659,8 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession, functions as F
 import hopyard as hy
 from hopyard.data.cache import open_partition
+from hopyard.data.manifest import FORMAT
+from hopyard.data.row_names import Names, row_names
 
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 df = spark.range(0, 40, 1, 3).select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),

@@ -45,7 +45,7 @@ def _hash(key: np.uint64, start: int, out: Array) -> None:
     mix(out)
 
 
-def _key(seed: int) -> np.uint64:
+def keyed(seed: int) -> np.uint64:
     """A whole number of any size or sign as one well-mixed word."""
     word = np.zeros(1, np.uint64)
     magnitude, sign = abs(seed), int(seed < 0)
@@ -63,7 +63,7 @@ def hashes(seed: int, start: int, stop: int) -> Array:
     """uint64 array of shape (stop − start,): a keyed hash of (seed, n) for n in [start, stop). All are distinct."""
     out = np.empty(stop - start, np.uint64)
     for at in range(start, stop, _BLOCK):
-        _hash(_key(seed), at, out[at - start : min(at + _BLOCK, stop) - start])
+        _hash(keyed(seed), at, out[at - start : min(at + _BLOCK, stop) - start])
     return out
 
 
@@ -76,7 +76,7 @@ def permutation(seed: int, rows: int) -> Array:
     """
     low = np.uint64((1 << max(1, (rows - 1).bit_length())) - 1)
     words = np.empty(rows, np.uint64)
-    key = _key(seed)
+    key = keyed(seed)
     for start in range(0, rows, _BLOCK):
         block = words[start : start + _BLOCK]
         _hash(key, start, block)

@@ -7,8 +7,9 @@ are staged and rewritten after: the source is still read only once.
 
 from __future__ import annotations
 
+import shutil
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,21 +23,37 @@ from blake3 import blake3
 from hopyard.data.assign import Dealer, Kind, shares
 from hopyard.data.columns import Array
 from hopyard.data.encoder import Encoder, Place, Vocabulary
-from hopyard.data.finish import Finisher, Moments, measure, scales
+from hopyard.data.exact_sums import ExactSums
+from hopyard.data.finish import Finisher, measure, scales
 from hopyard.data.limits import Limits
-from hopyard.data.manifest import Field, Manifest, PartitionInfo, Scale, content_digest, file_name, folder_name
+from hopyard.data.manifest import (
+    ArrayInfo,
+    Field,
+    Manifest,
+    PartitionInfo,
+    RowNames,
+    Scale,
+    content_digest,
+    file_name,
+    folder_name,
+)
 from hopyard.data.names import ColumnSpec
 from hopyard.data.npy import Appender, map_npy
 from hopyard.data.plan import plan, raw_shape
+from hopyard.data.row_names import Distinct, Names, added, unsigned, width
+from hopyard.data.row_order import RowSorter
 from hopyard.errors import DataError
 
 KINDS: tuple[Kind, ...] = ("train", "validate")
+NOUNS: dict[Kind, str] = {"train": "training", "validate": "validation"}
 OPEN_FILES = 256
 """Files kept open at once; with more, each is opened for each write."""
 _BLOCK_BYTES = 1 << 20
 
-Block = tuple[Any, Place, Array | None]
-"""(record batch after the transform, where it is from, which of its rows are validation rows: None for none)."""
+Block = tuple[Any, Place, Array | None, Names | None]
+"""(record batch after the transform, where it is from, which of its rows are validation rows: None for none, their
+names where these decide where rows go).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +65,8 @@ class Job:
     assign: Literal["spread", "blocks"]
     validating: bool
     """Whether validation rows were asked for."""
+    fraction: float
+    """Of the rows that validate; 0: none, or others are named."""
 
 
 def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Manifest:
@@ -63,7 +82,7 @@ def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Ma
     with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
         pending: deque[Future[None]] = deque()
         try:
-            for batch, place, chosen in blocks:
+            for batch, place, chosen, names in blocks:
                 if encoder is None:
                     fields = plan(batch, job.spec, str(place))
                     encoder = Encoder(fields, vocabularies(job.spec))
@@ -73,8 +92,10 @@ def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Ma
                 if encoder.faults:
                     continue  # only to count them all
                 assert writer is not None and limits is not None
+                if names is not None:
+                    raw = unsigned(raw)
                 limits.take(raw)
-                pending.append(pool.submit(writer.take, raw, chosen, batch.num_rows))
+                pending.append(pool.submit(writer.take, raw, chosen, batch.num_rows, names))
                 while len(pending) > 1:
                     pending.popleft().result()
             while pending:
@@ -114,6 +135,36 @@ def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> Non
         )
 
 
+def drawn(rows: Mapping[Kind, Sequence[int]], job: Job, distinct: Distinct) -> None:
+    """Raises DataError where rows that went by their names left a partition empty, or chose too few or too many for
+    validation.
+
+    Args:
+        rows: of each partition of each kind.
+        distinct: names there are.
+    """
+    key = job.spec.key
+    what = f"values of key={key!r}" if key else "rows, as far as they are read,"
+    there = f"the number of different {what} is {distinct}"
+    validate, every = sum(rows["validate"]), sum(map(sum, rows.values()))
+    if abs(validate - job.fraction * every) > job.fraction * every / 5 > 0:
+        raise DataError(
+            f"validation = {job.fraction:g} chose {validate} of {every} rows, {validate / every:.2g} of them: the "
+            f"rows' names choose, and {there}; give another seed=, or name a column of true and false with validation="
+        )
+    for kind in KINDS if job.validating else KINDS[:1]:
+        if 0 in rows[kind]:
+            raise DataError(
+                f"partition {rows[kind].index(0)} of {job.partitions} for {NOUNS[kind]} got none of {every} rows: "
+                f"their names draw it, and {there}; give fewer partitions= than {job.partitions}, or more rows"
+            )
+
+
+def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionInfo:
+    """Of rows in the order of their names: its digest is the sum of these, which tells what they hold."""
+    return PartitionInfo(rows, rows * sum(info.row_bytes for info in infos), f"{total:032x}")
+
+
 def described(
     finisher: Finisher,
     given: dict[str, Scale],
@@ -151,15 +202,22 @@ class _Writer:
         self._directory, self._fields, self._encoder, self._job = directory, fields, encoder, job
         growing = any(not vocabulary.fixed for vocabulary in encoder.vocabularies.values())
         self._blocks = job.assign == "blocks"
+        self._words = width(job.spec) if job.spec.key else 0
+        self._distinct, self._sums = Distinct(), [0] * (2 * job.partitions)
         scaled = any(column.scaled for field in fields for column in field.columns)
-        self._staged = growing or scaled or self._blocks
+        self._staged = growing or scaled or self._blocks or bool(self._words)
         self._finisher = None if self._staged else Finisher(fields, encoder.vocabularies, {})
         self._dealers = {kind: Dealer(1 if self._blocks else job.partitions) for kind in KINDS}
+        self._rows: dict[Kind, list[int]] = {kind: [0] * job.partitions for kind in KINDS}
+        """Of each partition, where names deal."""
         self._files: dict[str, list[Appender]] = {}
         self._buffers: dict[int, Array] = {}
 
-    def take(self, raw: list[Array], chosen: Array | None, rows: int) -> None:
+    def take(self, raw: list[Array], chosen: Array | None, rows: int, names: Names | None) -> None:
         """Deals one block of encoded rows."""
+        if names is not None:
+            self._deal_by_name(raw, chosen, names)
+            return
         arrays = raw if self._finisher is None else [self._finisher(n, array) for n, array in enumerate(raw)]
         if chosen is None:
             self._deal("train", slice(None), rows, arrays)
@@ -169,24 +227,31 @@ class _Writer:
 
     def finish(self, limits: Limits) -> Manifest:
         """Closes what is written; rewrites it first when it was staged."""
-        counts = {kind: self._dealers[kind].rows for kind in KINDS}
-        enough(counts, self._job.partitions, self._job.validating)
+        counts = {kind: sum(self._rows[kind]) if self._words else self._dealers[kind].rows for kind in KINDS}
+        if self._words:
+            drawn(self._rows, self._job, self._distinct)
+        else:
+            enough(counts, self._job.partitions, self._job.validating)
         given: dict[str, Scale] = {}
         if self._staged:
             for files in self._files.values():
                 for file in files:
                     file.finish()
-            moments: dict[str, Moments] = {}
+            moments: dict[str, ExactSums] = {}
             for number, block in self._stage_blocks():
                 measure(moments, self._fields, number, block)
             given = scales(moments)
             finisher = Finisher(self._fields, self._encoder.vocabularies, given)
-            infos = {kind: self._rewrite(kind, counts[kind], finisher) for kind in KINDS}
+            rewrite = self._rewrite_by_name if self._words else self._rewrite
+            infos = {kind: rewrite(kind, counts[kind], finisher) for kind in KINDS}
         else:
             assert self._finisher is not None
             finisher = self._finisher
             infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
-        return described(finisher, given, limits, infos, self._job.spec.names)
+        manifest = described(finisher, given, limits, infos, self._job.spec.names)
+        if self._words:
+            manifest.row_names = RowNames(self._job.spec.key, sum(counts.values()), f"{added(*self._sums):x}")
+        return manifest
 
     def close(self) -> None:
         """Closes files, whatever happened."""
@@ -200,6 +265,16 @@ class _Writer:
         for partition, mine in self._dealers[kind].deal(index, rows):
             for number, (array, file) in enumerate(zip(arrays, self._open(kind, partition), strict=True)):
                 file.append(self._gather(number, array, mine))
+
+    def _deal_by_name(self, raw: list[Array], chosen: Array | None, names: Names) -> None:
+        self._distinct.take(names.words[:, 0])
+        for run, mine, total in names.dealt(self._job.partitions, chosen):
+            kind: Kind = "train" if run < self._job.partitions else "validate"
+            partition = run % self._job.partitions
+            for number, (array, file) in enumerate(zip([*raw, names.words], self._open(kind, partition), strict=True)):
+                file.append(self._gather(number, array, mine))
+            self._rows[kind][partition] += len(mine)
+            self._sums[run] = added(self._sums[run], total)
 
     def _gather(self, number: int, array: Array, index: Array | slice) -> Array:
         if isinstance(index, slice):
@@ -230,6 +305,8 @@ class _Writer:
                 path = self._directory / name / file_name(field.role, numbers[field.role])
                 numbers[field.role] += 1
                 files.append(Appender(path, shape, dtype, keep))
+            if staged and self._words:
+                files.append(Appender(self._directory / name / "names.npy", (self._words,), "uint64", keep))
         return files
 
     def _close(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
@@ -263,6 +340,34 @@ class _Writer:
                 (self._directory / f"stage-{folder_name(kind, stage)}").rmdir()
         return infos
 
+    def _rewrite_by_name(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
+        """As `_rewrite`, in the order of the rows' names."""
+        if not rows:
+            return []
+        infos, raw = [], [ArrayInfo(raw_shape(field), field.raw) for field in self._fields]
+        for partition, count in enumerate(self._rows[kind]):
+            name = folder_name(kind, partition)
+            sorter = RowSorter(raw, self._words, self._directory / f"order-{name}")
+            staged = self._files.pop(f"stage-{name}")
+            arrays = [
+                map_npy(file.path, count, info.shape, np.dtype(info.dtype))
+                for file, info in zip(staged, [*raw, ArrayInfo((self._words,), "uint64")], strict=True)
+            ]
+            step = max(1, _BLOCK_BYTES * count // max(1, sum(array.nbytes for array in arrays)))
+            for at in range(0, count, step):
+                *block, names = (array[at : at + step] for array in arrays)
+                sorter.take(block, names)
+            files = self._open(kind, partition, False, finisher)
+            for block in sorter.blocks():
+                for number, (file, array) in enumerate(zip(files, block, strict=True)):
+                    file.append(np.ascontiguousarray(finisher(number, array)))
+            sorter.close()
+            self._seal(kind, partition, finisher)
+            total = self._sums[partition + (self._job.partitions if kind == "validate" else 0)]
+            infos.append(named_partition(count, total, finisher.infos))
+            shutil.rmtree(self._directory / f"stage-{name}")
+        return infos
+
     def _stage(self, kind: str, stage: int, number: int, start: int, stop: int) -> Iterator[Array]:
         file = self._files[f"stage-{folder_name(kind, stage)}"][number]
         field = self._fields[number]
@@ -274,7 +379,7 @@ class _Writer:
     def _stage_blocks(self) -> Iterator[tuple[int, Array]]:
         for number, field in enumerate(self._fields):
             if any(column.scaled for column in field.columns):
-                for stage in range(self._dealers["train"].partitions):
+                for stage in range(self._job.partitions if self._words else self._dealers["train"].partitions):
                     rows = self._files[f"stage-{folder_name('train', stage)}"][number].rows
                     for block in self._stage("train", stage, number, 0, rows):
                         yield number, block

@@ -27,8 +27,9 @@ from hopyard.data.given import as_array, from_arrow, from_items, from_numpy, fro
 from hopyard.data.kept import Kept, refuse
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.materialise import Frame, from_spark
-from hopyard.data.names import ColumnSpec, columns, fraction, whole
+from hopyard.data.names import ColumnSpec, columns, fraction, require, whole
 from hopyard.data.plan import plan
+from hopyard.data.row_names import named
 from hopyard.data.sources import Arrays, Source, Table
 from hopyard.data.spark import checked, is_frame
 from hopyard.data.tfrecord_source import Records
@@ -44,12 +45,18 @@ class Dataset:
 
     Which row goes where depends on (seed, row number) alone: a keyed hash of (seed, n) picks the validation rows, n
     counting rows after the transform; of what remains, the j-th row goes to partition j mod P. Partitions differ by at
-    most one row.
+    most one row. With key=, and always of a Spark DataFrame, whose rows have no number, a row's name takes the number's
+    place: a keyed hash of its key, or of all that is read of it (features, label, weight, validation), after the
+    transform. It picks the validation rows and the partition, and orders the rows, so neither files nor the order of
+    rows matter, and partitions differ as independent draws do. Without key=, another choice of columns is another
+    split.
 
     A pickle of it is small: files go as paths; rows in memory stay behind, and the copy finds them in the cache.
 
     Options that all class methods share:
         validation: fraction of the rows in [0, 1), the name of a column of true and false, or a second Dataset.
+        key: columns by whose values rows are told apart, such as a user's number: rows of one key go to validation
+            together, and to one partition. The transform keeps these columns.
         partitions: how many, of the training rows and of the validation rows.
         standardize: True, or a list of feature columns: subtract the training rows' mean, divide by their deviation.
             True means all numbers in lists of features, and single columns of floating point; never categories.
@@ -77,13 +84,15 @@ class Dataset:
         whole("cache_bytes", self.cache_bytes, 0)
         if self.assign not in ("spread", "blocks"):
             raise SpecError(f'assign = {self.assign!r}: "spread" or "blocks" is needed')
+        if self.spec.key and self.assign != "spread":
+            raise SpecError(f"key = {self.spec.key!r} says which rows lie together: leave out assign={self.assign!r}")
         if self.transform is not None and not callable(self.transform):
             raise SpecError(f"transform = {self.transform!r}: a function of a record batch, or None, is needed")
         if self.second is not None:
             other = self.second
             if isinstance(other.source, (Frame, Kept)):
                 refuse(other.source.url)
-            for name in ("inputs", "targets", "weight", "encode"):
+            for name in ("inputs", "targets", "weight", "encode", "key"):
                 mine, theirs = getattr(self.spec, name), getattr(other.spec, name)
                 if mine != theirs:
                     raise SpecError(f"validation= is a Dataset with other columns: {name} {theirs!r}, here {mine!r}")
@@ -98,6 +107,7 @@ class Dataset:
         *,
         weight: Any = None,
         validation: float | Dataset = 0.0,
+        key: Any = None,
         partitions: int = 8,
         standardize: bool | list[str] = False,
         transform: Transform | None = None,
@@ -111,7 +121,9 @@ class Dataset:
             x: array of shape (rows, …), or a dict of named arrays. float64 becomes float32, other types stay.
             y: array, dict or None. Whole numbers become int64, others float32.
             weight: array of shape (rows,), or None.
-            validation, …: see the class. A transform sees columns "inputs", "targets", "weight" or the dicts' names.
+            key: array of shape (rows,), or None.
+            validation, …: see the class. A transform sees columns "inputs", "targets", "weight", "key" or the dicts'
+                names.
 
         Raises:
             SpecError, DataError: a value, a shape or a length is not allowed.
@@ -119,11 +131,13 @@ class Dataset:
         arrays, inputs, targets = from_numpy(x, y)
         if weight is not None:
             arrays["weight"] = as_array(weight, "'weight'")
+        if key is not None:
+            arrays["key"] = np.asarray(key)
         source = Arrays(arrays, "arrays in memory")
         return cls._make(
             source, source.schema, features=inputs, label=targets, weight=None if weight is None else "weight",
-            validation=validation, partitions=partitions, encode=None, standardize=standardize, transform=transform,
-            seed=seed, assign=assign, cache_bytes=cache_bytes,
+            validation=validation, key=None if key is None else "key", partitions=partitions, encode=None,
+            standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
 
     @classmethod
@@ -135,6 +149,7 @@ class Dataset:
         label: Any = None,
         weight: str | None = None,
         validation: float | str | Dataset = 0.0,
+        key: str | list[str] | None = None,
         partitions: int = 8,
         encode: Mapping[str, Any] | None = None,
         standardize: bool | list[str] = False,
@@ -162,7 +177,7 @@ class Dataset:
         files = Files(find(source))
         return cls._make(
             files, files.schema(), features=features, label=label,
-            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            weight=weight, validation=validation, key=key, partitions=partitions, encode=encode,
             standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
 
@@ -175,6 +190,7 @@ class Dataset:
         label: Any = None,
         weight: str | None = None,
         validation: float | str | Dataset = 0.0,
+        key: str | list[str] | None = None,
         partitions: int = 8,
         encode: Mapping[str, Any] | None = None,
         standardize: bool | list[str] = False,
@@ -202,7 +218,7 @@ class Dataset:
         files = Records(find_records(source), binary_features)
         return cls._make(
             files, None, features=features, label=label,
-            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            weight=weight, validation=validation, key=key, partitions=partitions, encode=encode,
             standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
 
@@ -215,6 +231,7 @@ class Dataset:
         label: Any = None,
         weight: str | None = None,
         validation: float | str | Dataset = 0.0,
+        key: str | list[str] | None = None,
         partitions: int = 8,
         encode: Mapping[str, Any] | None = None,
         standardize: bool | list[str] = False,
@@ -229,7 +246,7 @@ class Dataset:
         made, schema = from_arrow(source)
         return cls._make(
             made, schema, features=features, label=label,
-            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            weight=weight, validation=validation, key=key, partitions=partitions, encode=encode,
             standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
 
@@ -242,6 +259,7 @@ class Dataset:
         label: Any = None,
         weight: str | None = None,
         validation: float | str | Dataset = 0.0,
+        key: str | list[str] | None = None,
         partitions: int = 8,
         encode: Mapping[str, Any] | None = None,
         standardize: bool | list[str] = False,
@@ -254,7 +272,7 @@ class Dataset:
         table = from_pandas(frame)
         return cls._make(
             Table(table, "data frame in memory"), table.schema, features=features, label=label,
-            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            weight=weight, validation=validation, key=key, partitions=partitions, encode=encode,
             standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
 
@@ -267,6 +285,7 @@ class Dataset:
         label: Any = None,
         weight: str | None = None,
         validation: Any = 0.0,
+        key: str | list[str] | None = None,
         partitions: int = 8,
         encode: Mapping[str, Any] | None = None,
         standardize: bool | list[str] = False,
@@ -279,15 +298,14 @@ class Dataset:
         """A Spark DataFrame, of a classic session or Spark Connect; its rows never pass through the driver.
 
         `prepare` runs one job that writes all partitions once, to a folder in `store` (`.url`); each host then fetches
-        the partitions that it works on. Training row j (from 0) of Spark's partition s goes to partition (j + s) mod P.
-        Spark may give another order next time, so a run keeps to what was written.
+        the partitions that it works on. Rows go by their names (see the class): the number of executors, Spark's
+        partitions, files and the order of rows do not matter.
 
         Args:
             df: columns of numbers, booleans, text (with encode=), arrays of one length, and `ml.linalg` vectors, which
                 are lists of numbers here. Anything else, such as binary files and images, by transform=, which is
                 given all columns and runs in the executors.
-            validation: a fraction, by a keyed hash of (seed, s, j); the name of a column of true and false; or a second
-                DataFrame.
+            validation: a fraction, the name of a column of true and false, or a second DataFrame.
             encode: as for `parquet`. Where values are not listed, another job finds them first.
             store: a path or fsspec URL that driver and executors share. Default: the user's cache directory, for
                 sessions whose executors run on this host.
@@ -302,7 +320,7 @@ class Dataset:
         share = fraction(validation, "a DataFrame") if column is None and len(frames) == 1 else 0.0
         spec = columns(
             features=features, label=label, weight=weight, validation=column,
-            encode={} if encode is None else encode, standardize=standardize,
+            encode={} if encode is None else encode, standardize=standardize, key=key,
         )  # fmt: skip
         source = from_spark(
             frames, spec, share=share, partitions=partitions, seed=seed, transform=transform, store=store, reuse=reuse,
@@ -334,6 +352,7 @@ class Dataset:
         label: Any = None,
         weight: str | None = None,
         validation: float | str | Dataset = 0.0,
+        key: str | list[str] | None = None,
         partitions: int = 8,
         encode: Mapping[str, Any] | None = None,
         standardize: bool | list[str] = False,
@@ -351,7 +370,7 @@ class Dataset:
         source, features, label, weight = from_items(items, features, label, weight)
         return cls._make(
             source, None, features=features, label=label,
-            weight=weight, validation=validation, partitions=partitions, encode=encode,
+            weight=weight, validation=validation, key=key, partitions=partitions, encode=encode,
             standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
 
@@ -365,6 +384,7 @@ class Dataset:
         label: Any,
         weight: str | None,
         validation: float | str | Dataset,
+        key: str | list[str] | None,
         partitions: int,
         encode: Mapping[str, Any] | None,
         standardize: bool | list[str],
@@ -383,6 +403,7 @@ class Dataset:
             validation=column,
             encode={} if encode is None else encode,
             standardize=standardize,
+            key=key,
         )
         made = cls(source, spec, share, second, partitions, transform, seed, assign, cache_bytes)
         if schema is not None and transform is None:
@@ -455,20 +476,34 @@ class Dataset:
         row = 0
         column = self.spec.validation
         for batch, place in self.batches():
+            names = named(batch, self.spec, str(place)) if self._by_name(batch, place) else None
             chosen: Array | None = None
             if self.fraction:
-                chosen = validates(self.seed, self.fraction, row, row + batch.num_rows)
+                chosen = (
+                    validates(self.seed, self.fraction, row, row + batch.num_rows)
+                    if names is None
+                    else names.chosen(self.seed, self.fraction)
+                )
             elif column is not None and batch.schema.get_field_index(column) >= 0:
                 chosen = chosen_by(batch, column, place)
             row += batch.num_rows
-            yield batch, place, chosen
+            yield batch, place, chosen, names
         if self.second is not None:
             for batch, place in self.second.batches():
-                yield batch, place, np.ones(batch.num_rows, np.bool_)
+                names = named(batch, self.spec, str(place)) if self._by_name(batch, place) else None
+                yield batch, place, np.ones(batch.num_rows, np.bool_), names
+
+    def _by_name(self, batch: Any, place: Place) -> bool:
+        """Whether rows go by their names; raises DataError when the batch lacks what they are made of."""
+        if self.spec.key:
+            require(batch.schema, self.spec.names, str(place))
+        return bool(self.spec.key)
 
     def _build(self, directory: Path) -> Manifest:
         validating = bool(self.fraction or self.spec.validation or self.second)
-        manifest = build(directory, Job(self.spec, self.partitions, self.assign, validating), self._blocks())
+        manifest = build(
+            directory, Job(self.spec, self.partitions, self.assign, validating, self.fraction), self._blocks()
+        )
         manifest.sources = [*self.source.listed(), *(self.second.source.listed() if self.second else [])]
         return manifest
 

@@ -1,4 +1,6 @@
-"""Brings one partition of a materialisation to this host: reads its runs, compares digests, finishes, writes .npy."""
+"""Brings one partition of a materialisation to this host: reads its runs, compares digests, orders and finishes the
+rows, writes .npy.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ from hopyard.data.encoder import Vocabulary
 from hopyard.data.files import ahead
 from hopyard.data.finish import Finisher
 from hopyard.data.folder import Folder
-from hopyard.data.manifest import Manifest, Stored, file_name, folder_name
+from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_name, folder_name
 from hopyard.data.npy import Appender
+from hopyard.data.row_order import RowSorter
 from hopyard.data.segments import Index, Segment, infos, ranges, views
 from hopyard.errors import DataError, HopyardError
 
 _BYTES = 32 << 20
-"""About how much is read at once: two of these are in memory, one that is read and one that is written."""
+"""About how much is read at once: two of these are in memory, one that is read and one that is taken."""
 
 _Piece = tuple[Segment, int, int, int]
 """(segment, rows, first byte, end)."""
@@ -41,7 +44,8 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
     """
     assert manifest.stored is not None
     index = load(manifest.stored)
-    run = index.run(kind, partition)
+    kinds, run = infos(manifest.fields, index.words), index.run(kind, partition)
+    sorter = RowSorter(kinds[:-1], index.words, directory / "order")
     finisher = Finisher(manifest.fields, fixed(manifest), manifest.standardize)
     (directory / folder_name(kind, 0)).mkdir()
     numbers = {"inputs": 0, "targets": 0, "weights": 0}
@@ -51,15 +55,18 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
             path = directory / folder_name(kind, 0) / file_name(field.role, numbers[field.role])
             numbers[field.role] += 1
             files.append(Appender(path, info.shape, info.dtype, keep=True, known=True))
-        with closing(_arrays(manifest, index, run)) as arrays:
-            for raw in arrays:
-                for number, (array, file) in enumerate(zip(raw, files, strict=True)):
-                    file.append(np.ascontiguousarray(finisher(number, array)))
+        with closing(_arrays(manifest, index, run, kinds)) as arrays:
+            for *raw, names in arrays:
+                sorter.take(raw, names)
+        for block in sorter.blocks():
+            for number, (array, file) in enumerate(zip(block, files, strict=True)):
+                file.append(np.ascontiguousarray(finisher(number, array)))
         for file in files:
             file.finish()
     finally:
         for file in files:
             file.close()
+        sorter.close()
     parts = manifest.train if kind == "train" else manifest.validate
     return msgspec.structs.replace(
         manifest,
@@ -105,10 +112,10 @@ def _missing(url: str, name: str, error: Exception) -> DataError:
     )
 
 
-def _arrays(manifest: Manifest, index: Index, run: int) -> Generator[list[Array], None, None]:
-    """The raw arrays of one run, segment by segment, in order."""
+def _arrays(manifest: Manifest, index: Index, run: int, kinds: list[ArrayInfo]) -> Generator[list[Array], None, None]:
+    """The raw arrays and the names of one run, segment by segment."""
     assert manifest.stored is not None
-    url, kinds = manifest.stored.url, infos(manifest.fields)
+    url = manifest.stored.url
     pieces = [
         (segment, *piece) for segment in index.segments if segment.digests[run] for piece in ranges(kinds, segment, run)
     ]

@@ -9,6 +9,7 @@ import numpy as np
 
 from hopyard.data.columns import Array
 from hopyard.data.encoder import ONE_HOT_LIMIT, Vocabulary
+from hopyard.data.exact_sums import ExactSums
 from hopyard.data.manifest import ArrayInfo, Column, Field, Scale, Value
 from hopyard.data.plan import row_shape
 from hopyard.errors import DataError
@@ -73,71 +74,24 @@ class Finisher:
         np.copyto(out, centred, casting="same_kind")
 
 
-Told = tuple[int, list[float], list[float]]
-"""Moments in plain values: rows, means, sums of squares."""
-
-
-class Moments:
-    """Mean and deviation of each value of a row, over blocks that are always cut alike.
-
-    Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", The American Statistician 1983,
-    eq. 1.5: blocks are merged by count, mean and sum of squares about the mean. In float64.
-    """
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._mean: Array = np.zeros(0)
-        self._squares: Array = np.zeros(0)
-
-    def add(self, block: Array) -> None:
-        """Takes a float64 block of shape (rows, values)."""
-        if not len(block):
-            return
-        mean = block.mean(axis=0)
-        one = Moments()
-        one.rows, one._mean, one._squares = len(block), mean, np.square(block - mean).sum(axis=0)
-        self.merge(one)
-
-    def merge(self, other: Moments) -> None:
-        """Takes the rows that `other` has taken."""
-        if not self.rows or not other.rows:
-            self.rows, self._mean, self._squares = (
-                (self.rows, self._mean, self._squares) if self.rows else (other.rows, other._mean, other._squares)
-            )
-            return
-        total, apart = self.rows + other.rows, other._mean - self._mean
-        self._squares = self._squares + other._squares + apart * apart * (self.rows * other.rows / total)
-        self._mean = self._mean + apart * (other.rows / total)
-        self.rows = total
-
-    def told(self) -> Told:
-        """What `heard` makes it of."""
-        return self.rows, self._mean.tolist(), self._squares.tolist()
-
-    @classmethod
-    def heard(cls, told: Told) -> Moments:
-        """As it was where it was told."""
-        made = cls()
-        made.rows, made._mean, made._squares = told[0], np.array(told[1]), np.array(told[2])
-        return made
-
-    def scale(self) -> Scale:
-        """Population deviation; where it is 0 (a constant), 1."""
-        deviation = np.sqrt(self._squares / self.rows)
-        tiny = np.abs(self._mean) * 1e-15 * math.sqrt(self.rows)  # what rounding leaves of a constant
-        return Scale(self._mean.tolist(), np.where(deviation > tiny, deviation, 1.0).tolist())
-
-
-def measure(moments: dict[str, Moments], fields: list[Field], number: int, block: Array) -> None:
-    """Adds a raw block of field `number` to the moments of its standardized columns."""
+def measure(moments: dict[str, ExactSums], fields: list[Field], number: int, block: Array) -> None:
+    """Adds a raw block of field `number` to the sums of its standardized columns."""
     stack, start = block.reshape(len(block), -1), 0
     for column in fields[number].columns:
         wide = math.prod(column.shape)
         if column.scaled:
-            moments.setdefault(f"{number}/{column.name}", Moments()).add(stack[:, start : start + wide])
+            moments.setdefault(f"{number}/{column.name}", ExactSums(wide)).add(stack[:, start : start + wide])
         start += wide
 
 
-def scales(moments: Mapping[str, Moments]) -> dict[str, Scale]:
-    """Scale of each standardized column from what `measure` made of all training rows."""
-    return {name.partition("/")[2]: moment.scale() for name, moment in moments.items()}
+def scales(moments: Mapping[str, ExactSums]) -> dict[str, Scale]:
+    """Scale of each standardized column from what `measure` made of all training rows; the deviation of a constant
+    is 1.
+    """
+    return {
+        name.partition("/")[2]: Scale(
+            [sums.mean(at) for at in range(len(sums.sums))],
+            [sums.deviation(at) or 1.0 for at in range(len(sums.sums))],
+        )
+        for name, sums in moments.items()
+    }

@@ -17,18 +17,18 @@ import cloudpickle
 import msgspec
 import numpy as np
 
-from hopyard.data.assign import hashes, validates
 from hopyard.data.blocks import Transform, chosen_by, transformed
 from hopyard.data.build import vocabularies
 from hopyard.data.columns import Array
 from hopyard.data.encoder import Encoder, Place
-from hopyard.data.finish import Moments, measure
-from hopyard.data.finish import Told as TellMoments
+from hopyard.data.exact_sums import ExactSums, PackedSums
+from hopyard.data.finish import measure
 from hopyard.data.folder import Folder, reaching
 from hopyard.data.limits import Limits, Range
 from hopyard.data.manifest import Field, Value
 from hopyard.data.names import ColumnSpec
 from hopyard.data.plan import plan
+from hopyard.data.row_names import Distinct, Names, added, named, unsigned, width
 from hopyard.data.segments import Segment, Writer
 from hopyard.data.vectors import lists
 from hopyard.errors import DataError, ResourceError, SpecError, UsageError
@@ -54,7 +54,11 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, tuple[int, str]] = {}
     """Column → how many bad rows, the first of them."""
     limits: Range | None = None
-    moments: dict[str, TellMoments] = {}
+    moments: dict[str, PackedSums] = {}
+    sum: str = "0"
+    """Of the names of its rows."""
+    distinct: bytes = b""
+    """Of the names that decide where rows go: see row_names.Distinct."""
     values: dict[str, list[Value]] = {}
     """Of the columns to be encoded, if these were asked for."""
     error: tuple[str, str] | None = None
@@ -104,14 +108,16 @@ class Task:
     def values(self, number: int, batches: Iterable[Any]) -> bytes:
         """The values of the columns to be encoded, after the transform: MessagePack of Told."""
         found: dict[str, dict[Value, None]] = {name: {} for name in self.spec.encode}
-        planned = False
+        planned, rows, total = False, 0, 0
         try:
             for batch, place in blocks(self, number, batches):
                 planned = planned or bool(plan(batch, self.spec, str(place)))
+                rows += batch.num_rows
+                total = added(total, named(batch, self.spec, str(place)).total())
                 for name, seen in found.items():
                     seen.update(dict.fromkeys(batch.column(batch.schema.get_field_index(name)).unique().to_pylist()))
             values = {name: [value for value in seen if value is not None] for name, seen in found.items()}
-            told = Told(number=number, host=socket.gethostname(), values=values)
+            told = Told(number=number, host=socket.gethostname(), rows=rows, sum=f"{total:x}", values=values)
         except (DataError, SpecError) as error:
             told = _told(number, error)
         return msgspec.msgpack.encode(told)
@@ -164,24 +170,27 @@ class _Work:
         self._folder = Folder(task.url)
         self._look(self._folder)
         encoder: Encoder | None = None
-        moments: dict[str, Moments] = {}
-        row = 0
+        moments: dict[str, ExactSums] = {}
+        distinct, row = Distinct(), 0
         for batch, place in blocks(task, self._number, batches):
             if encoder is None:
                 fields = plan(batch, task.spec, str(place))
                 encoder = Encoder(fields, vocabularies(task.spec))
                 limits = Limits(fields)
-                writer = Writer(fields, task.partitions, self._number, self._write)
+                writer = Writer(fields, task.partitions, width(task.spec), self._write)
                 scaled = [at for at, field in enumerate(fields) if any(column.scaled for column in field.columns)]
             raw = encoder.raw(batch, place)
-            chosen = self._chosen(batch, place, row)
             row += batch.num_rows
             if encoder.faults:
                 continue  # only to count them all
+            raw = unsigned(raw)
+            names = named(batch, task.spec, str(place))
+            chosen = self._chosen(batch, place, names)
+            distinct.take(names.words[:, 0])
             limits.take(raw)
             for at in scaled:
                 measure(moments, fields, at, raw[at] if chosen is None else raw[at][~chosen])
-            writer.take(raw, chosen, batch.num_rows)
+            writer.take(raw, names, chosen)
         told = Told(number=self._number, host=socket.gethostname(), rows=row)
         if encoder is None:
             return told
@@ -192,10 +201,13 @@ class _Work:
             )
         writer.flush()
         self._end()
+        sums = [f"{total:x}" for total in writer.sums]
         return msgspec.structs.replace(
             told,
-            segment=Segment(self._name, writer.bytes, writer.chunks, writer.digests()),
-            moments={name: moment.told() for name, moment in moments.items()},
+            segment=Segment(self._name, writer.bytes, writer.chunks, writer.digests(), sums),
+            moments={name: sums.packed() for name, sums in moments.items()},
+            sum=f"{added(*writer.sums):x}",
+            distinct=distinct.packed(),
         )
 
     def close(self) -> None:
@@ -221,13 +233,12 @@ class _Work:
                 f"must be a place that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
             )
 
-    def _chosen(self, batch: Any, place: Place, row: int) -> Array | None:
-        task, rows = self._task, batch.num_rows
+    def _chosen(self, batch: Any, place: Place, names: Names) -> Array | None:
+        task = self._task
         if task.fraction >= 1:
-            return np.ones(rows, np.bool_)
+            return np.ones(len(names), np.bool_)
         if task.fraction:
-            own = int(hashes(task.seed, self._number, self._number + 1)[0])
-            return validates(own, task.fraction, row, row + rows)
+            return names.chosen(task.seed, task.fraction)
         return None if task.spec.validation is None else chosen_by(batch, task.spec.validation, place)
 
     def _write(self, chunk: Array) -> None:

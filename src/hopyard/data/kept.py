@@ -67,6 +67,8 @@ class Kept:
             version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format")
             if version is not None and (number := msgspec.json.decode(version, type=int)) > FORMAT:
                 raise DataError(f"{self.url}: of version {number}, this Hopyard reads up to {FORMAT}: upgrade it")
+            if version is None or number < FORMAT:
+                raise DataError(f"{self.url}: written by an older Hopyard; make it again with Dataset.spark(…)")
             manifest = msgspec.json.decode(data, type=Manifest)
         except msgspec.MsgspecError as error:
             raise DataError(f"{self.url}/{FILE}: cannot be read as a manifest: {error}") from error

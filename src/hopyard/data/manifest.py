@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from hopyard.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the manifest and of the files of a cache entry."""
 
 FILE = "manifest.json"
@@ -96,6 +96,16 @@ class Field(msgspec.Struct, frozen=True):
         return not any(column.encode or column.scaled for column in self.columns)
 
 
+class RowNames(msgspec.Struct, frozen=True):
+    """By what rows went to their partitions, and were put in order there: names, which are hashes of what they hold."""
+
+    key: list[str]
+    """Columns that decided; none: all that are read."""
+    rows: int
+    sum: str
+    """Of all names, modulo 2¹²⁸, in hexadecimal: equal for equal rows in any order."""
+
+
 class Stored(msgspec.Struct, frozen=True):
     """A materialisation: rows that lie in a shared place, and come to a host when they are needed there."""
 
@@ -140,6 +150,8 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     sources: list[SourceInfo]
     stored: Stored | None = None
     """Where the rows are, when not in the cache entry."""
+    row_names: RowNames | None = None
+    """None where rows went by their number."""
 
     @property
     def train_rows(self) -> int:

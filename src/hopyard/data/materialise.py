@@ -26,18 +26,21 @@ from blake3 import blake3
 
 from hopyard.data.assign import Kind
 from hopyard.data.blocks import Transform
-from hopyard.data.build import KINDS, described, enough, vocabularies
+from hopyard.data.build import KINDS, Job, described, drawn, named_partition, vocabularies
 from hopyard.data.cache import evict
 from hopyard.data.encoder import Fault, check
-from hopyard.data.finish import Finisher, Moments, scales
+from hopyard.data.exact_sums import ExactSums
+from hopyard.data.finish import Finisher, scales
 from hopyard.data.folder import Folder, reaching
 from hopyard.data.frame import PROBE, Task, Told
 from hopyard.data.kept import Kept, refuse
 from hopyard.data.limits import Limits
-from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, SourceInfo, Stored
+from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored
 from hopyard.data.names import ColumnSpec
 from hopyard.data.plan import plan
-from hopyard.data.segments import Index, infos
+from hopyard.data.plans import is_deterministic
+from hopyard.data.row_names import Distinct, added, width
+from hopyard.data.segments import Index
 from hopyard.data.sources import Piece
 from hopyard.data.spark import alive, listed, narrowed, schema, tell
 from hopyard.data.where import by_value, place
@@ -120,7 +123,7 @@ class Frame:
     def _write(self, folder: Folder, token: str) -> tuple[Index, Manifest]:
         """Runs the jobs; nothing of what they write counts before the manifest is there."""
         task = Task(folder.url, token, self.spec, self.partitions, 0.0, self.seed, self.code, "Spark partition {}")
-        spec = listed(self.spec, list(self.frames), task if self.code is not None else None)
+        spec, before = listed(self.spec, list(self.frames), task if self.code is not None else None)
         train = replace(task, spec=spec, fraction=self.fraction)
         told = tell(self.frames[0], train, "run")
         alone = msgspec.structs.replace(spec, validation=None)
@@ -133,7 +136,8 @@ class Frame:
             names += [held.what.format(one.number) for one in more]
             told += more
         fields = _fields(told, names)
-        index = Index(self.partitions, [one.segment for one in told if one.segment is not None])
+        _again(before, told)
+        index = Index(self.partitions, width(spec), [one.segment for one in told if one.segment is not None])
         _seen(folder, told)
         manifest = _manifest(self, spec, fields, told, index)
         manifest.sources = sources
@@ -169,6 +173,13 @@ def from_spark(
         frames = [narrow for narrow, _ in planned]
         if len(planned) > 1:
             _same(planned[0][1], planned[1][1])
+    for number, df in enumerate(frames):
+        if is_deterministic(df) is False:
+            log.warning(
+                "%s is not deterministic, as Spark says: a task that is done again may give other rows, and another "
+                "run trains on others; write it to Parquet first, or checkpoint() it",
+                "the validation= DataFrame" if number else "the DataFrame",
+            )
     code = None if transform is None else by_value(transform)
     about = [FORMAT, spec, share, partitions, seed if share else 0, None if code is None else blake3(code).hexdigest()]
     return Frame(tuple(frames), spec, partitions, share, seed, code, place(frames, about, store, reuse, cache))
@@ -182,6 +193,21 @@ def _same(mine: list[Field], theirs: list[Field]) -> None:
                     f"column {one.name!r} has type {other.type.rpartition(':')[0]} in the validation= DataFrame but "
                     f"{one.type.rpartition(':')[0]} in the first; cast it"
                 )
+
+
+def _again(before: list[Told], now: list[Told]) -> None:
+    """Raises DataError when two passes over the rows saw others; none `before`, and there was one pass."""
+    (rows, total), (more, other) = (_names(told) for told in (before, now))
+    if before and (rows, total) != (more, other):
+        raise DataError(
+            f"the DataFrame gave {rows} rows when its categories were found and {more} when they were written"
+            f"{', other ones' if rows == more else ''}: it is not deterministic; write it to Parquet first, or "
+            f"checkpoint() it, or list the values in encode="
+        )
+
+
+def _names(told: list[Told]) -> tuple[int, int]:
+    return sum(one.rows for one in told), added(*(int(one.sum, 16) for one in told))
 
 
 def _source(told: list[Told]) -> SourceInfo:
@@ -234,26 +260,24 @@ def _seen(folder: Folder, told: list[Told]) -> None:
 
 
 def _manifest(frame: Frame, spec: ColumnSpec, fields: list[Field], told: list[Told], index: Index) -> Manifest:
-    moments: dict[str, Moments] = {}
-    limits = Limits(fields)
+    moments: dict[str, ExactSums] = {}
+    limits, distinct = Limits(fields), Distinct()
     for one in told:
         limits.merge(one.limits)
-        for name, moment in one.moments.items():
-            moments.setdefault(name, Moments()).merge(Moments.heard(moment))
+        distinct.merge(one.distinct)
+        for name, packed in one.moments.items():
+            moments.setdefault(name, ExactSums(len(packed[1]))).merge(ExactSums.unpacked(packed))
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     validating = bool(frame.fraction or spec.validation or len(frame.frames) > 1)
-    enough({kind: sum(each) for kind, each in rows.items()}, index.partitions, validating)
+    drawn(rows, Job(spec, index.partitions, "spread", validating, frame.fraction), distinct)
     given = scales(moments)
     finisher = Finisher(fields, vocabularies(spec), given)
     parts: dict[Kind, list[PartitionInfo]] = {}
     for kind, each in rows.items():
-        if any(each) and not all(each):
-            raise DataError(
-                f"{kind} partition {each.index(0)} got no row: {sum(each)} rows lie unevenly in the partitions of the "
-                f"DataFrame; give fewer partitions= than {index.partitions}, or df.repartition(…) first"
-            )
         parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(each) if count]
     manifest = described(finisher, given, limits, parts, spec.names)
+    count, total = _names(told)
+    manifest.row_names = RowNames(spec.key, count, f"{total:x}")
     manifest.key = manifest.digest[:32]
     return manifest
 
@@ -263,12 +287,9 @@ def _rows(index: Index, kind: Kind, partition: int) -> int:
 
 
 def _part(index: Index, kind: Kind, partition: int, rows: int, finisher: Finisher) -> PartitionInfo:
-    """Its digest is that of the digests of its runs, in order, and of how to read them."""
     run = index.run(kind, partition)
-    digests = [segment.digests[run] for segment in index.segments if segment.digests[run]]
-    how = [(field.role, field.name, info) for field, info in zip(finisher.fields, infos(finisher.fields), strict=True)]
-    digest = blake3(msgspec.json.encode((how, digests), order="deterministic")).hexdigest()
-    return PartitionInfo(rows, rows * sum(info.row_bytes for info in finisher.infos), digest)
+    total = added(*(int(segment.sums[run], 16) for segment in index.segments))
+    return named_partition(rows, total, finisher.infos)
 
 
 def _sweep(folder: Folder, token: str, named: set[str]) -> None:

@@ -31,6 +31,8 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     validation: str | None = None
     encode: dict[str, Encoding] = {}
     standardize: bool | list[str] = False
+    key: list[str] = []
+    """Columns whose values decide where a row goes; none: the row's number, or all that is read of it."""
 
     @property
     def features(self) -> list[str]:
@@ -45,12 +47,17 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     @property
     def names(self) -> list[str]:
         """All columns that are needed, each once."""
+        return list(dict.fromkeys([*self.content, *self.key]))
+
+    @property
+    def content(self) -> list[str]:
+        """Columns that rows are read for, each once."""
         extra = [name for name in (self.weight, self.validation) if name is not None]
         return list(dict.fromkeys([*self.features, *self.labels, *extra]))
 
 
 def columns(
-    *, features: Any, label: Any, weight: Any, validation: str | None, encode: Any, standardize: Any
+    *, features: Any, label: Any, weight: Any, validation: str | None, encode: Any, standardize: Any, key: Any = None
 ) -> ColumnSpec:
     """Checks what the user wrote and gives it one form.
 
@@ -79,7 +86,9 @@ def columns(
         standardize = list(standardize)
     elif not isinstance(standardize, bool):
         raise SpecError(f"standardize = {standardize!r}: True, False or a list of feature columns is needed")
-    return ColumnSpec(inputs, targets, weight, validation, encodings, standardize)
+    keys = [] if key is None else _names("key", key)
+    keys = [keys] if isinstance(keys, str) else keys
+    return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys)
 
 
 def closest(name: str, there: Iterable[str]) -> str:

@@ -46,6 +46,13 @@ def text(df: Any) -> str | None:
     return None if _CUT.search(said) else "\0".join([said, *files])
 
 
+def is_deterministic(df: Any) -> bool | None:
+    """What Spark says of the plan of a classic DataFrame; None of others, of which it says nothing."""
+    if not hasattr(df, "_jdf"):
+        return None
+    return bool(df._jdf.queryExecution().analyzed().deterministic())
+
+
 def foreign(df: Any) -> bool:
     """Whether a classic DataFrame reads what is no file, a database for example: nobody tells when that changes."""
     for node in _nodes(df._jdf.queryExecution().analyzed()):

@@ -4,10 +4,10 @@ One writer makes one segment, as a stream of chunks, so that it holds no more th
 
     segment   chunk, chunk, …
     chunk     run of training partition 0, 1, …, run of validation partition 0, 1, …
-    run       field by field, C order; each field begins at a multiple of 64 bytes
+    run       field by field, then the rows' names, C order; each begins at a multiple of 64 bytes
 
 A run's place follows from the numbers of rows, so the index needs no offsets. Rows are raw (see `encoder`): who reads
-them finishes them. Knows neither Spark nor where files lie.
+them orders and finishes them. Knows neither Spark nor where files lie.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from hopyard.data.assign import Dealer, Kind
+from hopyard.data.assign import Kind
 from hopyard.data.columns import ALIGN, Array
 from hopyard.data.manifest import ArrayInfo, Field
 from hopyard.data.plan import raw_shape
+from hopyard.data.row_names import Names, added
 
 CHUNK = 64 << 20
 """Bytes of rows that a writer gathers before it writes them."""
@@ -37,6 +38,8 @@ class Segment(msgspec.Struct, frozen=True):
     """Rows of each run of each chunk."""
     digests: list[str]
     """BLAKE3 of each run, over all chunks; empty where it has no rows."""
+    sums: list[str]
+    """Of the names of the rows of each run, in hexadecimal."""
 
     def rows(self, run: int) -> int:
         """Rows of one run."""
@@ -44,9 +47,11 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """All segments of a materialisation, in the order of their rows."""
+    """All segments of a materialisation, in any order: their rows are ordered by name."""
 
     partitions: int
+    words: int
+    """Of a row's name."""
     segments: list[Segment]
 
     def run(self, kind: Kind, partition: int) -> int:
@@ -54,9 +59,9 @@ class Index(msgspec.Struct, frozen=True):
         return partition + (self.partitions if kind == "validate" else 0)
 
 
-def infos(fields: list[Field]) -> list[ArrayInfo]:
-    """Row shape and dtype of each field as it lies in a segment."""
-    return [ArrayInfo(raw_shape(field), field.raw) for field in fields]
+def infos(fields: list[Field], words: int) -> list[ArrayInfo]:
+    """Row shape and dtype of each field as it lies in a segment, and of the names."""
+    return [*(ArrayInfo(raw_shape(field), field.raw) for field in fields), ArrayInfo((words,), "uint64")]
 
 
 def padded(size: int) -> int:
@@ -90,12 +95,12 @@ def ranges(kinds: list[ArrayInfo], segment: Segment, run: int) -> Iterator[tuple
 
 
 class Writer:
-    """Deals rows to partitions and writes them, chunk by chunk; the j-th row of a kind goes to (j + first) mod P.
+    """Brings rows to their partitions and writes them, chunk by chunk.
 
     Args:
         fields: of the raw arrays.
         partitions: of each kind.
-        first: the partition that the first row goes to. Writers with different ones fill partitions evenly together.
+        words: of a row's name.
         write: takes the bytes of a chunk, a uint8 array.
         limit: bytes of rows that make a chunk.
     """
@@ -104,31 +109,29 @@ class Writer:
         self,
         fields: list[Field],
         partitions: int,
-        first: int,
+        words: int,
         write: Callable[[Array], object],
         limit: int = CHUNK,
     ) -> None:
         self.bytes = 0
         self.chunks: list[list[int]] = []
-        self._kinds, self._partitions, self._write, self._limit = infos(fields), partitions, write, limit
-        self._dealers = [Dealer(partitions, first % partitions), Dealer(partitions, first % partitions)]
+        self.sums = [0] * (2 * partitions)
+        self._kinds, self._partitions, self._write, self._limit = infos(fields, words), partitions, write, limit
         self._hashes = [blake3() for _ in range(2 * partitions)]
         self._row = sum(info.row_bytes for info in self._kinds)
         self._clear()
 
-    def take(self, raw: list[Array], chosen: Array | None, rows: int) -> None:
+    def take(self, raw: list[Array], names: Names, chosen: Array | None) -> None:
         """One array of shape (rows, …) for each field; `chosen`: which rows are validation rows, None for none.
 
         The arrays are kept until their chunk is written: nobody may write to them.
         """
-        index: list[slice | Array]
-        index = [slice(rows), np.zeros(0, np.int64)] if chosen is None else [*map(np.flatnonzero, (~chosen, chosen))]
-        for kind, (dealer, mine) in enumerate(zip(self._dealers, index, strict=True)):
-            for partition, part in dealer.deal(mine, rows if isinstance(mine, slice) else len(mine)):
-                run = kind * self._partitions + partition
-                self._picked[run].append((raw, part))
-                self._rows[run] += len(range(rows)[part]) if isinstance(part, slice) else len(part)
-        self._held += rows * self._row
+        arrays = [*raw, names.words]
+        for run, part, total in names.dealt(self._partitions, chosen):
+            self._picked[run].append((arrays, part))
+            self._rows[run] += len(part)
+            self.sums[run] = added(self.sums[run], total)
+        self._held += len(names) * self._row
         if self._held >= self._limit:
             self.flush()
 
@@ -158,14 +161,9 @@ class Writer:
         rows, start = self._rows[run], 0
         for number, (info, out) in enumerate(zip(self._kinds, views(self._kinds, rows, data), strict=True)):
             at = 0
-            for raw, part in self._picked[run]:
-                source = raw[number]
-                if isinstance(part, slice):
-                    picked = source[part]
-                    out[at : at + len(picked)] = picked
-                else:
-                    picked = source.take(part, axis=0, out=out[at : at + len(part)], mode="clip")
-                at += len(picked)
+            for arrays, part in self._picked[run]:
+                arrays[number].take(part, axis=0, out=out[at : at + len(part)], mode="clip")
+                at += len(part)
             end = start + padded(rows * info.row_bytes)
             data[start + rows * info.row_bytes : end] = 0
             start = end
@@ -173,4 +171,4 @@ class Writer:
     def _clear(self) -> None:
         self._held = 0
         self._rows = [0] * (2 * self._partitions)
-        self._picked: list[list[tuple[list[Array], slice | Array]]] = [[] for _ in self._rows]
+        self._picked: list[list[tuple[list[Array], Array]]] = [[] for _ in self._rows]

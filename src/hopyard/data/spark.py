@@ -84,8 +84,9 @@ def narrowed(df: Any, names: list[str], where: str) -> Any:
     return df.select([quoted(name) for name in names])
 
 
-def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> ColumnSpec:
-    """`spec` with the values of all columns to be encoded: where none were given, the sorted ones of all rows.
+def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[Told]]:
+    """`spec` with the values of all columns to be encoded: where none were given, the sorted ones of all rows; and what
+    the tasks told that found them.
 
     Args:
         spec: as the user wrote it.
@@ -94,6 +95,7 @@ def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> ColumnSpec
     """
     open_ = {name: how for name, how in spec.encode.items() if how.values is None}
     found: dict[str, set[Value]] = {name: set() for name in open_}
+    all_told: list[Told] = []
     for df in frames if open_ else []:
         if task is None:
             for name, how in open_.items():
@@ -103,13 +105,14 @@ def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> ColumnSpec
             continue
         for told in tell(df, task, "values"):
             told.check()
+            all_told.append(told)
             for name in open_:
                 found[name].update(told.values[name])
     closed = {
         name: msgspec.structs.replace(how, values=sorted(value for value in found[name] if _is(value)))
         for name, how in open_.items()
     }
-    return msgspec.structs.replace(spec, encode={**spec.encode, **closed})
+    return msgspec.structs.replace(spec, encode={**spec.encode, **closed}), all_told
 
 
 def tell(df: Any, task: Task, what: Literal["run", "values"]) -> list[Told]:
