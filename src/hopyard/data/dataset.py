@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import cloudpickle
 import msgspec
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
 from hopyard.data.assign import validates
-from hopyard.data.blocks import Transform, chosen_by, transformed
+from hopyard.data.blocks import Transform, chosen_by, identity, transformed
 from hopyard.data.build import Block, Job, build
 from hopyard.data.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
 from hopyard.data.columns import Array
@@ -483,17 +482,9 @@ class Dataset:
         return self._memo["source"]
 
     def _code(self) -> str:
-        """Digest of the transform."""
-        if self.transform is None:
-            return ""
+        """Of the transform, as it was when this was asked for first."""
         if "code" not in self._memo:
-            try:
-                pickled = cloudpickle.dumps(self.transform)
-            except Exception as error:
-                raise SpecError(
-                    f"transform = {self.transform!r} cannot be pickled: {error}; make it a plain function"
-                ) from error
-            self._memo["code"] = blake3(pickled).hexdigest()
+            self._memo["code"] = identity(self.transform)
         return self._memo["code"]
 
     def _key(self) -> str | None:
@@ -512,7 +503,7 @@ class Dataset:
                 if identity is None:
                     return None
                 parts += [identity, one._code()]
-        return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:32]
+        return blake3(msgspec.json.encode(parts)).hexdigest()[:32]
 
     def __copy__(self) -> Dataset:
         return self

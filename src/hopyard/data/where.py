@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import msgspec
 from blake3 import blake3
 
@@ -50,33 +47,3 @@ def place(
         name = blake3(msgspec.json.encode(known, order="deterministic")).hexdigest()[:32]
     root = cache if store is None else absolute(store)
     return Kept(f"{root}/spark-{name}", store is None, "the DataFrame")
-
-
-def by_value(transform: Any) -> bytes:
-    """The transform's pickle, with all of its module that it uses, unless that is installed: executors lack it.
-
-    Raises:
-        SpecError: it cannot be pickled.
-    """
-    function = getattr(transform, "func", transform)
-    module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
-    file = getattr(module, "__file__", None)
-    own = module is not None and isinstance(file, str) and not _installed(file) and module.__name__ != "__main__"
-    own = own and module.__name__ not in cloudpickle.list_registry_pickle_by_value()  # type: ignore[union-attr]
-    try:
-        if own:
-            cloudpickle.register_pickle_by_value(module)
-        return bytes(cloudpickle.dumps(transform))
-    except Exception as error:
-        raise SpecError(
-            f"transform = {transform!r} cannot be pickled: {error}; make it a plain function that imports what it needs"
-        ) from error
-    finally:
-        if own:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _installed(file: str) -> bool:
-    paths = sysconfig.get_paths()
-    roots = tuple({paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
-    return file.startswith(roots) or "site-packages" in file or "dist-packages" in file
