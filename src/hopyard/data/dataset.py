@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,20 +20,21 @@ from hopyard.data.blocks import Transform, chosen_by, identity, transformed
 from hopyard.data.build import Block, Job, build
 from hopyard.data.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
 from hopyard.data.columns import Array
+from hopyard.data.content import Content
 from hopyard.data.encoder import Place
 from hopyard.data.files import Files, find
 from hopyard.data.folder import absolute
-from hopyard.data.given import as_array, from_arrow, from_items, from_numpy, from_pandas
+from hopyard.data.given import from_arrow, from_items, from_numpy, from_pandas
 from hopyard.data.kept import Kept, refuse
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.materialise import Frame, from_spark
 from hopyard.data.names import ColumnSpec, columns, fraction, whole
 from hopyard.data.plan import plan
-from hopyard.data.sources import Arrays, Source, Table
+from hopyard.data.sources import Arrays, Reader, Source, Table
 from hopyard.data.spark import checked, is_frame
 from hopyard.data.tfrecord_source import Records
 from hopyard.data.tfrecord_source import find as find_records
-from hopyard.errors import SpecError
+from hopyard.errors import DataError, SpecError
 
 Assign = Literal["spread", "blocks"]
 
@@ -52,7 +54,9 @@ class Dataset:
         partitions: how many, of the training rows and of the validation rows.
         standardize: True, or a list of feature columns: subtract the training rows' mean, divide by their deviation.
             True means all numbers in lists of features, and single columns of floating point; never categories.
-        transform: a function of a record batch, run once, when the cache is made.
+        transform: a function of a record batch, run once, when the cache is made. Its code, and all that it reaches,
+            is part of what names the entry, as it is when the data set is first prepared; what it reads when it runs
+            (files, the environment, the clock) is not: pass another constant, or delete the cache, when that changed.
         seed: of the choice of validation rows.
         assign: "spread" (above), or "blocks": each partition is a contiguous range of the rows.
         cache_bytes: the cache evicts what was used longest ago beyond this.
@@ -110,17 +114,16 @@ class Dataset:
             x: array of shape (rows, …), or a dict of named arrays. float64 becomes float32, other types stay.
             y: array, dict or None. Whole numbers become int64, others float32.
             weight: array of shape (rows,), or None.
-            validation, …: see the class. A transform sees columns "inputs", "targets", "weight" or the dicts' names.
+            validation, …: see the class. A transform sees columns "inputs", "targets", "weight" or the dicts'
+                names; "targets.name" or "weight.weight" where an input has that name.
 
         Raises:
             SpecError, DataError: a value, a shape or a length is not allowed.
         """
-        arrays, inputs, targets = from_numpy(x, y)
-        if weight is not None:
-            arrays["weight"] = as_array(weight, "'weight'")
+        arrays, inputs, targets, weights = from_numpy(x, y, weight)
         source = Arrays(arrays, "arrays in memory")
         return cls._make(
-            source, source.schema, features=inputs, label=targets, weight=None if weight is None else "weight",
+            source, source.schema, features=inputs, label=targets, weight=weights,
             validation=validation, partitions=partitions, encode=None, standardize=standardize, transform=transform,
             seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
@@ -410,7 +413,7 @@ class Dataset:
             root.mkdir(parents=True, exist_ok=True)
         key = self._key()
         if key is not None:
-            return find_or_make(root, key, self._build, self.cache_bytes)
+            return find_or_make(root, key, partial(self._build, key=key), self.cache_bytes)
         name = f"stream{uuid.uuid4().hex}"
         with making(root, name), scratch(root, name) as directory:
             manifest = self._build(directory)
@@ -433,11 +436,11 @@ class Dataset:
         """
         names = None if self.transform is not None else self.spec.names if needed is None else needed
         coded = [] if self.transform is not None else list(self.spec.encode)
-        hasher = None if "source" in self._memo or self.source.identity() is not None else blake3()
+        content = Content() if isinstance(self.source, Reader) and "source" not in self._memo else None
         row = 0
         for batch, name, first in self.source.pieces(names, coded):
-            if hasher is not None:
-                hasher.update(batch.serialize())
+            if content is not None:
+                content.update(batch)
             if self.transform is None:
                 place = Place(name, first)
             else:
@@ -446,8 +449,8 @@ class Dataset:
             if batch.num_rows:
                 yield batch, place
             row += batch.num_rows
-        if hasher is not None:
-            self._memo["source"] = hasher.hexdigest()
+        if content is not None:
+            self._memo["source"] = content.hexdigest()
 
     def _blocks(self) -> Generator[Block, None, None]:
         """Batches with the choice of validation rows."""
@@ -465,18 +468,24 @@ class Dataset:
             for batch, place in self.second.batches():
                 yield batch, place, np.ones(batch.num_rows, np.bool_)
 
-    def _build(self, directory: Path) -> Manifest:
+    def _build(self, directory: Path, key: str | None = None) -> Manifest:
         validating = bool(self.fraction or self.spec.validation or self.second)
         manifest = build(directory, Job(self.spec, self.partitions, self.assign, validating), self._blocks())
         manifest.sources = [*self.source.listed(), *(self.second.source.listed() if self.second else [])]
+        if key is not None and self._key(again=True) != key:
+            what = " or ".join(repr(one.source) for one in (self, self.second) if one is not None)
+            raise DataError(
+                f"the rows of {what} changed while they were read: call prepare() again when they are whole"
+            )
         return manifest
 
-    def _identity(self) -> str | None:
-        if "source" not in self._memo:
+    def _identity(self, again: bool = False) -> str | None:
+        """Of the source's rows; `again`: not as it was when this was asked for first, but as it is now."""
+        if again or "source" not in self._memo:
             identity = self.source.identity()
             if identity is None:
-                return None
-            if isinstance(self.source, (Files, Records)):  # may change while we live: ask again each time
+                return self._memo.get("source")
+            if again or isinstance(self.source, (Files, Records)):  # may change while we live: ask again each time
                 return identity
             self._memo["source"] = identity
         return self._memo["source"]
@@ -487,8 +496,8 @@ class Dataset:
             self._memo["code"] = identity(self.transform)
         return self._memo["code"]
 
-    def _key(self) -> str | None:
-        """Of the cache entry; None while a source must be read first."""
+    def _key(self, again: bool = False) -> str | None:
+        """Of the cache entry; None while a source must be read first. `again`: see `_identity`."""
         parts: list[Any] = [
             FORMAT,
             self.partitions,
@@ -499,7 +508,7 @@ class Dataset:
         ]
         for one in (self, self.second):
             if one is not None:
-                identity = one._identity()
+                identity = one._identity(again)
                 if identity is None:
                     return None
                 parts += [identity, one._code()]

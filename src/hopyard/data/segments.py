@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from hopyard.data.assign import Dealer, Kind
 from hopyard.data.columns import ALIGN, Array
-from hopyard.data.manifest import ArrayInfo, Field
+from hopyard.data.manifest import ArrayInfo, Field, FileName
 from hopyard.data.plan import raw_shape
 
 CHUNK = 64 << 20
@@ -31,7 +31,7 @@ CHUNK = 64 << 20
 class Segment(msgspec.Struct, frozen=True):
     """One file. Lists over runs have 2 · partitions entries: those for training, then those for validation."""
 
-    name: str
+    name: FileName
     bytes: int
     chunks: list[list[int]]
     """Rows of each run of each chunk."""

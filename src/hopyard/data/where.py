@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from hopyard.data.folder import absolute
 from hopyard.data.kept import Kept
 from hopyard.data.spark import identity, on_this_host
 from hopyard.errors import SpecError
+
+log = logging.getLogger(__name__)
 
 
 def place(
@@ -42,8 +45,15 @@ def place(
             f"that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
         )
     name = secrets.token_hex(12)
-    if reuse:
-        known = [[identity(frame) for frame in frames], list(what)]
+    told = [identity(frame) for frame in frames] if reuse else []
+    if None in told:
+        log.warning(
+            "reuse = True, but nobody tells whether the rows of the DataFrame are what they were (it runs Python code, "
+            "asks for the time, or reads what is no file): they are materialised anew; write them to Parquet to reuse "
+            "them, or keep the .url and give it to Dataset.open"
+        )
+    elif reuse:
+        known = [told, list(what)]
         name = blake3(msgspec.json.encode(known, order="deterministic")).hexdigest()[:32]
     root = cache if store is None else absolute(store)
     return Kept(f"{root}/spark-{name}", store is None, "the DataFrame")
