@@ -99,6 +99,22 @@ def test_an_archive_with_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [is_users("zipped_lib"), is_users("zipped_own")] == [False, True]
 
 
+def test_packages_without_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `google.cloud`: folders that several distributions share, one of them perhaps the user's."""
+    for folder, name in (("site-packages", "theirs"), ("libs", "bought"), ("src", "own")):
+        (tmp_path / folder / "shared_space").mkdir(parents=True)
+        (tmp_path / folder / "shared_space" / f"{name}.py").write_text(SOURCE)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    info = tmp_path / "libs" / "bought-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bought\nVersion: 1\n")
+    (info / "RECORD").write_text("shared_space/bought.py,,\n")
+    assert not is_users("shared_space")  # not imported yet
+    for name in ("shared_space.theirs", "shared_space.bought", "shared_space.own", "shared_space"):
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    assert [is_users(f"shared_space.{name}") for name in ("theirs", "bought", "own")] == [False, False, True]
+
+
 def test_a_package_that_is_not_imported_yet_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "not_yet.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)

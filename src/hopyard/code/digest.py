@@ -39,7 +39,7 @@ _BLIND = (builtins.eval, builtins.exec, builtins.globals, builtins.__import__, i
 """Who names these may reach anything."""
 _UNTOLD = {
     "__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__firstlineno__", "__static_attributes__",
-    "_abc_impl",
+    "__annotations_cache__", "_abc_impl",
 }  # fmt: skip
 """Entries of a class that do not say what it does, or that Python makes anew."""
 _STATIC = 1 << 9

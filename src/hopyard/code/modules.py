@@ -18,7 +18,6 @@ import os
 import sys
 import sysconfig
 from functools import lru_cache
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MAIN = ("__main__", "__mp_main__")
@@ -46,15 +45,14 @@ def is_users(name: str) -> bool:
         return True
     if package in _EVERYWHERE:
         return False
-    file = _file(sys.modules.get(name)) or _file(sys.modules.get(package))
-    if file is None:
-        spec = getattr(sys.modules.get(name), "__spec__", None) or (_spec(name) if name not in sys.modules else None)
-        if name in sys.builtin_module_names or getattr(spec, "origin", None) in ("built-in", "frozen"):
-            return False
-        file = spec.origin if spec is not None and spec.has_location else None
-    if file is None:
-        return True
-    return not (file.startswith(_roots()) or any(part in file for part in _SITES) or _distributed(package, file))
+    places = _places(name) or _places(package)
+    if not places:
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        return name not in sys.builtin_module_names and getattr(spec, "origin", None) not in ("built-in", "frozen")
+    if any(place.startswith(_roots()) or any(part in place for part in _SITES) for place in places):
+        return False
+    folders = {_folder(place, package) for place in _places(package)}
+    return not any(package in _brought(folder) for folder in folders if places[0].startswith(folder))
 
 
 def is_extension(name: str) -> bool:
@@ -79,21 +77,26 @@ def _roots() -> tuple[str, ...]:
     return tuple({paths[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-def _spec(name: str) -> ModuleSpec | None:
+def _places(name: str) -> list[str]:
+    """Where a module is: its file; or the folders of a package without one. Imports nothing."""
+    module = sys.modules.get(name)
+    if (file := _file(module)) is not None:
+        return [file]
+    if module is not None:
+        return list(getattr(module, "__path__", ()))
     try:
-        return importlib.util.find_spec(name) if name == top(name) else None
+        spec = importlib.util.find_spec(name) if name == top(name) else None
     except (ImportError, ValueError):
-        return None
+        return []
+    if spec is not None and spec.has_location and spec.origin is not None:
+        return [spec.origin]
+    return list((spec and spec.submodule_search_locations) or ())
 
 
-def _distributed(package: str, file: str) -> bool:
-    """Whether an installer put a package, or a module without one, where it is; `file` is of it."""
-    module = sys.modules.get(package)
-    places = list(getattr(module, "__path__", ())) or [_file(module) or file]
-    folders = {os.path.dirname(place) for place in places}  # noqa: PTH120 - of an archive, too
-    if module is None:
-        folders.add(os.path.dirname(os.path.dirname(file)))  # noqa: PTH120
-    return any(package in _brought(folder) for folder in folders)
+def _folder(place: str, package: str) -> str:
+    """What is on the path, given the place of a package or of a module without one."""
+    folder, name = os.path.split(place)  # of an archive, too
+    return folder if top(name) == package else os.path.dirname(folder)  # noqa: PTH120
 
 
 @lru_cache(1024)

@@ -28,37 +28,35 @@ class Content:
     def __init__(self, schema: pa.Schema | None = None) -> None:
         self._hasher = blake3()
         self._rows = 0
-        self._schema = b""
+        self._schema: pa.Schema | None = None
         self._columns: list[_Column] = []
         if schema is not None:
-            self._begin(_told(schema))
+            self._begin(schema)
 
     def update(self, batch: Any) -> None:
         """Takes the rows of a record batch."""
-        schema = _told(batch.schema)
-        if schema != self._schema and (batch.num_rows or not self._schema):
-            self._begin(schema)
+        if self._schema is None or (batch.num_rows and not self._schema.equals(batch.schema)):
+            self._begin(batch.schema)
         for column, array in zip(self._columns, batch.columns if batch.num_rows else [], strict=False):
             column.update(array)
         self._rows += batch.num_rows
 
     def hexdigest(self) -> str:
         """64 digits; call it once, at the end."""
-        self._begin(b"")
+        self._end()
         return self._hasher.hexdigest()
 
-    def _begin(self, schema: bytes) -> None:
+    def _begin(self, schema: pa.Schema) -> None:
+        self._end()
+        plain = [pa.field(field.name, field.type, field.nullable) for field in schema]  # without metadata
+        told = bytes(pa.schema(plain).serialize())
+        self._hasher.update(len(told).to_bytes(8, "little") + told)
+        self._schema, self._columns = schema, [_Column() for _ in schema]
+
+    def _end(self) -> None:
+        self._hasher.update(self._rows.to_bytes(8, "little"))
         for column in self._columns:
             self._hasher.update(column.digest())
-        self._hasher.update(f"{self._rows} {len(schema)} ".encode() + schema)
-        self._schema = schema
-        self._columns = [_Column() for _ in pa.ipc.read_schema(pa.py_buffer(schema)).names] if schema else []
-
-
-def _told(schema: pa.Schema) -> bytes:
-    """Names, types and their order, without metadata."""
-    fields = [pa.field(field.name, field.type, field.nullable) for field in schema]
-    return bytes(pa.schema(fields).serialize())
 
 
 class _Column:

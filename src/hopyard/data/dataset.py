@@ -474,9 +474,7 @@ class Dataset:
         manifest.sources = [*self.source.listed(), *(self.second.source.listed() if self.second else [])]
         if key is not None and self._key(again=True) != key:
             what = " or ".join(repr(one.source) for one in (self, self.second) if one is not None)
-            raise DataError(
-                f"the rows of {what} changed while they were read: call prepare() again when they are whole"
-            )
+            raise DataError(f"{what} changed while they were read; call prepare() again when they are whole")
         return manifest
 
     def _identity(self, again: bool = False) -> str | None:

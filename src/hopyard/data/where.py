@@ -54,6 +54,6 @@ def place(
         )
     elif reuse:
         known = [told, list(what)]
-        name = blake3(msgspec.json.encode(known, order="deterministic")).hexdigest()[:32]
+        name = blake3(msgspec.json.encode(known)).hexdigest()[:32]
     root = cache if store is None else absolute(store)
     return Kept(f"{root}/spark-{name}", store is None, "the DataFrame")
