@@ -238,6 +238,14 @@ def test_what_cannot_be_seen_is_named(make: Make, tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(Unseen, match=r"^lock: a lock, TypeError: cannot pickle"):
         digest(lambda batch: (lock, batch))
+
+    class Locked:
+        def __call__(self, batch: Any) -> Any:
+            with lock:
+                return batch
+
+    with pytest.raises(Unseen, match=r"^Locked.__call__, lock: a lock"):
+        digest(Locked())
     with pytest.raises(Unseen, match=r"eval\(\) may reach anything"):
         digest(lambda batch: eval("batch"))
     with pytest.raises(Unseen, match=r"import_module\(\) may reach anything"):

@@ -10,9 +10,9 @@ lines moved; any edit of what is reached gives another. What counts:
     an object       what its pickle would hold
     a library       name and version
 
-Names of functions, line numbers, file names and annotations that nobody keeps do not count. What cannot be seen raises
-`Unseen`: compiled code of the user's, `exec` and its like, and objects that cannot be pickled, such as locks and open
-files. Nobody sees what code reads when it runs: files, the environment, the clock, a database.
+Names of functions, line numbers and names of files do not count. What cannot be seen raises `Unseen`: compiled code of
+the user's, `exec` and its like, and objects that cannot be pickled, such as locks and open files. Nobody sees what code
+reads when it runs: files, the environment, the clock, a database.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Walk:
 
     def _named(self, obj: Any) -> bytes | None:
         """Of what a library has under its name; None for all else."""
-        module, name = str(getattr(obj, "__module__", None)), str(getattr(obj, "__qualname__", obj.__name__))
+        module, name = str(getattr(obj, "__module__", None)), str(getattr(obj, "__qualname__", ""))
         if is_users(module) and module in sys.modules:
             if isinstance(obj, BuiltinFunctionType) or is_extension(module):
                 raise self._unseen(f"{module}.{name} is compiled")
@@ -219,8 +219,8 @@ class _Walk:
             try:
                 parts += [name.encode(), self._part(f"{kind.__name__}.{name}", value)]
             except Unseen:
-                if not _dunder(name):  # else a metaclass made it, of what is seen
-                    raise
+                if not _dunder(name) or callable(value) or isinstance(value, (property, classmethod)):
+                    raise  # all else of such a name a metaclass made, of what is seen
         return _hash("class", *parts)
 
     def _object(self, obj: Any) -> bytes:

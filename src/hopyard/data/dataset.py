@@ -293,7 +293,9 @@ class Dataset:
             encode: as for `parquet`. Where values are not listed, another job finds them first.
             store: a path or fsspec URL that driver and executors share. Default: the user's cache directory, for
                 sessions whose executors run on this host.
-            reuse: whether to take what the same plan over the same files was materialised as before.
+            reuse: whether to take what the same plan over the same files, with the same transform, was materialised as
+                before. Where nobody can tell (the plan runs Python code, asks for the time or reads a database, the
+                transform holds a lock), it is materialised anew, which is logged.
             partitions, …: see the class.
 
         Raises:
