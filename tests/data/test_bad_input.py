@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -286,10 +287,19 @@ def test_transforms_that_fail(cache: Path, transform: Any, words: str) -> None:
         arrow(transform=transform).prepare(cache)
 
 
-def test_a_transform_that_cannot_be_pickled(cache: Path) -> None:
-    lock = __import__("threading").Lock()
-    with pytest.raises(SpecError, match="cannot be pickled"):
-        arrow(transform=lambda batch: lock and batch).prepare(cache)
+def test_a_transform_that_cannot_be_seen(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It works, its rows are found again by this data set only, and that is said once."""
+    lock = threading.Lock()
+
+    def locked(batch: Any) -> Any:
+        with lock:
+            return batch
+
+    data = arrow(transform=locked)
+    assert data.prepare(cache).key == data.prepare(cache).key
+    (said,) = caplog.messages
+    assert "what it does cannot be seen (lock: a lock, TypeError: cannot pickle" in said
+    assert arrow(transform=locked).prepare(cache).key != data.prepare(cache).key
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hopyard.data import cache as caches
+from hopyard.data import files as files_room
 from hopyard.data.cache import hold, open_partition
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
@@ -89,6 +92,156 @@ def test_the_footer_is_part_of_the_key(tmp_path: Path) -> None:
         )
     assert keys[0][0] != keys[1][0]
     assert keys[0][1] == keys[1][1]
+
+
+def rows_of(manifest: Manifest) -> Any:
+    return open_partition(manifest, "train", 0).inputs
+
+
+def test_an_edited_module_makes_other_rows(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a function of a module, and of a function of the script that calls one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found: dict[str, list[Any]] = {"module": [], "script": []}
+    for factor in (1, 100, 1):
+        (tmp_path / "prepmod.py").write_text(
+            "import pyarrow as pa\n"
+            f"def times(values):\n    return [value * {factor} for value in values]\n"
+            "def clean(batch):\n    return pa.record_batch({'a': times(batch['a'].to_pylist())})\n"
+        )
+        monkeypatch.delitem(sys.modules, "prepmod", raising=False)
+        importlib.invalidate_caches()
+        prepmod = importlib.import_module("prepmod")
+
+        def script(batch: pa.RecordBatch, module: Any = prepmod) -> pa.RecordBatch:
+            return pa.record_batch({"a": module.times(batch["a"].to_pylist())})
+
+        for name, transform in (("module", prepmod.clean), ("script", script)):
+            table = pa.table({"a": [1.0, 2.0]})
+            data = Dataset.arrow(table, features="a", transform=transform, partitions=1)
+            found[name].append((data.prepare(cache).key, rows_of(data.prepare(cache)).tolist()))
+    for one in found.values():
+        assert [rows for _, rows in one] == [[1, 2], [100, 200], [1, 2]]
+        assert one[0] == one[2] and one[0][0] != one[1][0]
+
+
+def test_streams_and_items_are_named_by_columns_and_types(cache: Path) -> None:
+    """Equal buffers, other names or types."""
+    n = np.arange(4)
+
+    def prepared(columns: dict[str, Any]) -> list[Any]:
+        stream = Dataset.arrow(iter([pa.record_batch(columns)]), features=["width", "height"], partitions=1)
+        items = [{name: np.asarray(values)[i] for name, values in columns.items()} for i in range(4)]
+        torch = Dataset.torch(items, features=["width", "height"], partitions=1)
+        return [(data.prepare(cache).key, rows_of(data.prepare(cache)).tolist()) for data in (stream, torch)]
+
+    right, swapped = prepared({"width": n, "height": n + 9}), prepared({"height": n, "width": n + 9})
+    for one, other in zip(right, swapped, strict=True):
+        assert one[0] != other[0]
+        assert one[1] == [[i, i + 9] for i in range(4)] and other[1] == [[i + 9, i] for i in range(4)]
+    unsigned, signed = (prepared({"width": n, "height": (n - 1).astype(kind)}) for kind in (np.uint64, np.int64))
+    assert [rows[0][1] for _, rows in signed] == [-1, -1]
+    assert [rows[0][1] for _, rows in unsigned] == [np.float32(2**64 - 1)] * 2
+
+
+def test_other_images_in_an_object_column(cache: Path) -> None:
+    def rows(value: float) -> float:
+        images = np.empty(2, object)
+        images[:] = [np.zeros(2000), np.zeros(2000)]
+        images[1][1000] = value
+        return float(rows_of(Dataset.numpy({"x": images}, partitions=1).prepare(cache))["x"][1, 1000])
+
+    assert [rows(1.0), rows(2.0)] == [1.0, 2.0]
+
+
+def test_the_order_of_named_inputs_is_kept(cache: Path) -> None:
+    table = pa.table({"a": [1.0], "b": [2.0]})
+    for names in ("ab", "ba"):
+        manifest = Dataset.arrow(table, features={name: name for name in names}, partitions=1).prepare(cache)
+        assert list(manifest.inputs) == list(names)
+
+
+def test_a_copy_with_preserved_times_is_another_file(cache: Path, tmp_path: Path) -> None:
+    """Same size, times and footer: statistics in a footer are optional."""
+    keys = []
+    for value in (1.0, 2.0):
+        pq.write_table(pa.table({"a": np.full(100, value)}), tmp_path / "new", write_statistics=False)
+        os.utime(tmp_path / "new", ns=(1, 1))
+        (tmp_path / "new").rename(tmp_path / "f.parquet")
+        manifest = Dataset.parquet(tmp_path / "f.parquet", features="a", partitions=1).prepare(cache)
+        assert rows_of(manifest)[0] == value
+        keys.append(manifest.key)
+    assert keys[0] != keys[1]
+
+
+class Tagged:
+    """A file system that tells a tag in its own way, keeps listings, or tells nothing but sizes."""
+
+    def __init__(self, info: dict[str, Any]) -> None:
+        self.told, self.info_now = dict(info), info
+
+    def _parent(self, path: str) -> str:
+        return path.rpartition("/")[0]
+
+    def invalidate_cache(self, path: str) -> None:
+        self.told = dict(self.info_now)
+
+    def info(self, path: str) -> dict[str, Any]:
+        return {"name": path, "size": 3, "type": "file", **self.told}
+
+
+@pytest.mark.parametrize("tag", ["ETag", "etag", "generation", "md5Hash", "LastModified", "modificationTime", "mtime"])
+def test_tags_of_other_file_systems_count(monkeypatch: pytest.MonkeyPatch, tag: str) -> None:
+    system = Tagged({tag: "one"})
+    monkeypatch.setattr(files_room, "_remote", lambda path: (system, path))
+    first = files_room.stamp("s3://bucket/a")
+    assert files_room.stamp("s3://bucket/a") == first
+    system.info_now[tag] = "two"  # by somebody else, who does not tell this process
+    assert files_room.stamp("s3://bucket/a") != first
+
+
+def test_a_file_of_which_only_the_size_is_told_is_never_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_room, "_remote", lambda path: (Tagged({"mtime": None}), path))
+    assert files_room.stamp("odd://a") != files_room.stamp("odd://a")
+
+
+def test_rows_that_change_while_they_are_read_are_not_kept(cache: Path, files: Path) -> None:
+    def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+        os.utime(files / "part-2.parquet", ns=(1, 1))
+        return batch
+
+    array = np.arange(10.0)
+
+    def spoil(batch: pa.RecordBatch) -> pa.RecordBatch:
+        array[3] = 0.5
+        return batch
+
+    several = [
+        (Dataset.parquet(files, features="a", transform=transform), "3 files, .*/part-0.parquet and so on"),
+        (Dataset.numpy(array, transform=spoil, partitions=1), "arrays in memory of 10 rows"),
+    ]
+    for data, what in several:
+        with pytest.raises(DataError, match=f"{what} changed while they were read; call prepare"):
+            data.prepare(cache)
+        assert entries(cache) == set()
+
+
+@pytest.mark.parametrize("key", ["../planted", "/planted", "a/b", "a\x00b", "", ".", "A", "a\n", "a" * 101])
+def test_keys_of_manifests_are_no_paths(tmp_path: Path, key: str) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    told = json.loads(msgspec.json.encode(arrays().prepare(tmp_path / "cache")))
+    told["stored"] = {"url": str(folder), "index": "0" * 64}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    assert Dataset.open(folder).prepare().stored is not None
+    (folder / "manifest.json").write_text(json.dumps(told | {"key": key}))
+    for read in (lambda: Dataset.open(folder), lambda: Manifest.load(folder / "manifest.json")):
+        with pytest.raises(DataError, match=r"cannot be read as a manifest: .*`\$.key`"):
+            read()
+    told["stored"]["index"] = key and f"{key}/x"
+    (folder / "manifest.json").write_text(json.dumps(told))
+    with pytest.raises(DataError, match=r"cannot be read as a manifest: .*`\$.stored.index`"):
+        Dataset.open(folder)
 
 
 MAKE = """

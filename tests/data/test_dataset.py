@@ -16,7 +16,7 @@ from hopyard.data.assign import validates
 from hopyard.data.dataset import Dataset
 from hopyard.data.files import Files
 from hopyard.data.manifest import Manifest
-from hopyard.errors import DataError
+from hopyard.errors import DataError, SpecError
 
 FEATURES = ["a", "b", "flag"]
 
@@ -64,6 +64,47 @@ def test_numpy_named_inputs_targets_and_weight(cache: Path, read: Any) -> None:
     assert np.array_equal(part.targets["kind"], [0, 0, 0, 0, 0])
     assert part.weights.tolist() == [1, 3, 5, 7, 9]
     assert part.weights.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["weight", "targets", "inputs", "targets.a", "weight.weight"])
+def test_a_label_or_a_weight_never_takes_the_place_of_an_input(cache: Path, read: Any, name: str) -> None:
+    """Whatever an input is called, and by each way that names columns itself."""
+    n = np.arange(6.0)
+    dicts = [{name: n, "a": n + 10}, {"a": n + 20, name: n + 30}, n + 40]
+    single = [{name: n, "a": n + 10}, n + 20, n + 40]
+    for x, y, weight in (dicts, single):
+        items = [
+            tuple({key: part[key][i] for key in part} if isinstance(part, dict) else part[i] for part in (x, y, weight))
+            for i in range(6)
+        ]
+        for data in (Dataset.numpy(x, y, weight=weight, partitions=1), Dataset.torch(items, partitions=1)):
+            (part,) = read(data.prepare(cache))
+            assert {key: values.tolist() for key, values in part.inputs.items()} == {
+                key: values.tolist() for key, values in x.items()
+            }
+            targets = part.targets if isinstance(y, dict) else {"": part.targets}
+            for key, values in (y if isinstance(y, dict) else {"": y}).items():
+                assert targets[key].tolist() == values.tolist()
+            assert part.weights.tolist() == weight.tolist()
+
+
+def test_a_column_may_be_label_and_weight_as_well(cache: Path, read: Any) -> None:
+    table = pa.table({"targets": [1.0, 2.0], "weight": [3.0, 4.0]})
+    for data in (Dataset.arrow, Dataset.pandas):
+        rows = table if data == Dataset.arrow else table.to_pandas()
+        made = data(rows, features={"weight": "targets"}, label="weight", weight="targets", partitions=1)
+        (part,) = read(made.prepare(cache))
+        assert [part.inputs["weight"].tolist(), part.targets.tolist()] == [[1, 2], [3, 4]]
+        assert part.weights.tolist() == [1, 2]
+
+
+def test_names_that_are_equal_as_text_are_refused() -> None:
+    with pytest.raises(SpecError, match="inputs have two keys that are '1' as text"):
+        Dataset.numpy({1: np.zeros(2), "1": np.ones(2)})
+    with pytest.raises(SpecError, match="items have two keys that are '1' as text"):
+        Dataset.torch([{1: 0.0, "1": 1.0}], features=["1"])
+    with pytest.raises(DataError, match="has 2 columns named '1'"):
+        Dataset.pandas(pd.DataFrame([[0.0, 1.0]], columns=["1", 1]), features=["1"])
 
 
 def test_numpy_without_label(cache: Path, read: Any) -> None:
@@ -271,7 +312,7 @@ def test_content_does_not_depend_on_batches(
     ]
     whole = [data.prepare(folder / "cache") for data in sources]
     assert len({manifest.digest for manifest in whole}) == 1
-    assert len({manifest.key for manifest in whole}) == 3
+    assert len({manifest.key for manifest in whole}) == 2  # the table and the stream hold the same; files are files
     assert whole[0].rows == rows
 
 

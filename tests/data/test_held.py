@@ -32,6 +32,15 @@ def test_arrays_keep_their_shape() -> None:
         list(blocks_of([{"image": image} for image in (images[0], images[0].T)]))
 
 
+def test_an_input_keeps_its_name_and_its_rows() -> None:
+    n = np.arange(3.0, dtype=np.float32)
+    data = hy.Dataset.numpy({"weights": n, "a": n + 1}, {"a": n + 2}, weight=n + 3, partitions=1)
+    (block,) = blocks_of(data)
+    assert block.to_pydict() == {
+        "weights": [0, 1, 2], "a": [1, 2, 3], "targets.a": [2, 3, 4], "weights.weights": [3, 4, 5]
+    }  # fmt: skip
+
+
 def test_nan_is_a_number_and_none_is_null() -> None:
     frame = pd.DataFrame({"a": [1.0, float("nan")], "b": ["x", None], "c": [np.ones((2, 2))] * 2})
     (block,) = blocks_of(frame)

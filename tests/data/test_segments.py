@@ -186,6 +186,21 @@ def test_the_order_of_segments_changes_nothing(folder: Folder) -> None:
         assert len({columns.inputs.tobytes() for columns in found}) == 1
 
 
+@pytest.mark.parametrize("name", ["../segment", "/etc/passwd", "a/b", ".", "", "a\x00"])
+def test_names_of_an_index_are_of_its_folder(tmp_path: Path, name: str) -> None:
+    folder = Folder(str(tmp_path / "kept"))
+    folder.make()
+    manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
+    assert manifest.stored is not None
+    index = msgspec.json.decode(folder.get(manifest.stored.file))
+    index["segments"][0]["name"] = name
+    data = msgspec.json.encode(index)
+    manifest.stored = Stored(folder.url, blake3(data).hexdigest())  # by whoever may write there
+    folder.put(manifest.stored.file, data)
+    with pytest.raises(DataError, match=r"is no index: .*`\$.segments\[0\].name`"):
+        open_partition(manifest, "train", 0)
+
+
 def test_a_host_brings_a_partition_once(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path / "kept"))
     folder.make()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import pickle
@@ -387,6 +388,38 @@ def test_reuse_takes_what_did_not_change(spark: Any, store: Path, tmp_path: Path
     assert made().url != first.url and made().prepare().rows == 100
 
 
+def test_reuse_only_of_what_can_be_seen(
+    spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    path = str(tmp_path / "kinds.parquet")
+    df = spark.read.parquet(path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def url(frame: Any, **options: Any) -> Any:
+        return hy.Dataset.spark(frame, features="n", partitions=2, store=store, reuse=True, **options).url
+
+    def edited(factor: int) -> Any:
+        (tmp_path / "sparkprep.py").write_text(
+            f"def by():\n    return {factor}\ndef clean(batch):\n    return batch.slice(by())\n"
+        )
+        monkeypatch.delitem(sys.modules, "sparkprep", raising=False)
+        importlib.invalidate_caches()
+        return url(df, transform=importlib.import_module("sparkprep").clean)
+
+    assert edited(1) == edited(1) != edited(2)
+    assert not caplog.messages
+    python = df.select(F.udf(lambda n: n + 1, "long")("n").alias("n"))
+    arrow = df.select("n").mapInArrow(lambda batches: batches, "n long")
+    today = df.filter(F.current_date() > F.lit("2020-01-01"))
+    for frame in (python, arrow, today):
+        assert url(frame) != url(frame)
+    assert sum("nobody tells whether the rows" in said for said in caplog.messages) == 6
+    monkeypatch.setattr("hopyard.data.spark.text", None)  # another Spark may lack what it asks
+    assert url(df) != url(df)
+
+
 def test_any_name_of_a_column(spark: Any, store: Path) -> None:
     names = ["a.b", "c`d", "e f", "é", "plain.also"]
     df = spark.createDataFrame([tuple(float(n + k) for k in range(5)) for n in range(4)], names)
@@ -673,6 +706,11 @@ rows = np.concatenate([open_partition(manifest, "train", p).inputs for p in rang
 assert (rows[:, 1] == rows[:, 0] / 2).all() and (rows[:, 2] == (rows[:, 0] % 2 == 0)).all()
 assert hy.Dataset.spark(df, store=sys.argv[1], reuse=True, **given).url == first.url
 assert hy.Dataset.spark(df, **given).url.startswith(sys.argv[2])
+udf = F.udf(lambda n: n, "long")
+for hidden in (df.select(udf("n").alias("n")), df.filter("now() > '2020-01-01'")):
+    hidden.createOrReplaceTempView("hidden")  # a client's plan has only its name
+    urls = [hy.Dataset.spark(spark.table("hidden"), features="n", store=sys.argv[1], reuse=True).url for _ in "ab"]
+    assert urls[0] != urls[1]
 try:
     hy.Dataset.spark(df, store="memory://x", **given)
     vectors = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(2, {1: 3.0}),)], ["v"]).coalesce(1)

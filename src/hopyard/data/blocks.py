@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from hopyard.code.digest import Unseen, digest
+from hopyard.code.pickling import dumps
 from hopyard.data.arrow import null_rows
 from hopyard.data.columns import Array
 from hopyard.data.encoder import Place
-from hopyard.errors import DataError
+from hopyard.errors import DataError, SpecError
+
+log = logging.getLogger(__name__)
 
 Transform = Callable[[Any], Any]
 """Record batch → record batch. It should treat each row by itself: where batches are cut is not promised."""
@@ -26,6 +32,36 @@ def transformed(transform: Transform, batch: Any, where: str) -> Any:
     if not isinstance(made, pa.RecordBatch):
         raise DataError(f"transform gave {type(made).__name__} for {where}; it must give a pyarrow.RecordBatch")
     return made
+
+
+def identity(transform: Transform | None) -> str:
+    """Equal ones, equal code and values that it uses. One that reaches what cannot be seen equals none, also not itself
+    in another process, so its rows are not found again: that is logged.
+    """
+    if transform is None:
+        return ""
+    try:
+        return digest(transform)
+    except Unseen as error:
+        log.warning(
+            "transform = %r: what it does cannot be seen (%s), so its rows are made anew, whatever was prepared before",
+            transform, error,
+        )  # fmt: skip
+        return f"unseen {uuid.uuid4().hex}"
+
+
+def pickled(transform: Transform) -> bytes:
+    """For processes elsewhere: with all of the user's modules that it uses.
+
+    Raises:
+        SpecError: it cannot be pickled.
+    """
+    try:
+        return dumps(transform)
+    except Exception as error:
+        raise SpecError(
+            f"transform = {transform!r} cannot be pickled: {error}; make it a plain function that imports what it needs"
+        ) from error
 
 
 def chosen_by(batch: Any, column: str, place: Place) -> Array:

@@ -6,35 +6,36 @@ import os
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import cloudpickle
 import msgspec
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
 from hopyard.data.assign import validates
-from hopyard.data.blocks import Transform, chosen_by, transformed
+from hopyard.data.blocks import Transform, chosen_by, identity, transformed
 from hopyard.data.build import Block, Job, build
 from hopyard.data.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
 from hopyard.data.columns import Array
+from hopyard.data.content import Content
 from hopyard.data.encoder import Place
 from hopyard.data.files import Files, find
 from hopyard.data.folder import absolute
-from hopyard.data.given import as_array, from_arrow, from_items, from_numpy, from_pandas
+from hopyard.data.given import from_arrow, from_items, from_numpy, from_pandas
 from hopyard.data.kept import Kept, refuse
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.materialise import Frame, from_spark
 from hopyard.data.names import ColumnSpec, columns, fraction, require, whole
 from hopyard.data.plan import plan
 from hopyard.data.row_names import named
-from hopyard.data.sources import Arrays, Source, Table
+from hopyard.data.sources import Arrays, Reader, Source, Table
 from hopyard.data.spark import checked, is_frame
 from hopyard.data.tfrecord_source import Records
 from hopyard.data.tfrecord_source import find as find_records
-from hopyard.errors import SpecError
+from hopyard.errors import DataError, SpecError
 
 Assign = Literal["spread", "blocks"]
 
@@ -60,7 +61,9 @@ class Dataset:
         partitions: how many, of the training rows and of the validation rows.
         standardize: True, or a list of feature columns: subtract the training rows' mean, divide by their deviation.
             True means all numbers in lists of features, and single columns of floating point; never categories.
-        transform: a function of a record batch, run once, when the cache is made.
+        transform: a function of a record batch, run once, when the cache is made. Its code, and all that it reaches,
+            is part of what names the entry, as it is when the data set is first prepared; what it reads when it runs
+            (files, the environment, the clock) is not: pass another constant, or delete the cache, when that changed.
         seed: of the choice of validation rows.
         assign: "spread" (above), or "blocks": each partition is a contiguous range of the rows.
         cache_bytes: the cache evicts what was used longest ago beyond this.
@@ -123,21 +126,17 @@ class Dataset:
             weight: array of shape (rows,), or None.
             key: array of shape (rows,), or None.
             validation, …: see the class. A transform sees columns "inputs", "targets", "weight", "key" or the dicts'
-                names.
+                names; "targets.name" or "weight.weight" where an input has that name.
 
         Raises:
             SpecError, DataError: a value, a shape or a length is not allowed.
         """
-        arrays, inputs, targets = from_numpy(x, y)
-        if weight is not None:
-            arrays["weight"] = as_array(weight, "'weight'")
-        if key is not None:
-            arrays["key"] = np.asarray(key)
+        arrays, inputs, targets, weights, keys = from_numpy(x, y, weight, key)
         source = Arrays(arrays, "arrays in memory")
         return cls._make(
-            source, source.schema, features=inputs, label=targets, weight=None if weight is None else "weight",
-            validation=validation, key=None if key is None else "key", partitions=partitions, encode=None,
-            standardize=standardize, transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
+            source, source.schema, features=inputs, label=targets, weight=weights,
+            validation=validation, key=keys, partitions=partitions, encode=None, standardize=standardize,
+            transform=transform, seed=seed, assign=assign, cache_bytes=cache_bytes,
         )  # fmt: skip
 
     @classmethod
@@ -309,7 +308,9 @@ class Dataset:
             encode: as for `parquet`. Where values are not listed, another job finds them first.
             store: a path or fsspec URL that driver and executors share. Default: the user's cache directory, for
                 sessions whose executors run on this host.
-            reuse: whether to take what the same plan over the same files was materialised as before.
+            reuse: whether to take what the same plan over the same files, with the same transform, was materialised as
+                before. Where nobody can tell (the plan runs Python code, asks for the time or reads a database, the
+                transform holds a lock), it is materialised anew, which is logged.
             partitions, …: see the class.
 
         Raises:
@@ -432,7 +433,7 @@ class Dataset:
             root.mkdir(parents=True, exist_ok=True)
         key = self._key()
         if key is not None:
-            return find_or_make(root, key, self._build, self.cache_bytes)
+            return find_or_make(root, key, partial(self._build, key=key), self.cache_bytes)
         name = f"stream{uuid.uuid4().hex}"
         with making(root, name), scratch(root, name) as directory:
             manifest = self._build(directory)
@@ -455,11 +456,11 @@ class Dataset:
         """
         names = None if self.transform is not None else self.spec.names if needed is None else needed
         coded = [] if self.transform is not None else list(self.spec.encode)
-        hasher = None if "source" in self._memo or self.source.identity() is not None else blake3()
+        content = Content() if isinstance(self.source, Reader) and "source" not in self._memo else None
         row = 0
         for batch, name, first in self.source.pieces(names, coded):
-            if hasher is not None:
-                hasher.update(batch.serialize())
+            if content is not None:
+                content.update(batch)
             if self.transform is None:
                 place = Place(name, first)
             else:
@@ -468,8 +469,8 @@ class Dataset:
             if batch.num_rows:
                 yield batch, place
             row += batch.num_rows
-        if hasher is not None:
-            self._memo["source"] = hasher.hexdigest()
+        if content is not None:
+            self._memo["source"] = content.hexdigest()
 
     def _blocks(self) -> Generator[Block, None, None]:
         """Batches with the choice of validation rows."""
@@ -499,40 +500,36 @@ class Dataset:
             require(batch.schema, self.spec.names, str(place))
         return bool(self.spec.key)
 
-    def _build(self, directory: Path) -> Manifest:
+    def _build(self, directory: Path, key: str | None = None) -> Manifest:
         validating = bool(self.fraction or self.spec.validation or self.second)
         manifest = build(
             directory, Job(self.spec, self.partitions, self.assign, validating, self.fraction), self._blocks()
         )
         manifest.sources = [*self.source.listed(), *(self.second.source.listed() if self.second else [])]
+        if key is not None and self._key(again=True) != key:
+            what = " or ".join(repr(one.source) for one in (self, self.second) if one is not None)
+            raise DataError(f"{what} changed while they were read; call prepare() again when they are whole")
         return manifest
 
-    def _identity(self) -> str | None:
-        if "source" not in self._memo:
+    def _identity(self, again: bool = False) -> str | None:
+        """Of the source's rows; `again`: not as it was when this was asked for first, but as it is now."""
+        if again or "source" not in self._memo:
             identity = self.source.identity()
             if identity is None:
-                return None
-            if isinstance(self.source, (Files, Records)):  # may change while we live: ask again each time
+                return self._memo.get("source")
+            if again or isinstance(self.source, (Files, Records)):  # may change while we live: ask again each time
                 return identity
             self._memo["source"] = identity
         return self._memo["source"]
 
     def _code(self) -> str:
-        """Digest of the transform."""
-        if self.transform is None:
-            return ""
+        """Of the transform, as it was when this was asked for first."""
         if "code" not in self._memo:
-            try:
-                pickled = cloudpickle.dumps(self.transform)
-            except Exception as error:
-                raise SpecError(
-                    f"transform = {self.transform!r} cannot be pickled: {error}; make it a plain function"
-                ) from error
-            self._memo["code"] = blake3(pickled).hexdigest()
+            self._memo["code"] = identity(self.transform)
         return self._memo["code"]
 
-    def _key(self) -> str | None:
-        """Of the cache entry; None while a source must be read first."""
+    def _key(self, again: bool = False) -> str | None:
+        """Of the cache entry; None while a source must be read first. `again`: see `_identity`."""
         parts: list[Any] = [
             FORMAT,
             self.partitions,
@@ -543,11 +540,11 @@ class Dataset:
         ]
         for one in (self, self.second):
             if one is not None:
-                identity = one._identity()
+                identity = one._identity(again)
                 if identity is None:
                     return None
                 parts += [identity, one._code()]
-        return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:32]
+        return blake3(msgspec.json.encode(parts)).hexdigest()[:32]
 
     def __copy__(self) -> Dataset:
         return self

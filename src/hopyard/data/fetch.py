@@ -99,7 +99,10 @@ def load(stored: Stored) -> Index:
         raise _missing(stored.url, stored.file, error) from error
     if blake3(data).hexdigest() != stored.index:
         raise DataError(f"{stored.url}/{stored.file} is damaged: its digest is another; {_AGAIN}")
-    return msgspec.json.decode(data, type=Index)
+    try:
+        return msgspec.json.decode(data, type=Index)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{stored.url}/{stored.file} is no index: {error}; {_AGAIN}") from error
 
 
 _AGAIN = "make the data set again with Dataset.spark(…)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import uuid
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -50,7 +51,7 @@ class Files:
         return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files, {self.paths[0]} and so on"
 
     def identity(self) -> str:
-        """BLAKE3 over path, size, modification time and footer of each file."""
+        """BLAKE3 over path, stamp and footer of each file."""
         hasher = blake3()
         for path in self.paths:
             hasher.update(f"{path}\0{stamp(path)}\0".encode())
@@ -171,6 +172,7 @@ def _remote(path: str) -> tuple[Any, str]:
 def _find(path: str) -> list[str]:
     if not _local(path):
         system, inner = _remote(path)
+        system.invalidate_cache()
         found = system.glob(inner) if any(c in inner for c in "*?[") else [inner]
         if found == [inner] and system.isdir(inner):
             found = [name for name in system.find(inner) if _is_data(name, inner)]
@@ -197,18 +199,33 @@ def _is_data(path: str, root: str) -> bool:
     return path.endswith((".parquet", ".parq", ".pq")) and not any(part.startswith(("_", ".")) for part in inside)
 
 
+_MARKS = {
+    "mtime", "modified", "lastmodified", "modificationtime", "lastmodifiedtime", "updated", "created", "datetime",
+    "etag", "digest", "contentmd5", "md5hash", "md5", "crc32c", "crc", "sha", "checksum", "generation", "versionid",
+}  # fmt: skip
+"""What file systems call the time of change and the tag of a file, in small letters without "-" and "_"."""
+
+
 def stamp(path: str) -> str:
-    """Size and time of change of a file, its tag where it has one. Raises DataError when it cannot be asked."""
+    """Size of a file, its times and its tags: equal stamps, equal content.
+
+    Of a local file the time of the last change of its inode counts too, which a copy with preserved times, or another
+    file moved to its place, does not keep. A file of which nobody tells more than its size has a stamp like no other.
+
+    Raises:
+        DataError: it cannot be asked.
+    """
     if _local(path):
         with _reading(path):
             status = Path(path).stat()
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
     system, inner = _remote(path)
     with _reading(path):
+        system.invalidate_cache(system._parent(inner))  # listings are kept for as long as the process lives
         info = system.info(inner)
-    return " ".join(
-        str(info.get(name)) for name in ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "created")
-    )
+    plain = {str(name).lower().replace("-", "").replace("_", ""): value for name, value in info.items()}
+    marks = {name: str(plain[name]) for name in sorted(_MARKS & plain.keys()) if plain[name] is not None}
+    return f"{info.get('size')} {marks or uuid.uuid4().hex}"
 
 
 def _footer(path: str) -> bytes:

@@ -14,19 +14,49 @@ from hopyard.data.sources import BYTES, ROWS, Reader, Source, Table
 from hopyard.errors import DataError, SpecError
 
 
-def from_numpy(x: Any, y: Any) -> tuple[dict[str, Array], Any, Any]:
-    """(arrays by column name, features, label). A target whose name is taken by an input becomes "targets.name"."""
-    named = x if isinstance(x, Mapping) else {"inputs": x}
-    arrays = {str(name): as_array(array, repr(name)) for name, array in named.items()}
-    inputs: Any = {name: name for name in arrays} if isinstance(x, Mapping) else "inputs"
-    targets: Any = None
-    if isinstance(y, Mapping):
-        targets = {str(name): f"targets.{name}" if name in arrays else str(name) for name in y}
-        arrays.update({targets[str(name)]: as_array(array, repr(name)) for name, array in y.items()})
-    elif y is not None:
-        targets = "targets"
-        arrays[targets] = as_array(y, "'targets'")
-    return arrays, inputs, targets
+def from_numpy(
+    x: Any, y: Any, weight: Any = None, key: Any = None
+) -> tuple[dict[str, Array], Any, Any, str | None, str | None]:
+    """(arrays by column name, features, label, weight, key); see `named_parts` for the names."""
+    parts = {"inputs": x, "targets": y, "weight": weight, "key": key}
+    values, names = named_parts({part: value for part, value in parts.items() if value is not None or part == "inputs"})
+    arrays = {
+        column: np.asarray(value) if column == names.get("key") else as_array(value, repr(said))
+        for column, (said, value) in values.items()
+    }
+    return arrays, names["inputs"], names.get("targets"), names.get("weight"), names.get("key")
+
+
+def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], dict[str, Any]]:
+    """Columns for inputs, targets and weight, each an array or a dict of arrays.
+
+    Returns:
+        (by column: what the user calls it, and its value), (by part: its column, or a dict from name to column). A
+        column has the name of the part or of the dict's key; where an earlier part has that, "part.name", with more
+        dots if need be: what is trained on is never the label or the weight of the same name.
+
+    Raises:
+        SpecError: two keys of a dict are equal as text.
+    """
+    values: dict[str, tuple[str, Any]] = {}
+    names: dict[str, Any] = {}
+    for part, given in parts.items():
+        single = not isinstance(given, Mapping)
+        texts = [part] if single else [str(name) for name in given]
+        for text in texts:
+            if texts.count(text) > 1:
+                raise SpecError(f"{part} have two keys that are {text!r} as text: names are text; rename one")
+        columns = {}
+        for text in texts:
+            column = text if text not in values else f"{part}.{text}"
+            while column in values or (column != text and column in texts):
+                column += "."
+            columns[text] = column
+        values.update(
+            zip(columns.values(), zip(texts, [given] if single else given.values(), strict=True), strict=True)
+        )
+        names[part] = columns[part] if single else columns
+    return values, names
 
 
 def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
@@ -101,34 +131,21 @@ class Items:
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, bool]:
-    """One item of a map-style data set as (arrays by column, inputs, targets, whether it has a weight).
+def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]:
+    """One item of a map-style data set as (arrays by column, inputs, targets, weight).
 
-    Inputs and targets name the columns as `Dataset` wants them: one name, a dict, or None.
+    The latter name the columns as `Dataset` wants them: one name, a dict, or None; all None where the item is a dict.
     """
     if isinstance(item, Mapping):
-        return (
-            {str(name): as_array(value, f"item {number}: {name!r}", False) for name, value in item.items()},
-            None,
-            None,
-            False,
-        )
+        values, _ = named_parts({"items": item})
+        made = {column: as_array(value, f"item {number}: {said!r}", False) for column, (said, value) in values.items()}
+        return made, None, None, None
     parts = item if isinstance(item, (tuple, list)) else (item,)
     if not 1 <= len(parts) <= 3:
         raise DataError(f"item {number} has {len(parts)} parts; x, (x, y) or (x, y, weight) is needed")
-    made: dict[str, Array] = {}
-    names: list[Any] = []
-    for part, single in zip(parts, ("inputs", "targets", "weight"), strict=False):
-        if isinstance(part, Mapping):
-            columns = {str(name): f"{single}.{name}" if str(name) in made else str(name) for name in part}
-            made.update(
-                {columns[str(name)]: as_array(value, f"item {number}: {name!r}", False) for name, value in part.items()}
-            )
-            names.append(columns)
-        else:
-            made[single] = as_array(part, f"item {number}: {single!r}", False)
-            names.append(single)
-    return made, names[0], names[1] if len(names) > 1 else None, len(names) > 2
+    values, names = named_parts(dict(zip(("inputs", "targets", "weight"), parts, strict=False)))
+    made = {column: as_array(value, f"item {number}: {said!r}", False) for column, (said, value) in values.items()}
+    return made, names["inputs"], names.get("targets"), names.get("weight")
 
 
 def as_array(value: Any, what: str, objects: bool = True) -> Array:
@@ -154,7 +171,7 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
     if not len(items):
         raise DataError("the data set has no rows: len(it) is 0")
     head = items[0]
-    first, inputs, targets, has_weight = split_item(head, 0)
+    first, inputs, targets, weights = split_item(head, 0)
     named = isinstance(head, Mapping)
     if named and features is None:
         raise SpecError(
@@ -163,6 +180,6 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
     if not named and not (features is None and label is None and weight is None):
         raise SpecError("features=, label= and weight= name keys of dicts, but the items are no dicts; leave them out")
     if not named:
-        features, label, weight = inputs, targets, "weight" if has_weight else None
+        features, label, weight = inputs, targets, weights
     source = Reader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)
     return source, features, label, weight

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from hopyard.data.arrow import to_arrow
 from hopyard.data.cache import open_partition
+from hopyard.data.given import named_parts
 from hopyard.errors import DataError
 
 ROWS = 4096
@@ -20,14 +21,15 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
     """Record batches, or lists of Python rows; of little data at least `parts`, so that each worker gets some.
 
     A hy.Dataset gives its training partitions as it prepared them, the columns of its arrays by their names ("inputs",
-    "targets" and "weights" where there are some).
+    "targets" and "weights" where there are some; "targets.name" where an input has the name).
     """
     if hasattr(data, "prepare"):
         manifest = data.prepare()
         for partition in range(len(manifest.train)):
             columns = open_partition(manifest, "train", partition)
             given = {"inputs": columns.inputs, "targets": columns.targets, "weights": columns.weights}
-            named = {name: array for role, part in given.items() for name, array in _named(role, part).items()}
+            values, _ = named_parts({role: part for role, part in given.items() if part is not None})
+            named = {column: array for column, (_, array) in values.items()}
             step = _step(columns.rows, -(-parts // len(manifest.train)))
             for start in range(0, columns.rows, step):
                 yield pa.record_batch(
@@ -95,7 +97,3 @@ def _column(values: list[Any]) -> Any:
 def _step(rows: int, parts: int) -> int:
     even = -(-rows // parts)  # may make fewer: 5 rows for 4 parts are 2, 2 and 1
     return max(1, min(ROWS, even if even and -(-rows // even) >= parts else rows // parts))
-
-
-def _named(role: str, part: Any) -> dict[str, Any]:
-    return dict(part) if isinstance(part, dict) else {} if part is None else {role: part}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from blake3 import blake3
 from hopyard.errors import DataError
 
 FORMAT = 2
-"""Version of the manifest and of the files of a cache entry."""
+"""Version of the manifest, of the files of a cache entry, and of what names an entry."""
 
 FILE = "manifest.json"
 
@@ -25,6 +25,13 @@ Value = bool | int | float | str
 """What a vocabulary may hold."""
 
 Role = Literal["inputs", "targets", "weights"]
+
+
+Key = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-z][0-9a-z-]{0,99}\Z")]
+"""Names a cache entry, and so becomes a path on the host of whoever reads it, whoever wrote it."""
+
+FileName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z_-][0-9A-Za-z_.-]{0,199}\Z")]
+"""Names a file of a folder, in a manifest or an index: never one of another folder."""
 
 
 class ArrayInfo(msgspec.Struct, frozen=True):
@@ -111,7 +118,7 @@ class Stored(msgspec.Struct, frozen=True):
 
     url: str
     """Of its folder: an absolute path that all hosts share, or a URL."""
-    index: str
+    index: FileName
     """BLAKE3 of its index, which is the file `index-<BLAKE3>.json`."""
     limit: int = 64 << 30
     """Bytes that a host's cache may take."""
@@ -126,7 +133,7 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     """The result of `Dataset.prepare`. Row shapes and dtypes are those that a model sees."""
 
     format: int = FORMAT
-    key: str
+    key: Key
     """Names the cache entry: a hash of what it was made from."""
     path: str
     """Absolute directory of the cache entry. Where `stored` is given: a directory in the cache that partitions go to;

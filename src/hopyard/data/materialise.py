@@ -25,7 +25,7 @@ import pyarrow as pa
 from blake3 import blake3
 
 from hopyard.data.assign import Kind
-from hopyard.data.blocks import Transform
+from hopyard.data.blocks import Transform, identity, pickled
 from hopyard.data.build import KINDS, Job, described, drawn, named_partition, vocabularies
 from hopyard.data.cache import evict
 from hopyard.data.encoder import Fault, check
@@ -43,7 +43,7 @@ from hopyard.data.row_names import Distinct, added, width
 from hopyard.data.segments import Index
 from hopyard.data.sources import Piece
 from hopyard.data.spark import alive, listed, narrowed, schema, tell
-from hopyard.data.where import by_value, place
+from hopyard.data.where import place
 from hopyard.errors import DataError, SpecError
 
 log = logging.getLogger(__name__)
@@ -180,8 +180,8 @@ def from_spark(
                 "run trains on others; write it to Parquet first, or checkpoint() it",
                 "the validation= DataFrame" if number else "the DataFrame",
             )
-    code = None if transform is None else by_value(transform)
-    about = [FORMAT, spec, share, partitions, seed if share else 0, None if code is None else blake3(code).hexdigest()]
+    code = None if transform is None else pickled(transform)
+    about = [FORMAT, spec, share, partitions, seed if share else 0, identity(transform) if reuse else ""]
     return Frame(tuple(frames), spec, partitions, share, seed, code, place(frames, about, store, reuse, cache))
 
 

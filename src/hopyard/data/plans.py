@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from hopyard.sessions import is_connect
+
 _NODES = {
     "Aggregate", "Distinct", "Except", "Filter", "GlobalLimit", "Intersect", "Join", "LocalLimit", "Offset", "Project",
     "Range", "Repartition", "RepartitionByExpression", "Sample", "Sort", "SubqueryAlias", "Union", "View", "Window",
@@ -18,6 +20,10 @@ _NODES = {
 }  # fmt: skip
 _HIDING = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE", "PLAN_EXPRESSION")
 """Kinds of expressions whose text does not say what they give."""
+_NOT_SEEN = re.compile(
+    r"Python|InPandas|InArrow|JDBC|BatchScan|Scan hive|\bcurrent_(date|time)|\b(now|localtimestamp)\("
+)
+"""What says so in the text of a Connect client's plans."""
 _CUT = re.compile(r"\.\.\. \d+ more field")
 _STATUS = re.compile(r"path=(.*?); isDirectory=.*?length=(\d+);.*?modification_time=(\d+)")
 _FIELDS = "spark.sql.debug.maxToStringFields"
@@ -53,9 +59,17 @@ def is_deterministic(df: Any) -> bool | None:
     return bool(df._jdf.queryExecution().analyzed().deterministic())
 
 
-def foreign(df: Any) -> bool:
-    """Whether a classic DataFrame reads what is no file, a database for example: nobody tells when that changes."""
-    for node in _nodes(df._jdf.queryExecution().analyzed()):
+def unseen(df: Any) -> bool:
+    """Whether the rows of a DataFrame can be others though its plan and its files are the same: it reads what is no
+    file, a database for example; runs Python code, which plans often have by name only; or asks for the time.
+    """
+    if is_connect(df.sparkSession):
+        return _NOT_SEEN.search(df._explain_string(extended=True)) is not None
+    plan = df._jdf.queryExecution().analyzed()
+    patterns = getattr(df.sparkSession._jvm, "org.apache.spark.sql.catalyst.trees.TreePattern")
+    if any(plan.containsPattern(getattr(patterns, name)()) for name in ("PYTHON_UDF", "CURRENT_LIKE")):
+        return True
+    for node in _nodes(plan):
         name = node.getClass().getSimpleName()
         if (name == "LogicalRelation" and _files(node) is None) or name.startswith(("DataSourceV2", "HiveTable")):
             return True

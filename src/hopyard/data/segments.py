@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from hopyard.data.assign import Kind
 from hopyard.data.columns import ALIGN, Array
-from hopyard.data.manifest import ArrayInfo, Field
+from hopyard.data.manifest import ArrayInfo, Field, FileName
 from hopyard.data.plan import raw_shape
 from hopyard.data.row_names import Names, added
 
@@ -32,7 +32,7 @@ CHUNK = 64 << 20
 class Segment(msgspec.Struct, frozen=True):
     """One file. Lists over runs have 2 · partitions entries: those for training, then those for validation."""
 
-    name: str
+    name: FileName
     bytes: int
     chunks: list[list[int]]
     """Rows of each run of each chunk."""

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from blake3 import blake3
 
 from hopyard.data.arrow import to_arrow
 from hopyard.data.columns import Array
+from hopyard.data.content import Content
 from hopyard.data.manifest import SourceInfo
 from hopyard.errors import DataError
 
@@ -87,11 +87,8 @@ class Table:
         return f"{self._what} of {self._table.num_rows} rows"
 
     def identity(self) -> str:
-        """BLAKE3 of the rows, streamed."""
-        hasher = blake3(str(self._table.schema.remove_metadata()).encode())
-        for batch, _, _ in self.pieces(None, []):
-            hasher.update(batch.serialize())
-        return hasher.hexdigest()
+        """BLAKE3 of schema and rows, streamed."""
+        return digest_of(self, self._table.schema)
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Slices of the table's chunks."""
@@ -126,17 +123,8 @@ class Arrays:
         return f"{self._what} of {self._rows} rows"
 
     def identity(self) -> str:
-        """BLAKE3 of the bytes."""
-        hasher = blake3()
-        for name, array in self._arrays.items():
-            hasher.update(f"{name} {array.dtype} {array.shape[1:]};".encode())
-            step = batch_rows(array.nbytes, self._rows)
-            for start in range(0, self._rows, step):
-                part = np.ascontiguousarray(array[start : start + step])
-                hasher.update(
-                    str(part.tolist()).encode() if part.dtype.hasobject else part.reshape(-1).view(np.uint8).data
-                )
-        return hasher.hexdigest()
+        """BLAKE3 of what Arrow makes of names and rows, streamed."""
+        return digest_of(self, self.schema)
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Slices of the arrays, without copies where Arrow allows it."""
@@ -192,6 +180,14 @@ class Reader:
     def detached(self, identity: str | None) -> Gone:
         """Without the rows."""
         return Gone(self._what, identity)
+
+
+def digest_of(source: Source, schema: pa.Schema) -> str:
+    """BLAKE3 of all rows of a source that may be read again."""
+    content = Content(schema)
+    for batch, _, _ in source.pieces(None, []):
+        content.update(batch)
+    return content.hexdigest()
 
 
 def batch_rows(size: int, rows: int) -> int:

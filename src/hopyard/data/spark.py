@@ -7,7 +7,6 @@ the job writes. pyspark is imported by whoever has a DataFrame already.
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +18,7 @@ from hopyard.data.files import stamp
 from hopyard.data.frame import Task, Told
 from hopyard.data.manifest import Value
 from hopyard.data.names import ColumnSpec, require
-from hopyard.data.plans import foreign, text
+from hopyard.data.plans import text, unseen
 from hopyard.data.vectors import without_vectors
 from hopyard.errors import DataError, SpecError
 from hopyard.sessions import is_connect, is_stopped
@@ -185,24 +184,23 @@ def _is(value: Any) -> bool:
     return value is not None and value == value  # noqa: PLR0124
 
 
-def identity(df: Any) -> str:
+def identity(df: Any) -> str | None:
     """Equal ones, equal rows: of the plan, and of path, size and time of the files that it reads.
 
-    A classic plan over files is known again in another session; any other for as long as the session's JVM lives; one
-    over a database never. (Of a Connect client's DataFrame nobody can say that it reads a database.)
+    A classic plan over files is known again in another session; any other for as long as the session's JVM lives. None
+    where nobody tells: what the plan runs or reads cannot be seen, or the files cannot be asked for their time.
     """
     try:
-        plan = None
-        if not is_connect(df.sparkSession):
-            plan = secrets.token_hex(16) if foreign(df) else text(df)
+        if unseen(df):
+            return None
+        plan = None if is_connect(df.sparkSession) else text(df)
+        told = plan or f"{df.semanticHash()} {_jvm(df)}"
+        hasher = blake3(f"{told}\0{schema(df)}".encode())
+        for path in sorted(df.inputFiles()):
+            hasher.update(f"{path}\0{_stamp(path, plan is not None)}\0".encode())
     except Exception as error:  # noqa: BLE001 - no public API: another Spark may lack any of it
         log.debug("the plan of the DataFrame cannot be told: %s", error)
-        plan = None
-    if plan is None:
-        plan = f"{df.semanticHash()} {_jvm(df)}"
-    hasher = blake3(f"{plan}\0{schema(df)}".encode())
-    for path in sorted(df.inputFiles()):
-        hasher.update(f"{path}\0{_stamp(path)}\0".encode())
+        return None
     return str(hasher.hexdigest())
 
 
@@ -211,9 +209,12 @@ def _jvm(df: Any) -> str:
     return str(df.sparkSession.conf.get("spark.app.id", ""))
 
 
-def _stamp(path: str) -> str:
-    """Size and time of a file, where they can be asked; its name alone often has a random part for each write."""
+def _stamp(path: str, timed: bool) -> str:
+    """Size and time of a file. Where this process has no driver for its file system: nothing, if the plan is `timed`,
+    which holds both already."""
     try:
         return stamp(path)
-    except (DataError, ImportError, ValueError):  # no driver for its file system in this process
+    except (DataError, ImportError, ValueError):
+        if not timed:
+            raise
         return ""

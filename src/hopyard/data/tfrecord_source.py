@@ -91,7 +91,7 @@ class Records:
         return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files, {self.paths[0]} and so on"
 
     def identity(self) -> str:
-        """BLAKE3 over path, size and modification time of each file, and which features are binary."""
+        """BLAKE3 over path and stamp of each file, and which features are binary."""
         hasher = blake3(repr(sorted(self.binary)).encode())
         for path, seen in zip(self.paths, self._stamps(), strict=True):
             hasher.update(f"{path}\0{seen}\0".encode())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
-import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import msgspec
 from blake3 import blake3
 
@@ -17,6 +15,8 @@ from hopyard.data.folder import absolute
 from hopyard.data.kept import Kept
 from hopyard.data.spark import identity, on_this_host
 from hopyard.errors import SpecError
+
+log = logging.getLogger(__name__)
 
 
 def place(
@@ -45,38 +45,15 @@ def place(
             f"that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
         )
     name = secrets.token_hex(12)
-    if reuse:
-        known = [[identity(frame) for frame in frames], list(what)]
-        name = blake3(msgspec.json.encode(known, order="deterministic")).hexdigest()[:32]
+    told = [identity(frame) for frame in frames] if reuse else []
+    if None in told:
+        log.warning(
+            "reuse = True, but nobody tells whether the rows of the DataFrame are what they were (it runs Python code, "
+            "asks for the time, or reads what is no file): they are materialised anew; write them to Parquet to reuse "
+            "them, or keep the .url and give it to Dataset.open"
+        )
+    elif reuse:
+        known = [told, list(what)]
+        name = blake3(msgspec.json.encode(known)).hexdigest()[:32]
     root = cache if store is None else absolute(store)
     return Kept(f"{root}/spark-{name}", store is None, "the DataFrame")
-
-
-def by_value(transform: Any) -> bytes:
-    """The transform's pickle, with all of its module that it uses, unless that is installed: executors lack it.
-
-    Raises:
-        SpecError: it cannot be pickled.
-    """
-    function = getattr(transform, "func", transform)
-    module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
-    file = getattr(module, "__file__", None)
-    own = module is not None and isinstance(file, str) and not _installed(file) and module.__name__ != "__main__"
-    own = own and module.__name__ not in cloudpickle.list_registry_pickle_by_value()  # type: ignore[union-attr]
-    try:
-        if own:
-            cloudpickle.register_pickle_by_value(module)
-        return bytes(cloudpickle.dumps(transform))
-    except Exception as error:
-        raise SpecError(
-            f"transform = {transform!r} cannot be pickled: {error}; make it a plain function that imports what it needs"
-        ) from error
-    finally:
-        if own:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _installed(file: str) -> bool:
-    paths = sysconfig.get_paths()
-    roots = tuple({paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
-    return file.startswith(roots) or "site-packages" in file or "dist-packages" in file
