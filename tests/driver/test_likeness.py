@@ -97,7 +97,11 @@ def told(folder: Path, script: str = SCRIPT, nets: str = NETS, *arguments: str) 
     (folder / "job.py").write_text(script + TELL)
     environment = {**os.environ, "PYTHONHASHSEED": str(len(folder.name) + 5), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, str(folder / "job.py"), *arguments], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, str(folder / "job.py"), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.split()
 
@@ -121,7 +125,7 @@ def test_an_unedited_script_has_the_same_in_another_process(tmp_path: Path) -> N
 def module(text: str) -> dict[str, Any]:
     """What a cell of a notebook leaves in `__main__`."""
     scope: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(textwrap.dedent(text), f"<cell {len(text)}>", "exec"), scope)  # noqa: S102
+    exec(compile(textwrap.dedent(text), f"<cell {len(text)}>", "exec"), scope)
     return scope
 
 

@@ -7,9 +7,8 @@ import logging
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -19,17 +18,19 @@ from hopyard.core.events import Began, Resumed
 from hopyard.core.machine import Machine, fold
 from hopyard.core.messages import LIMIT, Setup
 from hopyard.data.manifest import Manifest
+from hopyard.driver.directory import room
 from hopyard.driver.loop import Clock, Loop, View
+from hopyard.driver.ownership import Owned, here
 from hopyard.driver.run import Run, reasons
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.wire import Direct, Link, Router
 from hopyard.engines.local import cores
-from hopyard.errors import ResourceError, RunDirectoryError, RunFailed, SpecError
+from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.ports import Engine, Store
 from hopyard.spec import RunSpec
 from hopyard.store.arena import Folder, memory_root, sweep
 from hopyard.store.bulk import Depot, Server
-from hopyard.store.journal import NO_ROOM, Journal, Lock, write_whole
+from hopyard.store.journal import Journal, Lock, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.states import open_store, sign, unsign
 
@@ -70,7 +71,7 @@ class Drive:
     cargo: Cargo
     manifest: Manifest
     spec: RunSpec
-    store: str
+    states: Owned
     again: bool
     encrypt: bool = False
 
@@ -133,7 +134,7 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         manifest = msgspec.json.encode(it.manifest)
         folder = Folder(root, token)
         stack.callback(folder.close)
-        store = open_store(it.store)
+        store = open_store(it.states.store)
         store.sweep()
         clock = Clock()
         known = {
@@ -143,15 +144,15 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
             "data": it.manifest.digest,
         }
         first = (
-            Resumed(at=clock.now(), fingerprint=known)
+            Resumed(at=clock.now(), fingerprint=known, mark=it.states.mark, directory=here(layout), gone=it.states.gone)
             if it.again
-            else Began(at=clock.now(), spec=spec, fingerprint=known)
+            else Began(at=clock.now(), spec=spec, fingerprint=known, mark=it.states.mark, directory=here(layout))
         )
 
         depot = _depot(it, store, token, stack) if it.engine.apart else None
 
         def setup(device: str) -> Setup:
-            return Setup(spec, recipe, manifest, it.store, str(root), token, it.engine.threads, device, depot)
+            return Setup(spec, recipe, manifest, it.states.store, str(root), token, it.engine.threads, device, depot)
 
         make = LINKS.get(it.engine.name, _router)
         loop = Loop(
@@ -195,11 +196,11 @@ def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> tu
         log.warning(
             "workers cannot reach %s: their States go through this process. Give store= a place that all of them reach "
             "(NFS, HDFS, S3, …) where that is too slow",
-            it.store,
+            it.states.store,
         )
 
-    sign(it.store, run)
-    stack.callback(unsign, it.store, run)
+    sign(it.states.store, run)
+    stack.callback(unsign, it.states.store, run)
     host, port = it.engine.address
     handlers = Depot(store, first).handlers()
     server = Server(host, secrets.token_hex(16), handlers, port=port + 2 if port else 0, encrypt=it.encrypt)
@@ -215,30 +216,3 @@ def _views(spec: RunSpec) -> Sequence[View]:
     from hopyard.views.table import Table
 
     return [Table(spec)]
-
-
-@contextlib.contextmanager
-def room(root: Path) -> Iterator[None]:
-    """A full disk is no defect: exit 4, not a traceback."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise RunDirectoryError(
-                f"{root}: {error.strerror}; give a directory= in which files can be made"
-            ) from error
-        raise ResourceError(
-            f"{root}: no room for the run directory ({error.strerror}). Nothing is lost: make room, then start again "
-            "with resume=True"
-        ) from error
-
-
-@contextlib.contextmanager
-def freed_on_error(lock: Lock) -> Iterator[None]:
-    """Whoever fails before the loop has the lock gives it back."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            lock.free()
-        raise

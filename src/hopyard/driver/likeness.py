@@ -1,8 +1,8 @@
 """A digest of a Python value with the code that it reaches, equal in another process as long as nobody edited it.
 
-A pickle will not do: line numbers, file names, the order of sets, and ids that cloudpickle draws for classes differ from
-process to process. So the value is walked: functions and classes of the user by their bytecode, defaults, closures and
-the globals that they name; what is installed by its name; all other objects by what they give to be pickled.
+A pickle will not do: line numbers, file names, the order of sets, and ids that cloudpickle draws for classes differ
+from process to process. So the value is walked: functions and classes of the user by their bytecode, defaults, closures
+and the globals that they name; what is installed by its name; all other objects by what they give to be pickled.
 
 A digest holds for one version of Python, as bytecode does.
 """
@@ -146,9 +146,8 @@ class _Walk:
         self._open[key] = len(self._open)
         try:
             inside = vars(value)
-            return _hash(
-                "module", *(_hash(name, self._used(inside[name], attributes)) for name in sorted(attributes & {*inside}))
-            )
+            used = sorted(attributes & inside.keys())
+            return _hash("module", *(_hash(name, self._used(inside[name], attributes)) for name in used))
         finally:
             del self._open[key]
 
