@@ -18,6 +18,7 @@ from hopyard.core.events import Began, Resumed
 from hopyard.core.machine import Machine, fold
 from hopyard.core.messages import LIMIT, Setup
 from hopyard.data.manifest import Manifest
+from hopyard.data.needed import need, spare
 from hopyard.driver.directory import room
 from hopyard.driver.loop import Clock, Loop, View
 from hopyard.driver.ownership import Owned, here
@@ -51,6 +52,9 @@ class Outcome(NamedTuple):
 OUTCOMES: set[Outcome] = set()
 """Of the runs that this process drove, for the exit code of `hopyard run`. The runs themselves, which hold files of the
 data cache open, live for as long as their users want them."""
+
+ENDED = ("completed", "partial", "failed")
+"""Statuses of a run that does not go on."""
 
 IDLE = 30.0
 """Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
@@ -125,6 +129,8 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         token = secrets.token_hex(8)
         root = memory_root(layout.root.absolute() / ".memory")
         sweep(root)
+        need(it.manifest, layout.root)
+        stack.callback(lambda: machine.status in ENDED and spare(it.manifest, layout.root))
         recipe = dump(it.cargo.recipe, "recipe")
         if len(recipe) > LIMIT // 2:
             raise SpecError(
