@@ -13,12 +13,13 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.events import Began, Resumed
+from hopyard.data.needed import needed
 from hopyard.driver import start
 from hopyard.driver.run import Run, about_of, place
 from hopyard.spec import Ref
 from hopyard.store.layout import Layout
 from hopyard.store.states import claim, open_store
-from jobs import CONFIGS, WIDTH, digests, journal, linear, select
+from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +227,14 @@ def test_states_that_somebody_deleted_are_made_again(interrupted: Callable[..., 
     assert digests(found) == undisturbed
     assert [trial.model("last").steps for trial in found.trials] == [24] * 4
     assert any(line.gone for line in journal(run) if isinstance(line, Resumed))
+
+
+def test_rows_stay_as_long_as_a_run_may_go_on(interrupted: Callable[..., Path]) -> None:
+    run = interrupted()
+    rows = dataset().prepare().path
+    assert str(run) in needed(rows)
+    hy.resume(run)
+    assert str(run) not in needed(rows)
 
 
 # ------------------------------------------------------------------------------------------ the run that is asked for

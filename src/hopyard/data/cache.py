@@ -185,6 +185,16 @@ def entries(root: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: entry.used)
 
 
+def held(path: Path) -> bool:
+    """Whether a process holds or makes the entry there."""
+    for kind in ("make", "use"):
+        file = _lock(path.parent, f"{path.name}.{kind}", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if file is None:
+            return True
+        os.close(file)
+    return False
+
+
 def sweep(root: Path) -> None:
     """Removes what killed makers left."""
     for left in root.glob(".tmp-*-*"):

@@ -130,7 +130,7 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         root = memory_root(layout.root.absolute() / ".memory")
         sweep(root)
         need(it.manifest, layout.root)
-        stack.callback(lambda: machine.status in ENDED and spare(it.manifest, layout.root))
+        stack.callback(_spared, it.manifest, layout, machine)
         recipe = dump(it.cargo.recipe, "recipe")
         if len(recipe) > LIMIT // 2:
             raise SpecError(
@@ -193,6 +193,12 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
         raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+
+
+def _spared(manifest: Manifest, layout: Layout, machine: Machine) -> None:
+    """A run that does not go on needs its rows no longer."""
+    if machine.status in ENDED:
+        spare(manifest, layout.root)
 
 
 def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> tuple[str, str, str]:
