@@ -13,6 +13,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.events import Began, Resumed
+from hopyard.core.machine import fold
 from hopyard.data.needed import needed
 from hopyard.driver import start
 from hopyard.driver.run import Run, about_of, place
@@ -112,12 +113,17 @@ def test_what_killed_writers_left_is_swept(interrupted: Callable[..., Path]) -> 
 
 
 def interrupting(config: dict[str, Any]) -> Any:
+    import time
+
     from jobs import Troubled, first_time
 
     class Interrupting(Troubled):
         def train(self, batch: Any) -> Any:
-            if self.steps == 15 and first_time(self._config.get("once")):
-                raise KeyboardInterrupt
+            once, journal = Path(self._config["once"]), Path(self._config["journal"])
+            if self.steps > 12 and not once.exists():  # in its second epoch; the State of the first is on its way
+                if b'"Durable"' in journal.read_bytes() and first_time(str(once)):
+                    raise KeyboardInterrupt
+                time.sleep(0.05)
             return super().train(batch)
 
     return Interrupting(config)
@@ -125,12 +131,13 @@ def interrupting(config: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def interrupted(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a run that ended in the middle."""
+    """Makes a run that ended in the middle, with States that it keeps."""
 
     def make(store: Any = None) -> Path:
-        configs = [{**config, "once": str(tmp_path / "once")} for config in CONFIGS]
+        files = {"once": str(tmp_path / "once"), "journal": str(tmp_path / "run" / "journal.jsonl")}
         with pytest.raises(KeyboardInterrupt):
-            select(tmp_path / "run", interrupting, configs, store=store)
+            select(tmp_path / "run", interrupting, [{**config, **files} for config in CONFIGS], store=store)
+        assert fold(journal(tmp_path / "run")).kept()
         return tmp_path / "run"
 
     return make
@@ -227,6 +234,14 @@ def test_states_that_somebody_deleted_are_made_again(interrupted: Callable[..., 
     assert digests(found) == undisturbed
     assert [trial.model("last").steps for trial in found.trials] == [24] * 4
     assert any(line.gone for line in journal(run) if isinstance(line, Resumed))
+
+
+def test_a_state_that_is_gone_from_a_run_that_ended_is_said(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1])
+    for ref in states(run.directory).refs():
+        states(run.directory).delete(ref)
+    with pytest.raises(hy.TrialFailed, match=r"trial 0: its State 0-\d+-\d+ is in the store no longer"):
+        run.best.model()
 
 
 def test_rows_stay_as_long_as_a_run_may_go_on(interrupted: Callable[..., Path]) -> None:
