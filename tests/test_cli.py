@@ -36,7 +36,7 @@ def journal():
 def store(path, lines):
     (path / "logs").mkdir(parents=True)
     (path / "journal.jsonl").write_bytes(b"".join(encode(line) + b"\n" for line in lines))
-    (path / "run.json").write_text('{"store": "elsewhere", "started": 1.0}')
+    (path / "run.json").write_text('{"store": "/elsewhere", "started": 1.0}')
     for slot in (0, 1, 10):
         (path / "logs" / f"slot-{slot}.log").write_text(f"hello from {slot}\n")
     return path
@@ -187,7 +187,7 @@ def test_a_run_whose_lock_is_held_is_running(runs):
 def test_show(runs):
     text = call("show", "done").stdout
     assert text.startswith("Hopyard run runs/done: completed\n")
-    assert "States: elsewhere" in text
+    assert "States: /elsewhere" in text
     found = json.loads(call("show", runs / "done", "--json").stdout)
     assert found["status"] == "completed"
     assert found["spec"]["partitions"] == 4

@@ -441,6 +441,21 @@ def test_resume_goes_on_from_what_is_durable():
     assert machine.handle(Done(at=9.0, slot=0, lease=3, parts=(), seconds=1.0)) == []
 
 
+def test_a_state_that_is_gone_is_made_again_also_of_a_trial_that_was_complete():
+    run = Run(partitions=2)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    run.done(0)
+    run.durable(0, 0, 2, 2)
+    assert run.machine.trials[0].status == "completed"
+    machine = fold(run.lines)
+    assert machine.handle(Resumed(at=9.0, gone=(Ref(0, 2, 2),))) == []
+    trial = machine.trials[0]
+    assert (trial.status, trial.safe, trial.states) == ("waiting", 0, {})
+    (again,) = machine.handle(Joined(at=9.0, slot=0, host="h", pid=1))
+    assert (again.unit.start, again.unit.partitions, again.unit.lease) == (None, (0,), 3)
+
+
 def test_a_journal_begins_with_began():
     with pytest.raises(ValueError, match="begins with Began, not Tick"):
         fold([Tick(at=0.0)])

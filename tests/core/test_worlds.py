@@ -46,7 +46,14 @@ def test_the_worlds_are_bad_enough() -> None:
     said = b"".join(line for seed in range(60) for line in live(seed).journal)
     for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked"):
         assert said.count(b'"type":"%s"' % fact.encode()) > 10, fact
-    for word in (b'"kind":"fold"', b'"kind":"validate"', b'"fault":"user"', b'"fault":"system"', b'"status":"partial"'):
+    for word in (
+        b'"gone":[[',
+        b'"kind":"fold"',
+        b'"kind":"validate"',
+        b'"fault":"user"',
+        b'"fault":"system"',
+        b'"status":"partial"',
+    ):
         assert word in said, word
 
 

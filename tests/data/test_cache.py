@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -319,7 +320,7 @@ def test_the_oldest_entries_go_first(cache: Path) -> None:
     keys = []
     for seed in range(4):
         keys.append(arrays(seed).prepare(cache).key)
-        os.utime(cache / keys[-1] / "manifest.json", (seed, seed))
+        os.utime(cache / keys[-1] / "manifest.json", (time.time() - 99 + seed,) * 2)
     gc.collect()
     arrays(0).prepare(cache)  # used again: now the newest
     gc.collect()

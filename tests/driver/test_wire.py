@@ -18,6 +18,7 @@ import zmq
 from hopyard.core.events import Done
 from hopyard.core.messages import Beat, Card, Hello, Ready, Setup, pack, unpack_down
 from hopyard.driver.drive import _depot
+from hopyard.driver.ownership import Owned
 from hopyard.driver.wire import GRACE, Gone, Router
 from hopyard.ports import Home
 from hopyard.spec import RunSpec
@@ -262,7 +263,7 @@ def test_what_is_said_to_one_that_is_gone_is_said_in_vain(wire: Callable[..., Wi
 
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_states_that_go_by_network_are_encrypted_when_asked(tmp_path: Path, encrypt: bool) -> None:
-    it: Any = SimpleNamespace(engine=Cards(), store=str(tmp_path), encrypt=encrypt)
+    it: Any = SimpleNamespace(engine=Cards(), states=Owned(str(tmp_path), "mark"), encrypt=encrypt)
     with ExitStack() as stack:
         address, key, token = _depot(it, LocalStore(tmp_path), "run", stack)
         assert address.startswith("tcp://127.0.0.1:") and len(token) == 32

@@ -17,7 +17,7 @@ from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Store
 from hopyard.spec import Ref
 from hopyard.store.bulk import Client, Depot, RemoteStore, Server
-from hopyard.store.states import FsspecStore, LocalStore, open_store
+from hopyard.store.states import FsspecStore, LocalStore, claim, open_store
 
 REF = Ref(3, 12, 1)
 
@@ -164,3 +164,37 @@ def test_fsspec_itself_sees_the_files() -> None:
     store = open_store("memory://seen/states")
     store.put(REF, memoryview(b"x"))
     assert fsspec.filesystem("memory").cat("/seen/states/3-12-1.safetensors") == b"x"
+
+
+# ------------------------------------------------------------------------------------------ whose it is
+
+
+def test_the_newest_mark_says_whose_a_folder_is(own: LocalStore | FsspecStore) -> None:
+    assert own.marks() == {}
+    assert claim(own, [], "a")
+    assert own.marks() == {"a": 1}
+    assert not claim(own, [], "b")  # another run
+    assert own.marks() == {"a": 1}
+    assert claim(own, ["a"], "c")  # the next driver of the same
+    assert not claim(own, ["a"], "d")  # a copy of the run that was made before
+    assert own.marks() == {"c": 2}
+    assert own.refs() == set()
+    assert own.sweep() == 0
+
+
+def test_of_two_that_claim_at_once_at_most_one_owns_it(
+    own: LocalStore | FsspecStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert claim(own, [], "a")
+    mark = type(own).mark
+    found = []
+
+    def at_once(self: LocalStore | FsspecStore, name: str, number: int) -> None:
+        monkeypatch.setattr(type(own), "mark", mark)
+        found.append(claim(own, ["a"], "other"))
+        mark(self, name, number)
+
+    monkeypatch.setattr(type(own), "mark", at_once)
+    found.append(claim(own, ["a"], "mine"))
+    assert found == [True, False]
+    assert own.marks() == {"other": 2}

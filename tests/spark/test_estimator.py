@@ -15,7 +15,8 @@ pytest.importorskip("pyspark")
 import hopyard as hy
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.array import Linear
-from hopyard.spark.estimator import HopyardEstimator, HopyardModel
+from hopyard.spark.estimator import HopyardEstimator, HopyardModel, _Each
+from hopyard.spark.rows import Prepared, Rows
 from hopyard.spark.scoring import probabilities, told
 
 pytestmark = pytest.mark.timeout(300)  # with the start of Spark
@@ -109,6 +110,75 @@ class TestFit:
         assert [model.getPredictionCol() for model in models] == ["prediction", "p"]
         assert len({model.run.directory for model in models}) == 2
         assert len({model.run.cargo.data.url for model in models}) == 1  # read once
+
+    def test_the_rows_go_when_the_fits_end_also_when_one_fails(self, df: Any, make: Any, tmp_path: Path) -> None:
+        store = tmp_path / "rows"
+        estimator = make(store=str(store))
+        seen = []
+
+        def watched(config: dict[str, Any]) -> Any:
+            seen.append(len(list(store.glob("spark-*/manifest.json"))))
+            if config["lr"] > 1:
+                raise RuntimeError("too fast")
+            return classes(config)
+
+        estimator.setRecipe(watched)
+        estimator.fit(df)
+        assert list(store.glob("spark-*")) == []
+        with pytest.raises(hy.PreflightError, match="too fast"):
+            estimator.setConfig({"lr": 2.0}).fit(df)
+        assert list(store.glob("spark-*")) == []
+        assert set(seen) == {1}
+
+
+class TestWhatIsWritten:
+    """Of the rows, without Spark."""
+
+    @pytest.fixture
+    def prepared(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+        class Written:
+            def __init__(self, name: str) -> None:
+                self.url = str(tmp_path / f"spark-{name}")
+
+            def prepare(self) -> Any:
+                (tmp_path / self.url).mkdir()
+                (tmp_path / self.url / "manifest.json").write_text("{}")
+                if self.url.endswith("bad"):
+                    raise DataError("bad rows")
+
+        monkeypatch.setattr(Rows, "dataset", lambda self, df: Written(self.given["name"]))
+        return Prepared(None)
+
+    def test_with_the_last_fit(self, prepared: Any, tmp_path: Path) -> None:
+        def fitted(name: str) -> Any:
+            prepared.get(Rows({"name": name}))
+            return sorted(path.name for path in tmp_path.iterdir())
+
+        each = _Each([lambda name=name: fitted(name) for name in "aba"], prepared.close)
+        assert next(each) == (0, ["spark-a"])
+        assert next(each) == (1, ["spark-a", "spark-b"])
+        assert next(each) == (2, ["spark-a", "spark-b"])
+        assert list(tmp_path.iterdir()) == []
+        assert list(each) == []
+
+    def test_with_one_that_fails(self, prepared: Any, tmp_path: Path) -> None:
+        each = _Each(
+            [lambda name=name: prepared.get(Rows({"name": name})) for name in ("a", "bad", "c")], prepared.close
+        )
+        next(each)
+        with pytest.raises(DataError, match="bad rows"):
+            next(each)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_go_with_their_owner(tmp_path: Path) -> None:
+    prepared = Prepared(None)
+    (tmp_path / "spark-x").mkdir()
+    (tmp_path / "spark-x" / "manifest.json").touch()
+    prepared._urls.append(str(tmp_path / "spark-x"))
+    del prepared
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
 
 
 class TestInsidePysparkMl:

@@ -17,7 +17,8 @@ import pytest
 from hopyard.core.events import Began, Exhausted, Interrupted, Line, Proposed, encode
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT, RunSpec
-from hopyard.store.journal import Journal, Lock, read, write_whole
+from hopyard.store import journal as journals
+from hopyard.store.journal import Journal, Lock, read, retire, sweep_temporary, write_whole
 from jobs import fill
 
 LINES: list[Line] = [
@@ -221,3 +222,59 @@ def test_write_whole_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [path]
     write_whole(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+# ------------------------------------------------------------------------------------------ names
+
+
+def test_a_retired_journal_takes_a_name_that_never_was(tmp_path: Path) -> None:
+    path = tmp_path / "program.jsonl"
+    assert retire(path) is None
+    for text in ("1", "2"):
+        path.write_text(text)
+        retire(path)
+    (tmp_path / "program-1.jsonl").unlink()
+    (tmp_path / "program-note.jsonl").touch()
+    path.write_text("3")
+    assert retire(path) == tmp_path / "program-3.jsonl"
+    assert [(tmp_path / f"program-{number}.jsonl").read_text() for number in (2, 3)] == ["2", "3"]
+    assert not path.exists()
+
+
+def test_only_temporary_files_of_writers_are_swept(tmp_path: Path) -> None:
+    names = [".run.json.12", ".a.safetensors.3", ".run.json", "run.json.12", "..12", ".12", "states"]
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / ".folder.x.1").mkdir()
+    sweep_temporary(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*names[2:], ".folder.x.1"}
+
+
+def test_a_lock_that_is_withdrawn_was_never_there(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "lock")
+    assert lock.made
+    lock.withdraw()
+    assert not (tmp_path / "lock").exists()
+    Lock(tmp_path / "lock").free()
+    again = Lock(tmp_path / "lock")
+    assert not again.made
+    again.withdraw()
+    assert (tmp_path / "lock").exists()
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_protects_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, path = journals.fcntl.flock, tmp_path / "lock"
+
+    def removed(file: int, how: int) -> None:
+        monkeypatch.setattr(journals.fcntl, "flock", flock)
+        path.unlink()  # by `withdraw` of another, between open and lock
+        flock(file, how)
+
+    monkeypatch.setattr(journals.fcntl, "flock", removed)
+    lock = Lock(path)
+    assert path.exists()
+    with pytest.raises(RunDirectoryError, match="in use"):
+        Lock(path)
+    lock.free()

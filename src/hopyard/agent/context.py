@@ -155,20 +155,23 @@ class ProgramContext:
     def checkpoint(self, tree: Any, step: int) -> None:
         """Keep a tree of tensors, numbers and strings, so that a program that is started again can go on from it.
 
-        Written under a temporary name, synced, renamed; the last two are kept. Call it on one task, or where each task
-        has its own tree: trees are kept per role and index.
+        Written under a temporary name, synced, renamed; the two that were written last are kept, whatever their steps.
+        Call it on one task, or where each task has its own tree: trees are kept per role and index.
 
         Raises:
             SpecError: this host does not see the program's directory, so what is kept here would be lost to others.
         """
-        from hopyard.store.journal import write_whole
+        from hopyard.store.journal import sweep_temporary, write_whole
         from hopyard.store.tree import encode
 
         folder = self._checkpoints
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / f"{step:012d}.safetensors", bytes(encode(tree)))
-        for old in sorted(folder.glob("*.safetensors"))[:-2]:
-            old.unlink(missing_ok=True)
+        sweep_temporary(folder)  # nobody else writes here: an attempt ends before the next begins
+        there = _written(folder)
+        number = 1 + max(there, default=0)
+        write_whole(folder / f"{number:09d}-{operator.index(step)}.safetensors", bytes(encode(tree)))
+        for old in sorted(there)[:-1]:
+            there[old].unlink(missing_ok=True)
 
     def restored(self) -> tuple[Any, int] | None:
         """(tree, step) of the last `checkpoint` of this role and index; None when there is none.
@@ -178,8 +181,11 @@ class ProgramContext:
         """
         from hopyard.store.tree import decode
 
-        found = sorted(self._checkpoints.glob("*.safetensors"))
-        return (decode(found[-1].read_bytes()), int(found[-1].stem)) if found else None
+        there = _written(self._checkpoints)
+        if not there:
+            return None
+        last = there[max(there)]
+        return decode(last.read_bytes()), int(last.stem.partition("-")[2])
 
     @property
     def _checkpoints(self) -> Path:
@@ -190,3 +196,9 @@ class ProgramContext:
                 "a folder that driver and executors share, or keep checkpoints in a store of your own"
             )
         return self.directory / "checkpoints" / f"{self.role}-{self.index}"
+
+
+def _written(folder: Path) -> dict[int, Path]:
+    """Checkpoints by the order in which they were written: a program may count its steps from 1 again, and clocks of
+    hosts differ."""
+    return {int(path.stem.partition("-")[0]): path for path in folder.glob("[0-9]*-*.safetensors")}

@@ -7,7 +7,7 @@ trials failed, 4 no resources, 130 Ctrl-C, 143 TERM. Everything is imported when
 
 import typer
 
-from hopyard.cli import checking, reading, training
+from hopyard.cli import checking, cleaning, reading, training
 
 app = typer.Typer(
     name="hopyard",
@@ -23,6 +23,7 @@ app.command()(training.replay)
 app.command("ls")(reading.list_runs)
 app.command()(reading.show)
 app.command()(reading.logs)
+app.command()(cleaning.clean)
 app.command()(checking.sim)
 app.command()(checking.doctor)
 

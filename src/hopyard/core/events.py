@@ -32,6 +32,10 @@ class Began(Fact, frozen=True):
     format: int = FORMAT
     fingerprint: dict[str, Any] = {}
     """Versions, threads, machine: what equal digests may depend on."""
+    mark: str = ""
+    """Id of the mark that this driver put into the folder of the States: whose journal holds the newest one owns it."""
+    directory: str = ""
+    """The run directory, with its host: who finds another one here was copied or moved."""
 
 
 class Proposed(Fact, frozen=True):
@@ -123,6 +127,11 @@ class Resumed(Fact, frozen=True):
     """Another driver took over: all slots are gone, only durable States are left."""
 
     fingerprint: dict[str, Any] = {}
+    mark: str = ""
+    """As of Began."""
+    directory: str = ""
+    gone: tuple[Ref, ...] = ()
+    """Durable States that are in the store no longer: another run, or somebody, has deleted them."""
 
 
 class Interrupted(Fact, frozen=True):

@@ -426,6 +426,9 @@ class Machine:
             for state in trial.states.values():
                 state.where = ""
             self._mend(trial)
+        gone = set(event.gone)
+        for trial in self.trials.values() if gone else ():
+            self._without(trial, gone)
 
     def _interrupted(self, event: Interrupted) -> None:
         pass
@@ -484,8 +487,28 @@ class Machine:
             if unit.kind == "validate" and unit.step > trial.safe:
                 self.leases.revoke(lease)
                 trial.aside.discard(lease)
+        self._rewind(trial)
+
+    def _without(self, trial: TrialBook, gone: set[Ref]) -> None:
+        """These durable States are there no longer: the trial makes them again, from the newest one before them."""
+        missing = [step for step, state in trial.states.items() if state.ref in gone]
+        if not missing:
+            return
+        for step in missing:
+            del trial.states[step]
+        trial.safe = max([step for step in trial.states if step < missing[0] and step <= trial.safe], default=0)
+        if trial.status == "failed":
+            chain.cut(trial, self.slots, self._out)
+            return
+        if trial.ended:
+            trial.ended = False
+            self._open += 1
+        self._rewind(trial)
+
+    def _rewind(self, trial: TrialBook) -> None:
+        """Back to the safe step."""
         for epoch, book in trial.epochs.items():
-            if (epoch + 1) * partitions > trial.safe:
+            if (epoch + 1) * self.spec.partitions > trial.safe:
                 book.left = None
         chain.cut(trial, self.slots, self._out)
         trial.step = trial.safe

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import stat
@@ -20,21 +21,26 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import platformdirs
 
 from hopyard.data.columns import Array, Columns, pack
 from hopyard.data.fetch import fetch
+from hopyard.data.folder import Folder, reaching
 from hopyard.data.manifest import FILE, ArrayInfo, Manifest, file_name, folder_name, gone
+from hopyard.data.needed import needed
 from hopyard.data.npy import HEADER, map_npy
 from hopyard.errors import DataError, ResourceError, SpecError
 
 CACHE_BYTES = 64 << 30
+STALE_SECONDS = 30 * 86_400.0
+"""After which an entry that nobody used is rubbish."""
 KILLED_SECONDS = 86_400.0
 """After which a folder that Spark's tasks wrote to, and that still has no manifest, is rubbish."""
 OPEN = 256
@@ -146,25 +152,98 @@ def full_disk(root: Path) -> Iterator[None]:
         ) from error
 
 
-def evict(root: Path, limit: int) -> None:
-    """Removes the least recently used entries until all take at most `limit` bytes, and what killed makers left."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a cache.
+
+    Attributes:
+        path: its directory.
+        bytes: all its files.
+        used: when it was last used, in seconds since the epoch of Unix.
+        runs: the run directories that may still need it.
+    """
+
+    path: Path
+    bytes: int
+    used: float
+    runs: list[str]
+
+    def remove(self) -> bool:
+        """Whether it could be removed: nobody makes or holds it."""
+        return _remove(self.path.parent, self.path.name, self.path)
+
+
+def entries(root: Path) -> list[Entry]:
+    """All entries of the cache at `root`, what was used longest ago first."""
+    found = []
+    for manifest in root.glob(f"*/{FILE}"):
+        try:
+            size = sum(file.stat().st_size for file in manifest.parent.rglob("*") if file.is_file())
+            found.append(Entry(manifest.parent, size, manifest.stat().st_mtime, needed(manifest.parent)))
+        except FileNotFoundError:  # another process evicts as well
+            continue
+    return sorted(found, key=lambda entry: entry.used)
+
+
+def held(path: Path) -> bool:
+    """Whether a process holds or makes the entry there."""
+    for kind in ("make", "use"):
+        file = _lock(path.parent, f"{path.name}.{kind}", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if file is None:
+            return True
+        os.close(file)
+    return False
+
+
+def sweep(root: Path) -> None:
+    """Removes what killed makers left."""
     for left in root.glob(".tmp-*-*"):
         _remove(root, left.name[5:].rpartition("-")[0], left)
     for left in root.glob("spark-*"):  # of a driver that was killed before there was a manifest
         with suppress(OSError):
             if not (left / FILE).exists() and time.time() - left.stat().st_mtime > KILLED_SECONDS:
                 _remove(root, left.name, left)
-    entries = []
-    for manifest in root.glob(f"*/{FILE}"):
+
+
+def evict(root: Path, limit: int) -> None:
+    """Removes entries that nobody has used for STALE_SECONDS; then the least recently used ones until all take at most
+    `limit` bytes; and what killed makers left. Never one that is held, nor one that a run needs that may go on."""
+    sweep(root)
+    every = entries(root)
+    total = sum(entry.bytes for entry in every)
+    for entry in every:
+        stale = time.time() - entry.used > STALE_SECONDS
+        if (stale or total > limit) and not entry.runs and entry.remove():
+            total -= entry.bytes
+
+
+def rows_in(store: str) -> list[str]:
+    """The folders of rows that Dataset.spark(…, store=store) made there; or `store` itself, if it is one."""
+    if Folder(store).has(FILE):
+        return [store]
+    import fsspec
+
+    with reaching(store, "read"):
+        files, root = fsspec.core.url_to_fs(store)
+        listed: list[Any] = files.ls(root, detail=True) if files.exists(root) else []
+    names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
+    return sorted(f"{store}/{name}" for name in names if name.startswith("spark-"))
+
+
+def remove_rows(url: str) -> None:
+    """Removes a folder of rows that Dataset.spark wrote, and the partitions of it that this host has fetched."""
+    folder = Folder(url)
+    with reaching(url, "remove"):
         try:
-            size = sum(file.stat().st_size for file in manifest.parent.rglob("*") if file.is_file())
-            entries.append((manifest.stat().st_mtime_ns, size, manifest.parent))
-        except FileNotFoundError:  # another process evicts as well
-            continue
-    total = sum(size for _, size, _ in entries)
-    for _, size, path in sorted(entries):
-        if total > limit and _remove(root, path.name, path):
-            total -= size
+            key = msgspec.json.decode(folder.get(FILE), type=Manifest).key
+        except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+            key = ""
+        for name in sorted(folder.sizes(), key=lambda name: name != FILE):  # first what makes it a data set
+            folder.remove(name)
+        folder.drop()
+    for kind in ("train", "validate") if key else ():
+        for path in default_root().glob(f"{glob.escape(key)}-{kind}-*"):
+            _remove(path.parent, path.name, path)
 
 
 def open_partition(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Columns:

@@ -17,6 +17,9 @@ from hopyard.errors import HopyardError, ResourceError, SpecError
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
 """Protocols whose upload is seen when it is complete; all others get a temporary name and a move."""
 
+_WRITTEN = ("mtime", "LastModified", "last_modified", "updated")
+"""What file systems call the time at which a file was written."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -110,6 +113,17 @@ class Folder:
             for entry in entries
             if entry["type"] == "file"
         }
+
+    def times(self) -> dict[str, float]:
+        """When each file was written, by name, in seconds since the epoch of Unix; without those of which the file
+        system does not tell."""
+        found = {}
+        for entry in self._system.ls(self._root, detail=True):
+            told: Any = next((entry[key] for key in _WRITTEN if key in entry), None)
+            time = told.timestamp() if hasattr(told, "timestamp") else told
+            if isinstance(time, (int, float)):
+                found[posixpath.basename(entry["name"].rstrip("/"))] = float(time)
+        return found
 
     def has(self, name: str) -> bool:
         """Whether there is such a file, never from a cache."""

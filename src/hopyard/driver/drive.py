@@ -7,9 +7,8 @@ import logging
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -19,17 +18,20 @@ from hopyard.core.events import Began, Resumed
 from hopyard.core.machine import Machine, fold
 from hopyard.core.messages import LIMIT, Setup
 from hopyard.data.manifest import Manifest
+from hopyard.data.needed import need, spare
+from hopyard.driver.directory import room
 from hopyard.driver.loop import Clock, Loop, View
+from hopyard.driver.ownership import Owned, here
 from hopyard.driver.run import Run, reasons
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.wire import Direct, Link, Router
 from hopyard.engines.local import cores
-from hopyard.errors import ResourceError, RunDirectoryError, RunFailed, SpecError
+from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.ports import Engine, Store
 from hopyard.spec import RunSpec
 from hopyard.store.arena import Folder, memory_root, sweep
 from hopyard.store.bulk import Depot, Server
-from hopyard.store.journal import NO_ROOM, Journal, Lock, write_whole
+from hopyard.store.journal import Journal, Lock, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.states import open_store, sign, unsign
 
@@ -51,6 +53,9 @@ OUTCOMES: set[Outcome] = set()
 """Of the runs that this process drove, for the exit code of `hopyard run`. The runs themselves, which hold files of the
 data cache open, live for as long as their users want them."""
 
+ENDED = ("completed", "partial", "failed")
+"""Statuses of a run that does not go on."""
+
 IDLE = 30.0
 """Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
 
@@ -70,7 +75,7 @@ class Drive:
     cargo: Cargo
     manifest: Manifest
     spec: RunSpec
-    store: str
+    states: Owned
     again: bool
     encrypt: bool = False
 
@@ -124,6 +129,8 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         token = secrets.token_hex(8)
         root = memory_root(layout.root.absolute() / ".memory")
         sweep(root)
+        need(it.manifest, layout.root)
+        stack.callback(_spared, it.manifest, layout, machine)
         recipe = dump(it.cargo.recipe, "recipe")
         if len(recipe) > LIMIT // 2:
             raise SpecError(
@@ -133,7 +140,7 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         manifest = msgspec.json.encode(it.manifest)
         folder = Folder(root, token)
         stack.callback(folder.close)
-        store = open_store(it.store)
+        store = open_store(it.states.store)
         store.sweep()
         clock = Clock()
         known = {
@@ -143,15 +150,15 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
             "data": it.manifest.digest,
         }
         first = (
-            Resumed(at=clock.now(), fingerprint=known)
+            Resumed(at=clock.now(), fingerprint=known, mark=it.states.mark, directory=here(layout), gone=it.states.gone)
             if it.again
-            else Began(at=clock.now(), spec=spec, fingerprint=known)
+            else Began(at=clock.now(), spec=spec, fingerprint=known, mark=it.states.mark, directory=here(layout))
         )
 
         depot = _depot(it, store, token, stack) if it.engine.apart else None
 
         def setup(device: str) -> Setup:
-            return Setup(spec, recipe, manifest, it.store, str(root), token, it.engine.threads, device, depot)
+            return Setup(spec, recipe, manifest, it.states.store, str(root), token, it.engine.threads, device, depot)
 
         make = LINKS.get(it.engine.name, _router)
         loop = Loop(
@@ -188,6 +195,12 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
 
 
+def _spared(manifest: Manifest, layout: Layout, machine: Machine) -> None:
+    """A run that does not go on needs its rows no longer."""
+    if machine.status in ENDED:
+        spare(manifest, layout.root)
+
+
 def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> tuple[str, str, str]:
     """For workers that cannot reach the States' place: they store and get them through this process."""
 
@@ -195,11 +208,11 @@ def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> tu
         log.warning(
             "workers cannot reach %s: their States go through this process. Give store= a place that all of them reach "
             "(NFS, HDFS, S3, …) where that is too slow",
-            it.store,
+            it.states.store,
         )
 
-    sign(it.store, run)
-    stack.callback(unsign, it.store, run)
+    sign(it.states.store, run)
+    stack.callback(unsign, it.states.store, run)
     host, port = it.engine.address
     handlers = Depot(store, first).handlers()
     server = Server(host, secrets.token_hex(16), handlers, port=port + 2 if port else 0, encrypt=it.encrypt)
@@ -215,30 +228,3 @@ def _views(spec: RunSpec) -> Sequence[View]:
     from hopyard.views.table import Table
 
     return [Table(spec)]
-
-
-@contextlib.contextmanager
-def room(root: Path) -> Iterator[None]:
-    """A full disk is no defect: exit 4, not a traceback."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise RunDirectoryError(
-                f"{root}: {error.strerror}; give a directory= in which files can be made"
-            ) from error
-        raise ResourceError(
-            f"{root}: no room for the run directory ({error.strerror}). Nothing is lost: make room, then start again "
-            "with resume=True"
-        ) from error
-
-
-@contextlib.contextmanager
-def freed_on_error(lock: Lock) -> Iterator[None]:
-    """Whoever fails before the loop has the lock gives it back."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            lock.free()
-        raise

@@ -19,7 +19,7 @@ from hopyard.core.hosting import Host
 from hopyard.core.messages import LIMIT, sendable
 from hopyard.core.program import ProgramMachine
 from hopyard.core.program_facts import ProgramSpec, fitted, spec_of
-from hopyard.driver.drive import freed_on_error, room
+from hopyard.driver.directory import claimed, freed_on_error, room
 from hopyard.driver.feeds import Feeding
 from hopyard.driver.hosts import SILENCE, Hosts, token
 from hopyard.driver.program import Program, end_all, forget, remember
@@ -27,8 +27,8 @@ from hopyard.driver.ship import PYTHON, dump
 from hopyard.engines.local import Local
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.ports import Engine
-from hopyard.store.journal import Lock
-from hopyard.store.layout import Layout, fresh
+from hopyard.store.journal import retire, sweep_temporary
+from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,8 @@ def launch(
     if tensorboard is not False and chosen.name == "local" and importlib.util.find_spec("tensorboard") is None:
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
     spec = fitted(spec, chosen.workers)
-    layout = Layout(Path(directory) if directory is not None else fresh())
-    lock = _place(layout, resume)
+    with claimed(directory) as (layout, lock):
+        _make_free(layout, resume)
     with freed_on_error(lock):
         key = token()
         board = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
@@ -214,23 +214,20 @@ def _counted(spec: ProgramSpec) -> str:
     return ", ".join(f"{count} {name}" for name, (count, _, _) in spec.roles.items())
 
 
-def _place(layout: Layout, resume: bool) -> Lock:
-    """The directory, ours alone. A journal of an earlier program there is kept under another name."""
+def _make_free(layout: Layout, resume: bool) -> None:
+    """Make the directory, whose lock is ours, ready for a program. The journal of an earlier one is kept under another
+    name."""
+    if layout.exists:
+        raise RunDirectoryError(f"{layout.root}: holds a run; give another directory=")
+    if layout.program.exists() and not resume:
+        raise RunDirectoryError(
+            f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
+            "checkpoints"
+        )
     with room(layout.root):
-        if layout.exists:
-            raise RunDirectoryError(f"{layout.root}: holds a run; give another directory=")
-        if layout.program.exists() and not resume:
-            raise RunDirectoryError(
-                f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
-                "checkpoints"
-            )
         layout.logs.mkdir(parents=True, exist_ok=True)
-    lock = Lock(layout.lock)
-    with freed_on_error(lock):
-        if layout.program.exists():
-            number = len(list(layout.root.glob("program-*.jsonl"))) + 1
-            layout.program.rename(layout.root / f"program-{number}.jsonl")
-    return lock
+        retire(layout.program)
+        sweep_temporary(layout.root)
 
 
 def _names_a_place(directory: Any) -> bool:

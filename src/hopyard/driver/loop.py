@@ -42,10 +42,11 @@ from hopyard.core.events import (
 )
 from hopyard.core.machine import Machine
 from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.driver.ownership import named
 from hopyard.driver.wire import Gone, Link
 from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
-from hopyard.store.journal import Journal
+from hopyard.store.journal import Journal, read
 
 log = logging.getLogger(__name__)
 
@@ -181,9 +182,11 @@ class Loop:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Delete what is stored and not kept: of workers that ended between storing a State and saying so."""
-        for ref in self._store.refs() - self.machine.kept():
-            self._store.delete(ref)
+        """Delete what is stored and not kept: of workers that ended between storing a State and saying so. Only what
+        this run has named: others may have a State of theirs there."""
+        if left := self._store.refs() - self.machine.kept():
+            for ref in left & named(read(self._journal.path)[0]):
+                self._store.delete(ref)
 
     def turn(self) -> None:
         """Wait for something to happen, and see it through."""

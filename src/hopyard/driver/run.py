@@ -36,7 +36,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     threads: int
     store: str
-    """URL or path; empty: inside the run directory."""
+    """URL or absolute path, or the name of a folder inside the run directory; empty: its folder `states`."""
     data: str
     """Digest of the data."""
     rows: int
@@ -47,6 +47,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Keras' backend, where the engine names one."""
     encrypt: bool = False
     """Whether States that go by network are encrypted."""
+    likeness: dict[str, str] = {}
+    """Digests of recipe, space and search; empty: none could be made."""
 
 
 def load(run_directory: str | Path) -> Run:
@@ -245,7 +247,7 @@ def about_of(layout: Layout) -> About:
 
 def place(layout: Layout, about: About) -> str:
     """Where the States are. Inside the directory they go where it goes: a copy of a run has States of its own."""
-    return about.store or str(layout.states.absolute())
+    return about.store if "://" in about.store else str((layout.root / (about.store or layout.states.name)).absolute())
 
 
 def same_data(layout: Layout, data: Dataset) -> Manifest:

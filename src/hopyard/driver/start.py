@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +16,11 @@ from hopyard.agent.build import wants_context
 from hopyard.core.events import Dispatch
 from hopyard.core.machine import fold
 from hopyard.data.dataset import Dataset
-from hopyard.driver.drive import Drive, drive, freed_on_error, room
-from hopyard.driver.run import About, Run, about_of, load, place, same_data, told
+from hopyard.driver.directory import claimed, freed_on_error, refused, room
+from hopyard.driver.drive import Drive, drive
+from hopyard.driver.likeness import likeness
+from hopyard.driver.ownership import new_folder, parent_of, take_new, take_over
+from hopyard.driver.run import About, Run, about_of, load, same_data, told
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.ship import load as unpickle
 from hopyard.engines.local import Local
@@ -26,9 +29,13 @@ from hopyard.ports import Engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
 from hopyard.spec import Config, Hopper, RunSpec
-from hopyard.store.journal import Lock, read, write_whole
-from hopyard.store.layout import Layout, find, fresh
-from hopyard.store.states import open_store
+from hopyard.store.journal import Lock, read, retire, sweep_temporary, write_whole
+from hopyard.store.layout import Layout, find
+
+log = logging.getLogger(__name__)
+
+BY_VALUE = ("recipe", "space", "search")
+"""Parts of a run that are known again by what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +172,26 @@ def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: boo
     layout = find(run_directory)
     lock = Lock(layout.lock)
     with freed_on_error(lock):
-        machine = fold(told(layout))
-        if machine.status in ("completed", "partial", "failed"):
-            lock.free()
-            return load(layout.root)
-        about = about_of(layout)
-        cargo: Cargo = unpickle(layout.recipe, about.python)
-        manifest = same_data(layout, cargo.data)
-        states, chosen = place(layout, about), engine or cargo.engine
-        ready = Drive(layout, lock, chosen, cargo, manifest, machine.spec, states, again=True, encrypt=about.encrypt)
-        return drive(ready, wait)
+        return _go_on(layout, lock, engine, wait)
+
+
+def _go_on(layout: Layout, lock: Lock, engine: Engine | None, wait: bool) -> Run:
+    """The run in a directory whose lock is ours, from where its journal ends."""
+    lines = told(layout)
+    machine = fold(lines)
+    if machine.status in ("completed", "partial", "failed"):
+        lock.free()
+        log.warning("%s: the run had ended before (%s), nothing was trained", layout.root, machine.status)
+        return load(layout.root)
+    about = about_of(layout)
+    cargo: Cargo = unpickle(layout.recipe, about.python)
+    manifest = same_data(layout, cargo.data)
+    with room(layout.root):
+        sweep_temporary(layout.root)
+        states = take_over(layout, about, lines, machine)
+    chosen = engine or cargo.engine
+    ready = Drive(layout, lock, chosen, cargo, manifest, machine.spec, states, again=True, encrypt=about.encrypt)
+    return drive(ready, wait)
 
 
 def _engine(engine: Engine | None) -> Engine:
@@ -202,14 +219,6 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         raise SpecError(f"directory = {directory!r}: a path is needed")
     if again and directory is None:
         raise SpecError("resume=True: directory= says which run")
-    layout = Layout(Path(directory) if directory is not None else fresh())
-    unborn = _unborn(layout, again)
-    if again and layout.exists and not unborn:
-        return _again(order, layout, wait)
-    if not unborn and layout.root.exists() and (not layout.root.is_dir() or any(layout.root.iterdir())):
-        raise RunDirectoryError(
-            f"directory = {str(layout.root)!r} exists: give another, or resume=True to go on with the run in it"
-        )
     sampler = cargo.search.open(cargo.space, order.seed)
     group = order.parallel.group
     spec = RunSpec(  # checked before the data is read
@@ -226,20 +235,19 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         **order.limits,
     )
     freight = dump(cargo, "the run (recipe, data, space, search, engine)") if _pickles(cargo) else b""
-    manifest = cargo.data.prepare()
-    spec = msgspec.structs.replace(spec, partitions=len(manifest.train), validation=len(manifest.validate))
-    if order.metric is not None and order.metric.startswith("val_") and not manifest.validate:
-        raise SpecError(
-            f"metric = {order.metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
-            'choose a metric of training such as "loss"'
-        )
-    with room(layout.root):
-        layout.root.mkdir(parents=True, exist_ok=True)
-        lock = Lock(layout.lock)
+    with claimed(directory) as (layout, lock):
+        if _holds_a_run(layout, lock, again):
+            return _again(order, layout, lock, wait)
+        manifest = cargo.data.prepare()
+        spec = msgspec.structs.replace(spec, partitions=len(manifest.train), validation=len(manifest.validate))
+        if order.metric is not None and order.metric.startswith("val_") and not manifest.validate:
+            raise SpecError(
+                f"metric = {order.metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
+                'choose a metric of training such as "loss"'
+            )
     with freed_on_error(lock), room(layout.root):
-        if unborn:
-            layout.journal.unlink(missing_ok=True)
-        store = "" if order.store is None else _room_of_its_own(order.store, layout)
+        retire(layout.journal)  # of a run that trained nothing
+        sweep_temporary(layout.root)
         sources = list(dict.fromkeys(source.name for source in manifest.sources))[:20]
         about = About(
             hopyard=__version__,
@@ -248,40 +256,43 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
             engine=cargo.engine.name,
             workers=cargo.engine.workers,
             threads=cargo.engine.threads,
-            store=store,
+            store="" if order.store is None else new_folder(layout, inside=order.store),
             data=manifest.digest,
             rows=manifest.rows,
             sources=sources,
             recipe=getattr(cargo.recipe, "__name__", type(cargo.recipe).__name__),
             backend=getattr(cargo.engine, "env", {}).get("KERAS_BACKEND", ""),
             encrypt=order.encrypt,
+            likeness={name: likeness(getattr(cargo, name)) for name in BY_VALUE},
         )
-        open_store(store or layout.states)
+        about, states = take_new(layout, about)
         write_whole(layout.recipe, freight)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        states = place(layout, about)
         ready = Drive(layout, lock, cargo.engine, cargo, manifest, spec, states, again=False, encrypt=order.encrypt)
         return drive(ready, wait)
 
 
-def _room_of_its_own(store: str, layout: Layout) -> str:
-    """A folder in `store` for this run alone: its States have the same addresses as another run's, and what is not of
-    this run is deleted. Absolute, because whoever resumes may stand in another directory."""
-    name = f"{layout.root.absolute().name}-{secrets.token_hex(4)}"
-    return f"{store.rstrip('/')}/{name}" if "://" in store else str(Path(store).absolute() / name)
+def _holds_a_run(layout: Layout, lock: Lock, again: bool) -> bool:
+    """Whether there is a run to go on with in the directory, whose lock is ours. False: it is free for a new one; a run
+    that trained nothing, as it ended in preflight for example, is nothing to lose.
 
-
-def _unborn(layout: Layout, again: bool) -> bool:
-    """Whether a run ended here before anything was trained, in preflight for example: there is nothing to lose."""
+    Raises:
+        RunDirectoryError: it holds a run that is not to go on, or something else.
+        JournalError: the journal is damaged.
+    """
     if layout.exists:
-        return (again or layout.lock.exists()) and not any(
-            isinstance(line, Dispatch) for line in read(layout.journal)[0]
-        )
-    if not again:
-        return False
-    ours = {layout.recipe, layout.manifest, layout.about, layout.lock, layout.states}
-    return layout.lock.exists() and all(path in ours or path.name.startswith(".") for path in layout.root.iterdir())
+        if not any(isinstance(line, Dispatch) for line in read(layout.journal)[0]):
+            return False
+        if again:
+            return True
+        raise refused(layout)
+    others = [path for path in layout.root.iterdir() if path != layout.lock]
+    ours = {layout.recipe, layout.manifest, layout.about}
+    free = [path in ours or path.name.startswith((".", layout.states.name)) for path in others]
+    if others and not (again and not lock.made and all(free)):
+        raise refused(layout)
+    return False
 
 
 def _pickles(cargo: Cargo) -> bool:
@@ -291,29 +302,58 @@ def _pickles(cargo: Cargo) -> bool:
     return True
 
 
-def _again(order: Order, layout: Layout, wait: bool) -> Run:
-    """`resume=True` on a directory with a run: it must be the run that is asked for."""
-    machine = fold(told(layout))
+def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
+    """`resume=True` on a directory with a run: it must be the run that is asked for.
+
+    Raises:
+        RunDirectoryError: it is another; says in what.
+    """
+    machine, about, cargo = fold(told(layout)), about_of(layout), order.cargo
     known = machine.spec
-    for name in ("epochs", "metric", "mode", "seed"):
-        if getattr(known, name) != getattr(order, name):
-            raise RunDirectoryError(
-                f"{layout.root} holds a run with {name}={getattr(known, name)!r}, not {getattr(order, name)!r}: give "
-                "another directory, or hy.resume(directory) to go on with what it was started with"
-            )
-    sampler = order.cargo.search.open(order.cargo.space, order.seed)
-    if order.cargo.data.prepare().digest != about_of(layout).data:
-        raise RunDirectoryError(f"{layout.root} holds a run on other data: give another directory")
+    asked = {
+        "epochs": (known.epochs, order.epochs),
+        "metric": (known.metric, order.metric),
+        "mode": (known.mode, order.mode),
+        "seed": (known.seed, order.seed),
+        "exact": (known.exact, order.exact),
+        "parallel": (Hopper(known.group or ("auto" if known.group_seconds else "off")), order.parallel),
+        "store": (parent_of(about.store) or None, _absolute(order.store)),
+        "encrypt": (about.encrypt, order.encrypt),
+    }
+    differ = [f"with {name}={then!r}, not {now!r}" for name, (then, now) in asked.items() if then != now]
+    differ += [f"with another {name}" for name in BY_VALUE if _differs(layout, about, name, getattr(cargo, name))]
+    if cargo.data.prepare().digest != about.data:
+        differ.append("on other data")
+    sampler = cargo.search.open(cargo.space, order.seed)
     if machine.exhausted and sampler.total != len(machine.trials):
-        raise RunDirectoryError(
-            f"{layout.root} holds a run of {len(machine.trials)} trials, the search proposes {sampler.total}: give "
-            "another directory, or hy.resume(directory) to go on with what it was started with"
-        )
+        differ.append(f"of {len(machine.trials)} trials, the search proposes {sampler.total}")
     for trial in machine.trials.values():
-        if sampler.ask(trial.id) != trial.config:
-            raise RunDirectoryError(
-                f"{layout.root} holds a run whose trial {trial.id} has {trial.config}, the search proposes "
-                f"{sampler.ask(trial.id)}: give another directory, or hy.resume(directory) to go on with what it was "
-                "started with"
-            )
-    return resume(layout.root, engine=order.cargo.engine, wait=wait)
+        if (config := sampler.ask(trial.id)) != trial.config:
+            differ.append(f"whose trial {trial.id} has {trial.config}, the search proposes {config}")
+            break
+    if differ:
+        raise RunDirectoryError(
+            f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
+            "with what it was started with"
+        )
+    return _go_on(layout, lock, cargo.engine, wait)
+
+
+def _absolute(store: str | None) -> str | None:
+    if store is None:
+        return None
+    return store.rstrip("/") if "://" in store else str(Path(store).absolute())
+
+
+def _differs(layout: Layout, about: About, name: str, now: Any) -> bool:
+    """Whether a part of the run is another than the one that it was started with, by its code and its values. Where
+    that cannot be told it is said, and the run goes on with its own."""
+    then, digest = about.likeness.get(name, ""), likeness(now)
+    if then and digest == then:
+        return False
+    if then and digest and likeness(getattr(unpickle(layout.recipe, about.python), name)) == then:
+        return True
+    log.warning(
+        "%s: whether the %s was edited cannot be told; the one that it was started with is used", layout.root, name
+    )
+    return False

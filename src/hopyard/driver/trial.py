@@ -139,7 +139,13 @@ class Trial:
                 f"trial {self.id} ({self.status}) has no stored model" + (f": {self.error}" if self.error else "")
             )
         shelf: Shelf = self._shelf()
-        data = shelf.store.get(state.ref)
+        try:
+            data = shelf.store.get(state.ref)
+        except FileNotFoundError:
+            raise TrialFailed(
+                f"trial {self.id}: its State {state.ref} is in the store no longer; another run, or somebody, has "
+                "deleted it. Train it again, in another directory"
+            ) from None
         if (found := digest(data)) != state.digest:
             raise StateError(
                 f"the stored State {state.ref} is damaged: its digest is {found[:16]}, the journal has "

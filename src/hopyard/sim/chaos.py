@@ -87,6 +87,7 @@ class Chaos:
         arrays: whether a metric is an additive array, so that folds are needed.
         sick: trials whose units raise a user error now and then.
         unfit: trials that do not pass preflight.
+        fragile: one in so many stored States is gone when another driver takes over; 0: none.
         weights: how likely each kind of step is.
     """
 
@@ -97,6 +98,7 @@ class Chaos:
     arrays: bool = False
     sick: frozenset[int] = frozenset()
     unfit: frozenset[int] = frozenset()
+    fragile: int = 0
     weights: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -245,7 +247,12 @@ class Chaos:
         """Another driver takes over."""
         self.killed = False
         self.machine = fold([decode(line) for line in self.journal])
-        self.feed(Resumed(at=self.clock))
+        gone = tuple(
+            [ref for ref in sorted(self.machine.kept(), key=str) if self.fragile and not self.choose(self.fragile)]
+        )
+        for ref in gone:
+            del self.store[ref]
+        self.feed(Resumed(at=self.clock, gone=gone))
         states = [state for trial in self.machine.trials.values() for state in trial.states.values()]
         _hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
         self.sweep()
@@ -544,4 +551,5 @@ def drawn(seed: int) -> Chaos:
             "write": random.choice([1, 4, 12]),
             "hear": random.choice([4, 16, 30]),
         },
+        fragile=random.choice([0, 2, 3]),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -58,11 +59,15 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
         """(index, model) of each param map. The rows are read once for all maps that say the same of them: a
         CrossValidator then materialises each fold once."""
         prepared = Prepared(dataset)
-        return _Each([partial(self.copy(given)._fitted, prepared) for given in paramMaps])
+        return _Each([partial(self.copy(given)._fitted, prepared) for given in paramMaps], prepared.close)
 
     def _fit(self, dataset: Any) -> HopyardModel:
         """Raises SpecError or DataError before anything is trained, and what `hy.select` raises."""
-        return self._fitted(Prepared(dataset))
+        prepared = Prepared(dataset)
+        try:
+            return self._fitted(prepared)
+        finally:
+            prepared.close()
 
     def _fitted(self, prepared: Prepared) -> HopyardModel:
         rows = Rows.of(self)
@@ -127,11 +132,17 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
 
 
 class _Each:
-    """The results of functions, each called once, for as many threads as ask."""
+    """The results of functions, each called once, for as many threads as ask. When all have ended, or one has failed
+    and none runs, `ended` is called."""
 
-    def __init__(self, functions: Sequence[Callable[[], HopyardModel]]) -> None:
+    def __init__(self, functions: Sequence[Callable[[], HopyardModel]], ended: Callable[[], None]) -> None:
         self._functions = functions
         self._numbers = count()
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._left = len(functions)
+        self._running = 0
+        self._failed = False
 
     def __iter__(self) -> _Each:
         return self
@@ -140,7 +151,19 @@ class _Each:
         number = next(self._numbers)  # of two threads no two get the same
         if number >= len(self._functions):
             raise StopIteration
-        return number, self._functions[number]()
+        with self._lock:
+            self._running += 1
+        try:
+            return number, self._functions[number]()
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._left -= 1
+                if not self._running and (self._failed or not self._left):
+                    self._ended()
 
 
 def _slots(session: Any) -> int:

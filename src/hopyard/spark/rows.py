@@ -5,15 +5,20 @@ Knows nothing of training. Labels of pyspark.ml are doubles; where they count cl
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from hopyard.data.cache import remove_rows
 from hopyard.data.dataset import Dataset
 from hopyard.data.names import closest
 from hopyard.data.spark import quoted
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.params import value
+
+log = logging.getLogger(__name__)
 
 NAMES = (
     "featuresCol", "featuresCols", "labelCol", "weightCol", "outputs", "validation", "validationCol", "partitions",
@@ -101,14 +106,20 @@ class Rows:
         return bool(label.metadata.get("ml_attr", {}).get("type") == "nominal")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Prepared:
-    """The Datasets of one DataFrame, each made and prepared once, also for fits that run side by side."""
+    """The Datasets of one DataFrame, each made and prepared once, also for fits that run side by side. Owner of the
+    rows that are written for them: they go with `close`, or with this object."""
 
     df: Any
     _made: dict[str, tuple[Dataset, Any]] = field(default_factory=dict)
     """By the Params; with the manifest, which keeps partitions from eviction."""
+    _urls: list[str] = field(default_factory=list)
+    """Of the folders that were written."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _remove, self._urls)
 
     def get(self, rows: Rows) -> Dataset:
         """The Dataset for these Params. Raises as `Dataset.spark` and its `prepare`."""
@@ -116,8 +127,26 @@ class Prepared:
         with self._lock:
             if key not in self._made:
                 made = rows.dataset(self.df)
+                assert made.url is not None
+                self._urls.append(made.url)
                 self._made[key] = made, made.prepare()
             return self._made[key][0]
+
+    def close(self) -> None:
+        """Remove the rows; who asks for a Dataset again has it written again."""
+        with self._lock:
+            self._made.clear()
+            _remove(self._urls)
+
+
+def _remove(urls: list[str]) -> None:
+    """Remove these folders of rows. Never raises: it must not hide how the fit ended."""
+    while urls:
+        url = urls.pop()
+        try:
+            remove_rows(url)
+        except Exception as error:  # noqa: BLE001 - any file system
+            log.warning("the rows in %s stay there: %s", url, error)
 
 
 def _counted(label: str) -> Any:

@@ -397,6 +397,24 @@ def sweep(root: Path) -> list[Path]:
     return removed
 
 
+def left(root: Path) -> list[Path]:
+    """The folders of this user's runs of which no process is left; nothing is removed."""
+    found = []
+    for path in root.glob(f"{_folder_prefix()}*"):
+        try:
+            fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found.append(path)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+    return found
+
+
 def memory_root(fallback: Path, least_bytes: int = 1 << 28) -> Path:
     """Shared memory where `least_bytes` of it are free (containers often have 64 MB in all), else `fallback`."""
     shm = Path("/dev/shm")  # noqa: S108

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TEMPORARY = re.compile(r"\.[^.].*\.\d+")
+"""Names that `write_whole` uses."""
 
 
 def read(path: Path) -> tuple[list[Line], int]:
@@ -125,30 +128,65 @@ class Journal:
 class Lock:
     """The right to drive a run. The kernel gives it back when the process ends, however it ends.
 
+    Attributes:
+        made: whether there was no lock file, so that nothing of ours was here.
+
     Raises:
         RunDirectoryError: another driver holds it; says which.
+        FileNotFoundError: there is no such directory.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._file, 100, 0).decode(errors="replace").strip() or "unknown"
-            os.close(self._file)
-            raise RunDirectoryError(
-                f"{path.parent} is in use by a live driver (process {holder}): wait for it, stop it, or give another "
-                "directory="
-            ) from None
+        self._path = path
+        while True:
+            self.made = not path.exists()
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(self._file, 100, 0).decode(errors="replace").strip() or "unknown"
+                os.close(self._file)
+                raise RunDirectoryError(
+                    f"{path.parent} is in use by a live driver (process {holder}): wait for it, stop it, or give "
+                    "another directory="
+                ) from None
+            if self._is_there():
+                break
+            os.close(self._file)  # removed by `withdraw` between open and lock: that lock protects nothing
         with contextlib.suppress(OSError):  # a full disk: only whose it is cannot be said then
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, str(os.getpid()).encode(), 0)
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def free(self) -> None:
         """Give it back. May be called twice: by then its descriptor may be another file's."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def withdraw(self) -> None:
+        """Give it back as if it had never been: without its file, where there was none."""
+        if self._file >= 0 and self.made:
+            self._path.unlink(missing_ok=True)
+        self.free()
+
+
+def retire(path: Path) -> Path | None:
+    """Give a journal another name, `journal-1.jsonl` and so on, so that a new one can begin; what has been written is
+    never deleted, and a name never used twice. The caller holds the lock. None: there is no journal."""
+    if not path.exists():
+        return None
+    taken = [left.stem.rpartition("-")[2] for left in path.parent.glob(f"{path.stem}-*{path.suffix}")]
+    number = 1 + max((int(text) for text in taken if text.isdecimal()), default=0)
+    new = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    path.rename(new)
+    sync_directory(path.parent)
+    return new
 
 
 def sync_directory(path: Path) -> None:
@@ -179,3 +217,10 @@ def write_whole(path: Path, data: bytes) -> None:
         if error.errno in NO_ROOM:
             raise ResourceError(f"{path}: no room ({error.strerror}); make some, and start again") from error
         raise
+
+
+def sweep_temporary(directory: Path) -> None:
+    """Remove what writers that were killed in `write_whole` left; only while nobody writes there."""
+    for left in directory.glob(".*"):
+        if _TEMPORARY.fullmatch(left.name) and left.is_file():
+            left.unlink(missing_ok=True)

@@ -1,11 +1,13 @@
 """The one place that knows the paths of a run directory.
 
-journal.jsonl     the record: everything else can be made from it, or is what it names
+journal.jsonl     the record: everything else can be made from it, or is what it names; `journal-1.jsonl` and so on
+                  are of earlier starts in the directory that trained nothing
 lock              held by the live driver
 run.json          how to open the run without unpickling: format, store, dataset, engine, names
 recipe.pkl        recipe, dataset and space (cloudpickle)
 manifest.json     the data: partitions, hashes, encodings
-states/           safetensors, one a State, unless `store=` names another place
+states/           safetensors, one a State, unless `store=` names another place; `states-<hex>/` where another run's
+                  States were in it
 logs/             what agents printed, one file an agent
 report.txt        written when the run ends
 gantt.html        written when the run ends

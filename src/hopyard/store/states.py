@@ -14,7 +14,7 @@ import os
 import posixpath
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ _TEMPORARY = ".part-"
 
 _MARK = ".run-"
 """Prefix of what `sign` leaves."""
+
+_OWNER = ".owner-"
+"""Prefix of what `claim` leaves: number and id of a driver."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -89,6 +92,39 @@ def _signs(url: str, run: str) -> Iterator[tuple[Any, str]]:
 
     files, root = fsspec.core.url_to_fs(url)
     yield files, f"{root.rstrip('/')}/{_MARK}{run}"
+
+
+def claim(store: LocalStore | FsspecStore, known: Collection[str], mark: str) -> bool:
+    """Take a folder of States over: put the mark `mark` into it, newer than those that are there.
+
+    Of several that try at once at most one succeeds; who is killed in between leaves a mark that nobody knows, and
+    whoever comes next does not own the folder.
+
+    Args:
+        store: the folder.
+        known: the marks that this run has put into it.
+        mark: a new id.
+
+    Returns:
+        Whether this run owns it: the newest mark was one of its own, or there was none. Else nothing has changed.
+    """
+    before = store.marks()
+    newest = max(before.values(), default=0)
+    if any(number == newest and name not in known for name, number in before.items()):
+        return False
+    store.mark(mark, newest + 1)
+    if any(number > newest and name != mark for name, number in store.marks().items()):  # at the same time
+        store.unmark(mark, newest + 1)
+        return False
+    for name, number in before.items():
+        store.unmark(name, number)
+    return True
+
+
+def _marks(names: Iterable[str]) -> dict[str, int]:
+    """Id → number."""
+    found = [name.removeprefix(_OWNER).split("-", 1) for name in names if name.startswith(_OWNER)]
+    return {parts[1]: int(parts[0]) for parts in found if len(parts) == 2 and parts[0].isdecimal()}
 
 
 def _file(ref: Ref) -> str:
@@ -157,6 +193,19 @@ class LocalStore:
     def refs(self) -> set[Ref]:
         """All that is stored; one listing of the directory."""
         return {ref for name in os.listdir(self.directory) if (ref := _ref(name))}  # noqa: PTH208 (3× faster)
+
+    def marks(self) -> dict[str, int]:
+        """Marks of drivers: id → number; the largest is the newest."""
+        return _marks(os.listdir(self.directory))  # noqa: PTH208
+
+    def mark(self, name: str, number: int) -> None:
+        """Leave one; on disk when this returns."""
+        (self.directory / f"{_OWNER}{number}-{name}").touch()
+        _sync(self.directory)
+
+    def unmark(self, name: str, number: int) -> None:
+        """Remove one; no error when it is not there."""
+        (self.directory / f"{_OWNER}{number}-{name}").unlink(missing_ok=True)
 
     def sweep(self) -> int:
         """Remove what a crash left half written; only while nobody writes. Returns how many files."""
@@ -229,6 +278,18 @@ class FsspecStore:
     def refs(self) -> set[Ref]:
         """All that is stored; one listing of the URL, never from a cache."""
         return {ref for name in self._names() if (ref := _ref(name))}
+
+    def marks(self) -> dict[str, int]:
+        """Marks of drivers: id → number; the largest is the newest."""
+        return _marks(self._names())
+
+    def mark(self, name: str, number: int) -> None:
+        """Leave one."""
+        self._files.pipe_file(self._path(f"{_OWNER}{number}-{name}"), b"")
+
+    def unmark(self, name: str, number: int) -> None:
+        """Remove one; no error when it is not there."""
+        self._remove(self._path(f"{_OWNER}{number}-{name}"))
 
     def sweep(self) -> int:
         """Remove what a crash left half written; only while nobody writes. Returns how many files."""

@@ -215,7 +215,9 @@ def _defects(found: Chart) -> str:
 
 
 def _next(machine: Machine, about: dict[str, Any], directory: str) -> str:
-    store = about.get("store") or (f"{directory.rstrip('/')}/states" if directory else "")
+    store = about.get("store") or "states"
+    if not (store.startswith("/") or "://" in store):  # inside the run directory
+        store = f"{directory.rstrip('/')}/{store}" if directory else ""
     lines = [f"States: {store}"] if store else []
     if not directory:
         return "\n".join(lines)

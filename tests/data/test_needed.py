@@ -1,0 +1,127 @@
+"""What a run may still need stays in the cache, whatever its size and age; all else goes by both."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hopyard.data import cache as caches
+from hopyard.data.cache import Entry, entries, evict, remove_rows, rows_in
+from hopyard.data.dataset import Dataset
+from hopyard.data.manifest import FILE, Manifest
+from hopyard.data.needed import need, needed, spare
+
+
+def made(cache: Path, seed: int) -> Manifest:
+    """An entry that nobody holds."""
+    x = np.random.default_rng(seed).normal(size=(50, 2))
+    manifest = Dataset.numpy(x, x[:, 0], partitions=2).prepare(cache)
+    path = Path(manifest.path)
+    copy = Manifest.load(path / FILE)
+    copy.path = str(path)
+    return copy
+
+
+def used(manifest: Manifest, days: float) -> None:
+    """It was last used so many days ago."""
+    os.utime(Path(manifest.path) / FILE, (time.time() - days * 86_400,) * 2)
+
+
+def keys(cache: Path) -> list[str]:
+    return [entry.path.name for entry in entries(cache)]
+
+
+def test_by_age_and_by_size(cache: Path) -> None:
+    old, second, third = (made(cache, seed) for seed in range(3))
+    for manifest, days in ((old, 31), (second, 29)):
+        used(manifest, days)
+    assert keys(cache) == [old.key, second.key, third.key]
+    evict(cache, 1 << 30)
+    assert keys(cache) == [second.key, third.key]
+    evict(cache, sum(entry.bytes for entry in entries(cache)) - 1)
+    assert keys(cache) == [third.key]
+
+
+def test_what_a_run_needs_stays_until_it_ends_or_is_removed(cache: Path, tmp_path: Path) -> None:
+    first, second = made(cache, 1), made(cache, 2)
+    runs = [tmp_path / "runs" / name for name in "ab"]
+    for manifest, run in zip((first, second), runs, strict=True):
+        run.mkdir(parents=True)
+        need(manifest, run)
+        need(manifest, run)
+    used(first, 99)
+    used(second, 98)
+    assert [entry.runs for entry in entries(cache)] == [[str(run)] for run in runs]
+    evict(cache, 0)
+    assert len(keys(cache)) == 2
+    spare(first, runs[0])
+    runs[1].rmdir()
+    evict(cache, 0)
+    assert keys(cache) == []
+
+
+def test_a_run_of_another_host_counts(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = made(cache, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("hopyard.data.needed.socket.gethostname", lambda: "elsewhere")
+        need(manifest, tmp_path / "never")
+    assert needed(manifest.path) == [f"elsewhere:{tmp_path / 'never'}"]
+
+
+def test_nothing_is_said_where_nothing_can_be_written(cache: Path, tmp_path: Path) -> None:
+    manifest = made(cache, 1)
+    manifest.path = str(tmp_path / "gone")
+    need(manifest, tmp_path)
+    spare(manifest, tmp_path)
+
+
+def rows(store: str) -> str:
+    """As Dataset.spark leaves them."""
+    import fsspec
+
+    files, root = fsspec.core.url_to_fs(f"{store}/spark-0123")
+    files.makedirs(root, exist_ok=True)
+    for name in (FILE, "a.seg", "index-1.json"):
+        files.pipe_file(f"{root}/{name}", b"{}")
+    return f"{store}/spark-0123"
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["path", "url"])
+def test_folders_of_rows_are_found_and_removed(tmp_path: Path, remote: bool) -> None:
+    import fsspec
+
+    store = f"memory://{tmp_path.name}" if remote else str(tmp_path / "store")
+    url = rows(store)
+    assert rows_in(store) == rows_in(url) == [url]
+    assert rows_in(f"{store}/nothing") == []
+    remove_rows(url)
+    assert rows_in(store) == []
+    files, root = fsspec.core.url_to_fs(store)
+    assert files.find(root) == []
+
+
+def test_partitions_that_this_host_fetched_go_too(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "default_root", lambda: cache)
+    manifest = made(cache, 1)
+    Path(manifest.path).rename(cache / f"{manifest.key}-train-00000")
+    url = rows(str(tmp_path))
+    (Path(url) / FILE).write_bytes((cache / f"{manifest.key}-train-00000" / FILE).read_bytes())
+    other = made(cache, 2)
+    remove_rows(url)
+    assert not Path(url).exists()
+    assert keys(cache) == [other.key]
+
+
+def test_what_is_held_is_not_removed(cache: Path) -> None:
+    x = np.ones((10, 2))
+    held: Any = Dataset.numpy(x, x[:, 0], partitions=2).prepare(cache)
+    (entry,) = entries(cache)
+    assert isinstance(entry, Entry)
+    assert not entry.remove()
+    del held
+    assert entry.remove()
