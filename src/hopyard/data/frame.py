@@ -17,7 +17,7 @@ import cloudpickle
 import msgspec
 import numpy as np
 
-from hopyard.data.assign import hashes, validates
+from hopyard.data.assign import Kind, hashes, validates
 from hopyard.data.blocks import Transform, chosen_by, transformed
 from hopyard.data.build import vocabularies
 from hopyard.data.columns import Array
@@ -31,6 +31,7 @@ from hopyard.data.names import ColumnSpec
 from hopyard.data.plan import plan
 from hopyard.data.segments import Segment, Writer
 from hopyard.data.vectors import lists
+from hopyard.data.weights import WeightCheck
 from hopyard.errors import DataError, ResourceError, SpecError, UsageError
 
 PROBE = "probe"
@@ -54,6 +55,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, tuple[int, str]] = {}
     """Column → how many bad rows, the first of them."""
     limits: Range | None = None
+    heaviest: dict[Kind, float] = {}
+    """Kind of rows → the largest weight."""
     moments: dict[str, TellMoments] = {}
     values: dict[str, list[Value]] = {}
     """Of the columns to be encoded, if these were asked for."""
@@ -170,7 +173,7 @@ class _Work:
             if encoder is None:
                 fields = plan(batch, task.spec, str(place))
                 encoder = Encoder(fields, vocabularies(task.spec))
-                limits = Limits(fields)
+                limits, weights = Limits(fields), WeightCheck(fields)
                 writer = Writer(fields, task.partitions, self._number, self._write)
                 scaled = [at for at, field in enumerate(fields) if any(column.scaled for column in field.columns)]
             raw = encoder.raw(batch, place)
@@ -179,13 +182,14 @@ class _Work:
             if encoder.faults:
                 continue  # only to count them all
             limits.take(raw)
+            weights.take(raw, chosen)
             for at in scaled:
                 measure(moments, fields, at, raw[at] if chosen is None else raw[at][~chosen])
             writer.take(raw, chosen, batch.num_rows)
         told = Told(number=self._number, host=socket.gethostname(), rows=row)
         if encoder is None:
             return told
-        told = msgspec.structs.replace(told, fields=encoder.fields, limits=limits.range)
+        told = msgspec.structs.replace(told, fields=encoder.fields, limits=limits.range, heaviest=weights.heaviest)
         if encoder.faults:
             return msgspec.structs.replace(
                 told, faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()}

@@ -40,6 +40,7 @@ from hopyard.data.plan import plan
 from hopyard.data.segments import Index, infos
 from hopyard.data.sources import Piece
 from hopyard.data.spark import alive, listed, narrowed, schema, tell
+from hopyard.data.weights import WeightCheck
 from hopyard.data.where import by_value, place
 from hopyard.errors import DataError, SpecError
 
@@ -235,11 +236,13 @@ def _seen(folder: Folder, told: list[Told]) -> None:
 
 def _manifest(frame: Frame, spec: ColumnSpec, fields: list[Field], told: list[Told], index: Index) -> Manifest:
     moments: dict[str, Moments] = {}
-    limits = Limits(fields)
+    limits, weights = Limits(fields), WeightCheck(fields)
     for one in told:
         limits.merge(one.limits)
+        weights.merge(one.heaviest)
         for name, moment in one.moments.items():
             moments.setdefault(name, Moments()).merge(Moments.heard(moment))
+    weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     validating = bool(frame.fraction or spec.validation or len(frame.frames) > 1)
     enough({kind: sum(each) for kind, each in rows.items()}, index.partitions, validating)
