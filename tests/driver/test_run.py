@@ -57,7 +57,6 @@ NAN = math.nan
         ("min", ([NAN, 2.0], [NAN, NAN]), (0, 1)),
         ("min", ([NAN, NAN], [NAN, 9.0]), (1, 1)),
         ("max", ([NAN, NAN], [-9.0, NAN]), (1, 0)),
-        ("max", ([NAN, NAN], [NAN, NAN]), (0, 0)),
         ("min", ([math.inf, math.inf], [NAN, 5.0]), (1, 1)),
         ("min", ([None, None], [None, 5.0]), (1, 1)),
     ],
@@ -65,6 +64,17 @@ NAN = math.nan
 def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int]) -> None:
     found = told(mode, *values).best
     assert (found.id, found.epoch) == best
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_nothing_but_nan_never_wins(mode: str) -> None:
+    run = told(mode, [NAN, NAN], [NAN, NAN])
+    with pytest.raises(
+        hy.RunFailed, match=r"val_loss is NaN in every epoch of the trials that completed.*model\(.last"
+    ):
+        run.best  # noqa: B018
+    assert run.trials[0].status == "completed"
+    assert told(mode, [NAN], [NAN], metric=None).best.id == 0
 
 
 def test_without_a_metric_the_best_is_the_last_epoch() -> None:
@@ -330,12 +340,20 @@ def test_nan_in_validation_is_worst_and_fails_nothing(tmp_path: Path) -> None:
     class Odd(Linear):
         def evaluate(self, batch: Batch) -> Any:
             found = super().evaluate(batch)
-            return {**found, "loss": (math.nan, batch.rows)} if self.lr == 0.1 else found
+            odd = {"loss": (math.nan, batch.rows), "accuracy": (batch.rows, batch.rows)}
+            return {**found, **odd} if self.lr == 0.1 else found
 
-    run = select(tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=config["lr"], batch_size=16), CONFIGS[:2])
+    run = select(
+        tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=config["lr"], batch_size=16), CONFIGS[:2],
+        metric="val_accuracy", mode="max",
+    )  # fmt: skip
     assert run.status == "completed"
     assert run.best.id == 1
-    assert math.isnan(hy.load(run.directory).trials[0].metrics["val_loss"])
+    loaded = hy.load(run.directory)
+    assert loaded.best.id == 1
+    assert set(loaded.trials[0].metrics) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert all(math.isnan(value) for epoch in loaded.trials[0].history.values() for value in epoch.values())
+    assert all(math.isnan(value) for value in run.trials[0].evaluate(dataset()).values())
     assert run.trials[0].save(tmp_path / "model").exists()
 
 

@@ -105,18 +105,26 @@ class Run:
 
     @property
     def best(self) -> Trial:
-        """The completed trial with the best (trial, epoch) by the run's metric; ties: the lower trial, NaN is worst.
+        """The completed trial with the best (trial, epoch) by the run's metric; ties: the lower trial. A trial whose
+        every value is NaN is never the best.
 
         Raises:
-            RunFailed: no trial completed.
+            RunFailed: no trial completed, or the metric of those that did is NaN in every epoch.
         """
         spec = self._machine.spec
         chosen = None
         for book in self._machine.trials.values():
-            if book.status == "completed" and (
-                chosen is None or better(spec.mode, book.value(spec.metric), chosen.value(spec.metric))
+            if (
+                book.status == "completed"
+                and book.good(spec.metric)
+                and (chosen is None or better(spec.mode, book.value(spec.metric), chosen.value(spec.metric)))
             ):
                 chosen = book
+        if chosen is None and any(book.status == "completed" for book in self.books):
+            raise RunFailed(
+                f"{self.directory}: {spec.metric} is NaN in every epoch of the trials that completed, so none is the "
+                'best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
+            )
         if chosen is None:
             raise RunFailed(f"{self.directory}: no trial has completed{reasons(self._machine)}")
         return Trial(chosen, spec.steps, spec.partitions, self._shelf, best=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -95,13 +96,16 @@ class Trial:
         return np.concatenate(parts)
 
     def evaluate(self, data: Any, which: Literal["best", "last"] = "best") -> dict[str, float]:
-        """Loss and metrics over all rows of `data`, which has the label too."""
+        """Loss and metrics over all rows of `data`, which has the label too; all NaN where the loss is not finite."""
         built = self._built(which)
         feed = self._feed(data, built, targets=True)
         if feed.columns.targets is None and self._shelf().plan.manifest.targets:
             raise SpecError(f"evaluate: the data lacks the label ({', '.join(self._shelf().plan.manifest.targets)})")
         with undisturbed():
             sums = over(built.trainable, feed, train=False)
+        loss, rows = sums.get("loss", (0.0, 1.0))
+        if not isinstance(loss, list) and not (rows and math.isfinite(loss)):
+            return dict.fromkeys(sums, math.nan)
         values = {}
         for name, (total, rows) in sums.items():
             if isinstance(total, list):
