@@ -15,6 +15,7 @@ from hopyard.core.events import Line
 from hopyard.core.machine import Machine, fold
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
+from hopyard.data.row_tracker import RowTracker
 from hopyard.driver.ship import Cargo
 from hopyard.driver.ship import load as unpickle
 from hopyard.driver.trial import Shelf, Trial
@@ -222,9 +223,9 @@ class Run:
             quiet(about.backend)
             manifest = Manifest.load(self._layout.manifest, check=False)
             plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
-            self._known = Shelf(
-                plan, open_store(place(self._layout, about)), getattr(self.cargo.data, "transform", None)
-            )
+            transform = getattr(self.cargo.data, "transform", None)
+            tracker = None if transform is None else RowTracker(transform)
+            self._known = Shelf(plan, open_store(place(self._layout, about)), transform, tracker)
         return self._known
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import keras
@@ -276,6 +275,9 @@ def _faults(model: Any, class_weight: Any) -> Iterator[str]:
     if class_weight is not None and not (
         isinstance(class_weight, Mapping)
         and all(isinstance(label, (int, np.integer)) for label in class_weight)
-        and all(isinstance(weight, Real) and 0 <= weight < math.inf for weight in class_weight.values())
+        and all(
+            isinstance(weight, (int, float, np.integer, np.floating)) and 0 <= weight < math.inf
+            for weight in class_weight.values()
+        )
     ):
         yield f"class_weight = {class_weight!r}: a dict of class number → weight, a number >= 0, is needed"
