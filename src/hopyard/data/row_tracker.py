@@ -77,7 +77,7 @@ class RowTracker:
         name = NAME
         while name in batch.schema.names:
             name += "_"
-        numbers = pa.array(_spread(np.arange(first, first + batch.num_rows))).cast(kind)
+        numbers = pa.array(_spread(first, batch.num_rows)).cast(kind)
         schema = batch.schema.append(pa.field(name, kind))
         try:
             made = self._transform(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=schema))
@@ -87,14 +87,28 @@ class RowTracker:
         if at < 0 or made.schema.field(at).type != kind or made.column(at).null_count:
             return None
         found = made.column(at).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        rows = ((found.astype(np.uint64) * np.uint64(_BACK)) & np.uint64(_MASK)).astype(np.int64) - 1
-        good = (rows >= first) & (rows < first + batch.num_rows) & (_spread(rows) == found)
-        return (made, rows) if good.all() else None
+        rows = _gather(found)
+        if len(rows) and not (
+            found.min() >= 0 and found.max() <= _MASK and rows.min() >= first and rows.max() < first + batch.num_rows
+        ):
+            return None
+        return made, rows
 
 
-def _spread(rows: Array) -> Array:
-    """int64 in [0, 2⁶²): the numbers that travel, neighbours far apart, none of them 0."""
-    return (((rows + 1).astype(np.uint64) * np.uint64(_SPREAD)) & np.uint64(_MASK)).astype(np.int64)
+def _spread(first: int, rows: int) -> Array:
+    """int64 in [0, 2⁶²): the numbers that travel for rows from `first` on, neighbours far apart, none of them 0."""
+    numbers = np.arange(first + 1, first + 1 + rows, dtype=np.uint64)
+    numbers *= np.uint64(_SPREAD)
+    numbers &= np.uint64(_MASK)
+    return numbers.view(np.int64)
+
+
+def _gather(found: Array) -> Array:
+    """The rows of such numbers; of others, rows that nobody sent."""
+    rows = found.view(np.uint64) * np.uint64(_BACK)
+    rows &= np.uint64(_MASK)
+    rows -= np.uint64(1)
+    return rows.view(np.int64)
 
 
 def _alike(one: Any, other: Any, names: Collection[str]) -> bool:
