@@ -91,10 +91,10 @@ def apply(
         finisher = Finisher([field for field in manifest.fields if field.role == "inputs"], known, manifest.standardize)
     else:
         encoder.check()
+    found = places.result(rows, ordered=not targets)
     if tracker is not None and not targets and places.trusted and not tracker.warned:
         tracker.warned = True
         log.warning(TRUSTED)
-    found = places.result(rows, ordered=not targets)
     made: dict[str, dict[str, Array]] = {"inputs": {}, "targets": {}, "weights": {}}
     for number, (field, info) in enumerate(zip(finisher.fields, finisher.infos, strict=True)):
         whole = aligned((rows, *info.shape), info.dtype)
