@@ -122,7 +122,8 @@ class Sampler(Protocol):
         ...
 
     def tell(self, trial: int, value: float | None) -> None:
-        """The trial ended with this value of the run's metric; None when it failed."""
+        """The trial ended with this value of the run's metric; None when it failed, or no epoch has a value that
+        is a number."""
         ...
 
 

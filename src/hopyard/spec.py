@@ -93,6 +93,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     metric: str | None = None
     mode: Literal["min", "max"] = "min"
     exact: bool | Literal["warn"] = "warn"
+    void_epochs: bool = False
+    """Whether a validation loss that is not finite makes all metrics of its epoch NaN. Every new run has it; journals
+    of earlier versions lack it, and fold as they did."""
     group_seconds: float = 1.0
     """Units over consecutive partitions are grouped up to about this much work; 0: never."""
     group: int = 0

@@ -265,6 +265,26 @@ def few_classes(it: Bench) -> Any:
     return Plan(linear, manifest, it.plan.spec), it.store, it.arena, it.keeper
 
 
+def test_preflight_sees_the_metrics_of_a_first_batch_that_weighs_nothing(bench: Callable[..., Bench]) -> None:
+    import torch
+
+    def net(config: Any) -> Any:
+        module = torch.nn.Linear(WIDTH, 2)
+        loss = torch.nn.CrossEntropyLoss(reduction="none")
+        metrics = {"accuracy": hy.torch.accuracy}
+        return hy.torch.Model(module, torch.optim.SGD(module.parameters(), lr=0.1), loss, metrics, batch_size=2)
+
+    weights = np.zeros(40)
+    weights[-8:] = 1
+    data = hy.Dataset.numpy(
+        np.zeros((40, WIDTH), np.float32), np.arange(40) % 2, weight=weights, partitions=2, validation=0.5
+    )
+    it = bench(metric="val_accuracy", partitions=2, validation=2)
+    worker = Worker(1, Plan(net, data.prepare(), it.plan.spec), it.store, it.arena, it.keeper)
+    checked = worker.check(0, {})
+    assert (checked.faults, checked.names) == ((), ("loss", "accuracy", "val_loss", "val_accuracy"))
+
+
 def test_sums_are_exact_and_may_be_tensors_and_arrays() -> None:
     import torch
 

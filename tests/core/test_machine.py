@@ -1,5 +1,7 @@
 """Given these events, expect these commands."""
 
+import math
+
 import pytest
 
 from hopyard.core.events import (
@@ -161,6 +163,41 @@ def test_arrays_are_folded_by_a_slot():
     assert [c.unit.totals for c in out if type(c) is Dispatch] == [{"bins": ([1.0, 3.0], 4.0)}]
     run.done(0, values={"bins": 0.75}, where="")
     assert run.machine.trials[0].history == {0: {"loss": 0.5, "bins": 0.75}}
+
+
+NAN = math.nan
+BINS = {"bins": ([1.0, 3.0], 4.0)}
+
+
+@pytest.mark.parametrize("loss", [NAN, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_an_epoch_without_a_validation_loss_has_no_metrics_and_its_trial_goes_on(loss, mode):
+    run = Run(partitions=1, validation=2, epochs=3, metric="val_accuracy", mode=mode, void_epochs=True, group=2)
+    warned = []
+    for epoch, total in enumerate((1.0, loss, loss)):
+        run.done(0)
+        sums = {"loss": (total, 1.0), "accuracy": (0.0 if mode == "min" else 1.0, 1.0)}
+        out = run.done(0, sums=sums | (BINS if epoch else {}), where="")
+        warned += [command.text for command in out if type(command) is Warn]
+        assert not any(type(c) is Dispatch and c.unit.kind == "fold" for c in out)  # of what no value can come
+        run.durable(0, 0, epoch + 1, run.machine.trials[0].states[epoch + 1].ref.attempt)
+    trial = run.machine.trials[0]
+    assert (trial.status, trial.best, trial.good("val_accuracy")) == ("completed", 0, True)
+    assert trial.history[0]["val_loss"] == 1.0
+    for epoch in (1, 2):
+        assert set(trial.history[epoch]) == {"loss", "val_loss", "val_accuracy", "val_bins"}
+        assert all(math.isnan(value) for value in trial.history[epoch].values())
+    assert warned == [
+        f"trial 0, epoch 2: the validation loss is {loss}; all metrics of such an epoch are NaN",
+    ]
+    assert fold(run.lines).trials[0].best == 0
+
+
+def test_a_journal_of_before_keeps_the_metrics_beside_a_loss_that_is_none():
+    run = Run(partitions=1, validation=1, metric="val_accuracy", mode="max")
+    run.done(0)
+    run.done(0, sums={"loss": (math.inf, 1.0), "accuracy": (1.0, 1.0)}, where="")
+    assert run.machine.trials[0].value("val_accuracy") == 1.0
 
 
 def test_the_best_epoch_is_kept_beside_the_last():

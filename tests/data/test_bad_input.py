@@ -135,6 +135,36 @@ def test_bad_numbers_are_counted_and_placed(cache: Path, tmp_path: Path, value: 
     assert list(cache.glob("*/manifest.json")) == []
 
 
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([1.0, 0.0, -0.5, -2.0], r"'w', row 2 of .*: -0\.5 is below 0; a weight must be a number >= 0"),
+        ([1, 0, 2, -3], r"'w', row 3 of .*: -3\.0 is below 0"),
+        ([0.0] * 4, "'w': all training rows have the weight 0"),
+        ([False] * 4, "'w': all training rows have the weight 0"),
+        ([1e-50] * 4, "'w': all training rows have the weight 0"),  # 0 in float32, as it is trained with
+        ([1.0, 2.0, 0.0, 0.0], "'w': all validation rows have the weight 0"),
+        ([0.0, 0.0, 1.0, 2.0], "'w': all training rows have the weight 0"),
+    ],
+)
+def test_weights_that_are_none(cache: Path, weights: list[Any], said: str) -> None:
+    table = pa.table({"a": [0.0, 1.0, 2.0, 3.0], "w": weights, "held": [False, False, True, True]})
+    with pytest.raises(DataError, match=said):
+        arrow(table, label=None, weight="w", validation="held").prepare(cache)
+    assert list(cache.glob("*/manifest.json")) == []
+
+
+def test_some_rows_may_weigh_nothing(cache: Path) -> None:
+    table = pa.table({"a": [0.0, 1.0, 2.0, 3.0], "w": [0.0, -0.0, 0.0, 0.5]})
+    assert arrow(table, label=None, weight="w", partitions=2).prepare(cache).weighted
+    alone = arrow(table.set_column(1, "w", pa.array([0.0] * 4)), label=None, weight="w", partitions=1)
+    with pytest.raises(DataError, match="all validation rows"):
+        arrow(table, label=None, weight="w", partitions=1, validation=alone).prepare(cache)
+    with pytest.raises(DataError, match=r"'w', row 1 .counted after the transform. of .*: -1\.0 is below 0"):
+        turned = pa.table({"a": [9.0, 1.0, 2.0], "w": [1.0, 1.0, -1.0]})
+        arrow(turned, label=None, weight="w", transform=lambda batch: batch.slice(1)).prepare(cache)
+
+
 def test_all_bad_columns_at_once(cache: Path) -> None:
     nan, table = float("nan"), pa.table({"a": [1.0, None, 3], "b": [1, None, None], "c": [0.0, 1, 2], "y": [0.0] * 3})
     table = table.append_column("d", pa.array([nan, 1.0, nan]))

@@ -184,6 +184,23 @@ def test_a_second_frame_validates(spark: Any, store: Path) -> None:
     assert [(source.rows, source.row_group) for source in manifest.sources] == [(100, -1), (20, -1)]
 
 
+def test_weights_that_are_none(spark: Any, store: Path) -> None:
+    df = numbered(spark, 20, 4).withColumn("held", F.col("n") % 2 == 0)
+
+    def data(weight: Any) -> hy.Dataset:
+        rows = df.withColumn("w", weight)
+        return hy.Dataset.spark(
+            rows, features="x", label="n", weight="w", partitions=2, validation="held", store=store
+        )  # fmt: skip
+
+    with pytest.raises(DataError, match=r"weight column 'w', row 0 of Spark partition 2: -1\.0 is below 0"):
+        data(F.when(F.col("n") == 10, -1.0).otherwise(1.0)).prepare()
+    with pytest.raises(DataError, match="'w': all validation rows have the weight 0"):
+        data(F.col("n") % 2).prepare()
+    assert left(store) == []
+    assert data((F.col("n") > 17).cast("double")).prepare().weighted
+
+
 @pytest.fixture
 def kinds(tmp_path: Path) -> pa.Table:
     """200 rows of kinds that Spark has too."""

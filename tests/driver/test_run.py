@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import hopyard as hy
@@ -57,7 +59,6 @@ NAN = math.nan
         ("min", ([NAN, 2.0], [NAN, NAN]), (0, 1)),
         ("min", ([NAN, NAN], [NAN, 9.0]), (1, 1)),
         ("max", ([NAN, NAN], [-9.0, NAN]), (1, 0)),
-        ("max", ([NAN, NAN], [NAN, NAN]), (0, 0)),
         ("min", ([math.inf, math.inf], [NAN, 5.0]), (1, 1)),
         ("min", ([None, None], [None, 5.0]), (1, 1)),
     ],
@@ -65,6 +66,17 @@ NAN = math.nan
 def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int]) -> None:
     found = told(mode, *values).best
     assert (found.id, found.epoch) == best
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_nothing_but_nan_never_wins(mode: str) -> None:
+    run = told(mode, [NAN, NAN], [NAN, NAN])
+    with pytest.raises(
+        hy.RunFailed, match=r"val_loss is NaN in every epoch of the trials that completed.*model\(.last"
+    ):
+        run.best  # noqa: B018
+    assert run.trials[0].status == "completed"
+    assert told(mode, [NAN], [NAN], metric=None).best.id == 0
 
 
 def test_without_a_metric_the_best_is_the_last_epoch() -> None:
@@ -127,6 +139,54 @@ def test_best_and_last_model_of_a_trial(tmp_path: Path) -> None:
     assert best.steps == (run.best.epoch + 1) * 12
     with pytest.raises(hy.SpecError, match='"best" or "last" is needed'):
         run.best.model("first")  # type: ignore[arg-type]
+
+
+def clean(batch: Any) -> Any:
+    """Drops rows, sorts the others, and makes a column."""
+    batch = batch.filter(pc.greater(batch["a"], -0.5)).sort_by("a")
+    return batch.append_column("twice", pc.multiply(batch["a"], 2))
+
+
+def rows_of(count: int = 200) -> pa.Table:
+    a, b = np.random.default_rng(0).standard_normal((2, count)).astype(np.float32)
+    return pa.table({"a": a, "b": b, "y": (a + b > 0).astype(np.int64)})
+
+
+@pytest.fixture(scope="module")
+def cleaned(tmp_path_factory: pytest.TempPathFactory) -> hy.Run:
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: cache)
+        data = hy.Dataset.arrow(rows_of(), features=["twice", "b"], label="y", transform=clean, partitions=2)
+        return hy.fit(
+            lambda config: Linear(2, 2, lr=0.1, batch_size=16), {}, data,
+            epochs=1, engine=hy.Inline(), directory=tmp_path_factory.mktemp("run") / "run",
+        )  # fmt: skip
+
+
+def test_answers_stand_at_their_rows_whatever_the_transform_drops_and_sorts(
+    cleaned: hy.Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = rows_of()
+    a, b = (table[name].to_numpy().astype(np.float64) for name in "ab")
+    model, left = cleaned.best.model(), table["a"].to_numpy() > -0.5
+    wanted = np.column_stack([2 * a, b]) @ model.weights + model.bias
+    wanted[~left] = np.nan
+    for data in (table, table.to_pandas(), cleaned.cargo.data, table.to_reader(max_chunksize=11)):
+        np.testing.assert_allclose(cleaned.best.predict(data), wanted, rtol=1e-5)
+    assert caplog.records == []
+    found = cleaned.best.evaluate(table)
+    assert found["accuracy"] == pytest.approx((wanted[left].argmax(1) == table["y"].to_numpy()[left]).mean())
+    said = f"evaluate: the Dataset's transform dropped {(~left).sum()} of 200 rows"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_of_rows_that_are_all_dropped(cleaned: hy.Run) -> None:
+    table = rows_of().filter(pc.less(rows_of()["a"], -1))
+    answers = cleaned.best.predict(table.slice(0, 3))
+    assert answers.shape == (3, 2) and answers.dtype == np.float64 and np.isnan(answers).all()
+    with pytest.raises(hy.DataError, match="evaluate: the Dataset's transform dropped all of the 3 rows"):
+        cleaned.best.evaluate(table.slice(0, 3))
 
 
 def test_evaluating_without_labels_is_refused(run: hy.Run) -> None:
@@ -330,12 +390,20 @@ def test_nan_in_validation_is_worst_and_fails_nothing(tmp_path: Path) -> None:
     class Odd(Linear):
         def evaluate(self, batch: Batch) -> Any:
             found = super().evaluate(batch)
-            return {**found, "loss": (math.nan, batch.rows)} if self.lr == 0.1 else found
+            odd = {"loss": (math.nan, batch.rows), "accuracy": (batch.rows, batch.rows)}
+            return {**found, **odd} if self.lr == 0.1 else found
 
-    run = select(tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=config["lr"], batch_size=16), CONFIGS[:2])
+    run = select(
+        tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=config["lr"], batch_size=16), CONFIGS[:2],
+        metric="val_accuracy", mode="max",
+    )  # fmt: skip
     assert run.status == "completed"
     assert run.best.id == 1
-    assert math.isnan(hy.load(run.directory).trials[0].metrics["val_loss"])
+    loaded = hy.load(run.directory)
+    assert loaded.best.id == 1
+    assert set(loaded.trials[0].metrics) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert all(math.isnan(value) for epoch in loaded.trials[0].history.values() for value in epoch.values())
+    assert all(math.isnan(value) for value in run.trials[0].evaluate(dataset()).values())
     assert run.trials[0].save(tmp_path / "model").exists()
 
 

@@ -43,6 +43,18 @@ def test_learns_classes_and_regression() -> None:
     assert line.bias[0] == pytest.approx(0.25, abs=0.01)
 
 
+def test_the_class_of_nan_is_not_the_first() -> None:
+    model = Linear(2, 3, 0.1, 4)
+    x = np.zeros((4, 2), np.float32)
+    assert model.evaluate(Batch(x, np.zeros(4, np.int64), None, 4))["accuracy"] == (
+        4.0 * (model.bias.argmax() == 0),
+        4.0,
+    )
+    model.weights[:, 1] = np.nan
+    sums = model.evaluate(Batch(x, np.zeros(4, np.int64), None, 4))
+    assert np.isnan([total for total, _ in sums.values()]).all() and set(sums) == {"loss", "accuracy"}
+
+
 def test_gradients_are_right() -> None:
     rng = np.random.default_rng(1)
     for classes, targets in ((3, rng.integers(0, 3, 6)), (1, rng.normal(size=6))):

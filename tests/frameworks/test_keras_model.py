@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -673,6 +674,10 @@ def faulty() -> dict[str, tuple[Callable[[], Any], str]]:
         "optimizer": (lambda: Model(without), "compiled without an optimizer"),
         "weights": (lambda: Model(made(plain), class_weight=[1.0, 2.0]), r"class_weight = \[1\.0, 2\.0\]"),  # type: ignore[arg-type]
         "names": (lambda: Model(made(plain), class_weight={"a": 1.0}), r"class_weight = \{'a': 1\.0\}"),  # type: ignore[dict-item]
+        "negative": (lambda: Model(made(plain), class_weight={0: 1.0, 1: -1.0}), "a number >= 0, is needed"),
+        "nan": (lambda: Model(made(plain), class_weight={0: math.nan}), "a number >= 0, is needed"),
+        "infinite": (lambda: Model(made(plain), class_weight={0: math.inf}), "a number >= 0, is needed"),
+        "text": (lambda: Model(made(plain), class_weight={0: "2"}), "a number >= 0, is needed"),  # type: ignore[dict-item]
     }
 
 

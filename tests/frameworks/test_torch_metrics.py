@@ -51,12 +51,33 @@ def test_auc_takes_three_shapes_and_adds_up() -> None:
 
 def test_auc_at_its_ends() -> None:
     auc = AUC()
-    ends = torch.tensor([-math.inf, math.inf, 800.0, -800.0, math.nan])
-    assert auc.result(auc.update(ends, torch.tensor([0, 1, 1, 0, 0]))) == 1.0
+    ends = torch.tensor([-math.inf, math.inf, 800.0, -800.0])
+    assert auc.result(auc.update(ends, torch.tensor([0, 1, 1, 0]))) == 1.0
     assert math.isnan(auc.result(auc.update(torch.zeros(3), torch.ones(3))))
     assert auc.result(auc.update(torch.zeros(4), torch.tensor([0, 1, 0, 1]))) == 0.5
     with pytest.raises(SpecError, match="bins=1"):
         AUC(1)
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 0.0, 2.0])])
+@pytest.mark.parametrize("label", [0, 1])
+def test_outputs_that_are_nan_have_no_score(weights: Any, label: int) -> None:
+    """Bug: argmax takes NaN for class 0, AUC and F1 took it for a low probability."""
+    nan, targets = math.nan, torch.tensor([1, label, 0])
+    for outputs in (torch.tensor([2.0, nan, -1.0]), torch.tensor([[0.0, 2.0], [1.0, nan], [1.0, 0.0]])):
+        assert accuracy(outputs, targets).tolist() == pytest.approx([1.0, nan, 1.0], nan_ok=True)
+        for metric in (AUC(), F1()):
+            made = metric.update(outputs, targets, weights)
+            whole = metric.update(torch.tensor([2.0, -1.0]), torch.tensor([1, 0]))
+            assert math.isnan(metric.result(made)) and math.isnan(metric.result(made + whole))
+            assert metric.result(whole) == 1.0
+    many = torch.tensor([[0.0, 1.0, 2.0], [nan, 0.0, 1.0]])
+    assert accuracy(many, torch.tensor([2, label])).tolist() == pytest.approx([1.0, nan], nan_ok=True)
+    assert accuracy(many, many.nan_to_num()).tolist() == pytest.approx([1.0, nan], nan_ok=True)
+    assert math.isnan(F1(classes=3).result(F1(classes=3).update(many, torch.tensor([2, label]))))
+    places = torch.zeros(2, 3, 4)
+    places[1, 2, 3] = nan
+    assert accuracy(places, torch.zeros(2, 4)).tolist() == pytest.approx([1.0, nan], nan_ok=True)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

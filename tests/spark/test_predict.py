@@ -153,6 +153,20 @@ class TestPredict:
         df = predict(run, spread(spark, frame().drop(columns="y")))
         np.testing.assert_allclose(column(df), run.best.predict(frame()), rtol=1e-12)
 
+    def test_rows_that_the_transform_drops_have_nan(self, spark: Any, tmp_path: Path) -> None:
+        import pyarrow as pa
+
+        def clean(batch: Any) -> Any:
+            batch = batch.filter(pa.compute.greater(batch["a"], 0.3)).sort_by("b")
+            return batch.append_column("a2", pa.compute.multiply(batch["a"], 2.0))
+
+        rows = hy.Dataset.pandas(frame(), features=["a2", "b"], label="y", transform=clean, partitions=2)
+        run = fit(lambda config: Linear(2, 2, lr=0.1, batch_size=16), tmp_path / "run", rows)
+        expected = run.best.predict(frame())
+        assert np.array_equal(np.isnan(expected[:, 0]), frame().a <= 0.3)
+        df = predict(run, spread(spark, frame().drop(columns="y"), 80))  # of some partitions all rows are dropped
+        np.testing.assert_allclose(column(df), expected, rtol=1e-12)
+
     def test_vectors_and_arrays(self, spark: Any, tmp_path: Path) -> None:
         from pyspark.ml.linalg import Vectors
 

@@ -4,6 +4,7 @@ import pytest
 
 from hopyard.core.machine import fold
 from hopyard.views import words
+from hopyard.views.report import report
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,7 @@ def test_nan_is_worst_and_ties_go_to_the_lower_trial(good):
         trial.history[trial.best]["val_loss"] = math.nan if trial.id < 2 else 0.5
     assert words.best(machine).id == 2
     assert [t.id for t in words.ranked(machine)] == [2, 3, 4, 5, 0, 1]
+    for trial in machine.trials.values():
+        trial.history[trial.best]["val_loss"] = math.nan
+    assert words.best(machine) is None
+    assert "Best: none; val_loss is NaN in every epoch" in report(good, machine, {"directory": "runs/x"})

@@ -243,7 +243,10 @@ class Worker:
         )
 
     def _one(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
-        return next(iter(PartitionFeed(self._open(kind, 0), batch_size, None, 0)))
+        batch = next(iter(PartitionFeed(self._open(kind, 0), batch_size, None, 0)))
+        if batch.weights is not None and not batch.weights.any():
+            batch.weights[...] = 1  # rows that weigh nothing need not report anything; the batch is a copy
+        return batch
 
     # ---------------------------------------------------------------- States
 

@@ -152,6 +152,11 @@ class TrialBook:
         """The best epoch's value of `metric`."""
         return self.history[self.best].get(metric) if metric and self.best is not None else None
 
+    def good(self, metric: str | None) -> bool:
+        """Whether it may be the best trial: an epoch has a value of `metric` that is not NaN; without a metric, any."""
+        value = self.value(metric)
+        return self.best is not None and (metric is None or (value is not None and not math.isnan(value)))
+
     def enter(self, epoch: int, values: dict[str, float], spec: RunSpec) -> None:
         """The metrics of an epoch are all in."""
         self.history[epoch] = values

@@ -19,6 +19,7 @@ No clock, no I/O, no randomness: time is in the events.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -324,11 +325,26 @@ class Machine:
         except ValueError as error:
             self._fail(trial, "user", str(error), "")
             return
-        if arrays:
+        loss = values.get("val_loss", 0.0)
+        if self.spec.void_epochs and not math.isfinite(loss):
+            self._void(trial, epoch, loss, [*values, *arrays])
+        elif arrays:
             book.folding = True
             self._board.folds[trial.id, epoch] = None
         else:
             self._enter(trial, epoch, values)
+
+    def _void(self, trial: TrialBook, epoch: int, loss: float, names: list[str]) -> None:
+        """The outputs of such an epoch are not numbers, so what else was counted of them (a class for NaN, a bin) is
+        worth nothing. The trial goes on: another epoch may be its best."""
+        if not any(math.isnan(values.get("val_loss", 0.0)) for values in trial.history.values()):
+            self._out.append(
+                Warn(
+                    f"trial {trial.id}, epoch {epoch + 1}: the validation loss is {loss}; all metrics of such an epoch "
+                    "are NaN"
+                )
+            )
+        self._enter(trial, epoch, dict.fromkeys(names, math.nan))
 
     def _enter(self, trial: TrialBook, epoch: int, values: dict[str, float]) -> None:
         """The metrics of an epoch are all in."""

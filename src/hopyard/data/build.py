@@ -42,6 +42,7 @@ from hopyard.data.npy import Appender, map_npy
 from hopyard.data.plan import plan, raw_shape
 from hopyard.data.row_names import Distinct, Names, added, unsigned, width
 from hopyard.data.row_order import RowSorter
+from hopyard.data.weights import WeightCheck
 from hopyard.errors import DataError
 
 KINDS: tuple[Kind, ...] = ("train", "validate")
@@ -79,6 +80,7 @@ def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Ma
     encoder: Encoder | None = None
     writer: _Writer | None = None
     limits: Limits | None = None
+    weights: WeightCheck | None = None
     with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
         pending: deque[Future[None]] = deque()
         try:
@@ -87,22 +89,24 @@ def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Ma
                     fields = plan(batch, job.spec, str(place))
                     encoder = Encoder(fields, vocabularies(job.spec))
                     writer = _Writer(directory, fields, encoder, job)
-                    limits = Limits(fields)
+                    limits, weights = Limits(fields), WeightCheck(fields)
                 raw = encoder.raw(batch, place)
                 if encoder.faults:
                     continue  # only to count them all
-                assert writer is not None and limits is not None
+                assert writer is not None and limits is not None and weights is not None
                 if names is not None:
                     raw = unsigned(raw)
                 limits.take(raw)
+                weights.take(raw, chosen)
                 pending.append(pool.submit(writer.take, raw, chosen, batch.num_rows, names))
                 while len(pending) > 1:
                     pending.popleft().result()
             while pending:
                 pending.popleft().result()
-            if encoder is None or writer is None or limits is None:
+            if encoder is None or writer is None or limits is None or weights is None:
                 raise DataError("the data set has no rows; give a source that has some, or a transform that keeps some")
             encoder.check()
+            weights.check()
             return writer.finish(limits)
         finally:
             if writer is not None:

@@ -37,6 +37,9 @@ class Columns:
         targets: array of shape (rows, …), a dict of such, or None.
         weights: float32 array of shape (rows,), or None.
         rows: how many.
+        source_rows: of what `predict` or `evaluate` was given, how many rows went in; None for a partition.
+        places: int64 array of shape (rows,): which of the rows that went in each row is; −1 where nobody can tell. None
+            where row i is row i.
         hold: keeps the cache entry from eviction for as long as this object lives; None when there is no entry.
     """
 
@@ -45,6 +48,8 @@ class Columns:
     weights: Any
     rows: int
     hold: object = field(default=None, repr=False)
+    source_rows: int | None = None
+    places: Array | None = None
 
 
 def pack(arrays: dict[str, Array], single: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.blocks import transformed
 from hopyard.data.columns import Array, Columns, aligned, pack
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoder import Encoder, Place
@@ -18,32 +18,66 @@ from hopyard.data.finish import Finisher
 from hopyard.data.given import as_array, from_pandas
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.names import require
+from hopyard.data.row_tracker import NAME, RowTracker
 from hopyard.data.sources import Arrays, Reader, Source, Table
 from hopyard.errors import DataError
 
+log = logging.getLogger(__name__)
+
+UNKNOWN = -1
+"""In the place of the number of a row that nobody can tell."""
+TRUSTED = (
+    f"the Dataset's transform does not give back the column {NAME!r} that numbers the rows (or not as it was): answers "
+    "are taken to stand in the order of the rows that went in. A transform that keeps the columns that it is given has "
+    "each answer put at its row, also where it filters or sorts"
+)
+
 
 def apply(
-    manifest: Manifest, data: Any, transform: Callable[[Any], Any] | None = None, *, targets: bool = True
+    manifest: Manifest,
+    data: Any,
+    transform: Callable[[Any], Any] | RowTracker | None = None,
+    *,
+    targets: bool = True,
 ) -> Columns:
-    """The rows of `data` in memory, in their order, as a model sees them.
+    """The rows of `data` in memory as a model sees them, and which of the rows that went in each of them is.
 
     Args:
         manifest: of the training data; its cache entry is not needed.
         data: a Dataset (its own transform is applied; its `validation` is not), a pandas DataFrame, a pyarrow Table,
             RecordBatch or RecordBatchReader, a dict from column to array, or one array: the single input, or, when that
             is a list of number columns, these side by side.
-        transform: of the training Dataset, if it had one; not used for a Dataset.
-        targets: whether to give targets and weights, where their columns are there.
+        transform: of the training Dataset, if it had one; not used for a Dataset. A RowTracker keeps what it found out
+            for the next call.
+        targets: whether to give targets and weights, where their columns are there. Without them (`predict`) the place
+            of each row must be known, with them (`evaluate`) it is enough to know how many there are.
 
     Raises:
-        DataError: a column is missing, has another type or shape, holds NaN, or a value that training never saw.
+        DataError: a column is missing, has another type or shape, holds NaN, or a value that training never saw; the
+            transform doubles rows; it drops some, and does not tell which (without `targets`).
     """
+    if isinstance(data, Dataset):
+        transform = data.transform
+    tracker = RowTracker(transform) if callable(transform) and not isinstance(transform, RowTracker) else transform
+    read = [c.name for field in manifest.fields if targets or field.role == "inputs" for c in field.columns]
     chosen: list[Field] = []
     encoder: Encoder | None = None
     known = fixed(manifest)
     blocks: list[list[Array]] = []
     finisher: Finisher | None = None
-    for batch, place in _batches(manifest, data, transform):
+    places = Places()
+    rows = 0
+    for piece, where in _pieces(manifest, data):
+        if not piece.num_rows:
+            continue
+        batch, place, numbers = piece, where, None
+        if tracker is not None:
+            place = Place(where.name, rows, True)
+            batch, numbers = tracker(piece, places.source_rows, read, f"{where.name}, rows from {where.row}")
+        places.add(piece.num_rows, batch.num_rows, numbers)
+        rows += batch.num_rows
+        if not batch.num_rows:
+            continue
         if encoder is None:
             chosen = _fields(manifest, batch.schema, str(place), targets)
             encoder = Encoder(chosen, known, strict=False)
@@ -51,17 +85,71 @@ def apply(
         raw = encoder.raw(batch, place)
         if not encoder.faults and finisher is not None:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])
-    if encoder is None or finisher is None:
+    if not places.source_rows:
         raise DataError("no rows were given; give at least one")
-    encoder.check()
-    rows = sum(len(block[0]) for block in blocks)
+    if encoder is None or finisher is None:  # the transform dropped all
+        finisher = Finisher([field for field in manifest.fields if field.role == "inputs"], known, manifest.standardize)
+    else:
+        encoder.check()
+    found = places.result(rows, ordered=not targets)
+    if tracker is not None and not targets and places.trusted and not tracker.warned:
+        tracker.warned = True
+        log.warning(TRUSTED)
     made: dict[str, dict[str, Array]] = {"inputs": {}, "targets": {}, "weights": {}}
-    for number, (field, info) in enumerate(zip(chosen, finisher.infos, strict=True)):
+    for number, (field, info) in enumerate(zip(finisher.fields, finisher.infos, strict=True)):
         whole = aligned((rows, *info.shape), info.dtype)
-        np.concatenate([block[number] for block in blocks], out=whole)
+        if blocks:
+            np.concatenate([block[number] for block in blocks], out=whole)
         made[field.role][field.name] = whole
     parts = (pack(made["inputs"], "inputs"), pack(made["targets"], "targets"), pack(made["weights"], "weights"))
-    return Columns(*parts, rows)
+    return Columns(*parts, rows, source_rows=places.source_rows, places=found)
+
+
+class Places:
+    """Which of the rows that went in each row is, collected over batches.
+
+    Attributes:
+        source_rows: how many went in so far.
+        trusted: whether the order of a batch was taken to be that of its rows, as the transform does not tell.
+    """
+
+    def __init__(self) -> None:
+        self.source_rows = 0
+        self.trusted = False
+        self._parts: list[Array] = []
+
+    def add(self, before: int, after: int, numbers: Array | None) -> None:
+        """A batch of `before` rows became `after` rows; None: nobody can tell which (or all as they were)."""
+        if numbers is None and before == after:
+            numbers = np.arange(self.source_rows, self.source_rows + before)
+            self.trusted = True
+        self._parts.append(np.full(after, UNKNOWN) if numbers is None else numbers)
+        self.source_rows += before
+
+    def result(self, rows: int, ordered: bool) -> Array | None:
+        """As `Columns.places`.
+
+        Raises:
+            DataError: some rows are doubled; or, when `ordered`, it is not known which rows they are.
+        """
+        places = np.concatenate(self._parts)
+        if np.array_equal(places, np.arange(self.source_rows)):
+            return None
+        lost = int((places == UNKNOWN).sum())
+        known, counts = np.unique(places[places != UNKNOWN], return_counts=True)
+        if (counts > 1).any() or rows > self.source_rows:
+            which = f"row {known[counts > 1][0]} is there {counts.max()} times; " if (counts > 1).any() else ""
+            raise DataError(
+                f"the Dataset's transform made {rows} rows of {self.source_rows}: {which}predict and evaluate need at "
+                "most one for each row; leave rows that are doubled out of transform=, and double them before"
+            )
+        if lost and ordered:
+            raise DataError(
+                f"the Dataset's transform made {rows} rows of {self.source_rows}, and nobody can tell which: it does "
+                f"not give back the column {NAME!r} that numbers the rows, or does not give the same twice; let it "
+                "keep the columns that it is given, or drop such rows before predict"
+            )
+        return places
 
 
 def _fields(manifest: Manifest, schema: pa.Schema, where: str, targets: bool) -> list[Field]:
@@ -76,21 +164,16 @@ def _fields(manifest: Manifest, schema: pa.Schema, where: str, targets: bool) ->
     return chosen
 
 
-def _batches(manifest: Manifest, data: Any, transform: Callable[[Any], Any] | None) -> Iterator[tuple[Any, Place]]:
-    if isinstance(data, Dataset):
+def _pieces(manifest: Manifest, data: Any) -> Iterator[tuple[Any, Place]]:
+    """The rows before any transform."""
+    if isinstance(data, Dataset) and data.transform is None:
         yield from data.batches(
             list(dict.fromkeys(column.name for field in manifest.fields for column in field.columns))
         )
         return
-    row = 0
-    for batch, name, first in _source(manifest, data).pieces(None, []):
-        place = Place(name, first)
-        if transform is not None:
-            place = Place(name, row, True)
-            batch = transformed(transform, batch, name)  # noqa: PLW2901
-        if batch.num_rows:
-            yield batch, place
-        row += batch.num_rows
+    source = data.source if isinstance(data, Dataset) else _source(manifest, data)
+    for batch, name, first in source.pieces(None, []):
+        yield batch, Place(name, first)
 
 
 def _source(manifest: Manifest, data: Any) -> Source:

@@ -19,6 +19,7 @@ from hopyard.data.arrow import null_rows, to_numpy
 from hopyard.data.columns import Array
 from hopyard.data.manifest import Column, Field, Value
 from hopyard.data.plan import FLOATS
+from hopyard.data.weights import negative
 from hopyard.errors import DataError
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -165,6 +166,11 @@ class Encoder:
             if field.raw in FLOATS and not _fine(made):
                 self._blame(column, values, place)
                 return None
+            if field.role == "weights" and (row := negative(made)) is not None:
+                raise DataError(
+                    f"weight column {column.name!r}, {place.at(row)}: {made[row]} is below 0; a weight must be a "
+                    f"number >= 0, where 0 leaves the row out; drop or replace such rows before, or with transform="
+                )
             return made
         made = np.empty((batch.num_rows, sum(math.prod(column.shape) for column in field.columns)), field.raw)
         flat = [values if values.ndim == 1 else values.reshape(len(values), -1) for values in good]

@@ -17,6 +17,7 @@ import cloudpickle
 import msgspec
 import numpy as np
 
+from hopyard.data.assign import Kind
 from hopyard.data.blocks import Transform, chosen_by, transformed
 from hopyard.data.build import vocabularies
 from hopyard.data.columns import Array
@@ -31,6 +32,7 @@ from hopyard.data.plan import plan
 from hopyard.data.row_names import Distinct, Names, added, named, unsigned, width
 from hopyard.data.segments import Segment, Writer
 from hopyard.data.vectors import lists
+from hopyard.data.weights import WeightCheck
 from hopyard.errors import DataError, ResourceError, SpecError, UsageError
 
 PROBE = "probe"
@@ -54,6 +56,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, tuple[int, str]] = {}
     """Column → how many bad rows, the first of them."""
     limits: Range | None = None
+    heaviest: dict[Kind, float] = {}
+    """Kind of rows → the largest weight."""
     moments: dict[str, PackedSums] = {}
     sum: str = "0"
     """Of the names of its rows."""
@@ -176,7 +180,7 @@ class _Work:
             if encoder is None:
                 fields = plan(batch, task.spec, str(place))
                 encoder = Encoder(fields, vocabularies(task.spec))
-                limits = Limits(fields)
+                limits, weights = Limits(fields), WeightCheck(fields)
                 writer = Writer(fields, task.partitions, width(task.spec), self._write)
                 scaled = [at for at, field in enumerate(fields) if any(column.scaled for column in field.columns)]
             raw = encoder.raw(batch, place)
@@ -188,13 +192,14 @@ class _Work:
             chosen = self._chosen(batch, place, names)
             distinct.take(names.words[:, 0])
             limits.take(raw)
+            weights.take(raw, chosen)
             for at in scaled:
                 measure(moments, fields, at, raw[at] if chosen is None else raw[at][~chosen])
             writer.take(raw, names, chosen)
         told = Told(number=self._number, host=socket.gethostname(), rows=row)
         if encoder is None:
             return told
-        told = msgspec.structs.replace(told, fields=encoder.fields, limits=limits.range)
+        told = msgspec.structs.replace(told, fields=encoder.fields, limits=limits.range, heaviest=weights.heaviest)
         if encoder.faults:
             return msgspec.structs.replace(
                 told, faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()}

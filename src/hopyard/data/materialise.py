@@ -43,6 +43,7 @@ from hopyard.data.row_names import Distinct, added, width
 from hopyard.data.segments import Index
 from hopyard.data.sources import Piece
 from hopyard.data.spark import alive, listed, narrowed, schema, tell
+from hopyard.data.weights import WeightCheck
 from hopyard.data.where import place
 from hopyard.errors import DataError, SpecError
 
@@ -261,12 +262,14 @@ def _seen(folder: Folder, told: list[Told]) -> None:
 
 def _manifest(frame: Frame, spec: ColumnSpec, fields: list[Field], told: list[Told], index: Index) -> Manifest:
     moments: dict[str, ExactSums] = {}
-    limits, distinct = Limits(fields), Distinct()
+    limits, weights, distinct = Limits(fields), WeightCheck(fields), Distinct()
     for one in told:
         limits.merge(one.limits)
+        weights.merge(one.heaviest)
         distinct.merge(one.distinct)
         for name, packed in one.moments.items():
             moments.setdefault(name, ExactSums(len(packed[1]))).merge(ExactSums.unpacked(packed))
+    weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     validating = bool(frame.fraction or spec.validation or len(frame.frames) > 1)
     drawn(rows, Job(spec, index.partitions, "spread", validating, frame.fraction), distinct)

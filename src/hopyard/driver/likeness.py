@@ -29,7 +29,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from hopyard.driver.ship import users_modules
+from hopyard.code.modules import users_modules
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 _NAMED = {"LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}

@@ -15,6 +15,7 @@ from hopyard.core.events import Line
 from hopyard.core.machine import Machine, fold
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
+from hopyard.data.row_tracker import RowTracker
 from hopyard.driver.ship import Cargo
 from hopyard.driver.ship import load as unpickle
 from hopyard.driver.trial import Shelf, Trial
@@ -107,18 +108,26 @@ class Run:
 
     @property
     def best(self) -> Trial:
-        """The completed trial with the best (trial, epoch) by the run's metric; ties: the lower trial, NaN is worst.
+        """The completed trial with the best (trial, epoch) by the run's metric; ties: the lower trial. A trial whose
+        every value is NaN is never the best.
 
         Raises:
-            RunFailed: no trial completed.
+            RunFailed: no trial completed, or the metric of those that did is NaN in every epoch.
         """
         spec = self._machine.spec
         chosen = None
         for book in self._machine.trials.values():
-            if book.status == "completed" and (
-                chosen is None or better(spec.mode, book.value(spec.metric), chosen.value(spec.metric))
+            if (
+                book.status == "completed"
+                and book.good(spec.metric)
+                and (chosen is None or better(spec.mode, book.value(spec.metric), chosen.value(spec.metric)))
             ):
                 chosen = book
+        if chosen is None and any(book.status == "completed" for book in self.books):
+            raise RunFailed(
+                f"{self.directory}: {spec.metric} is NaN in every epoch of the trials that completed, so none is the "
+                'best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
+            )
         if chosen is None:
             raise RunFailed(f"{self.directory}: no trial has completed{reasons(self._machine)}")
         return Trial(chosen, spec.steps, spec.partitions, self._shelf, best=True)
@@ -216,9 +225,9 @@ class Run:
             quiet(about.backend)
             manifest = Manifest.load(self._layout.manifest, check=False)
             plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
-            self._known = Shelf(
-                plan, open_store(place(self._layout, about)), getattr(self.cargo.data, "transform", None)
-            )
+            transform = getattr(self.cargo.data, "transform", None)
+            tracker = None if transform is None else RowTracker(transform)
+            self._known = Shelf(plan, open_store(place(self._layout, about)), transform, tracker)
         return self._known
 
 

@@ -230,6 +230,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         metric=order.metric,
         mode=order.mode,
         exact=order.exact,
+        void_epochs=True,
         group=group if isinstance(group, int) else 0,
         group_seconds=0.0 if group == "off" else 1.0,
         **order.limits,

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from hopyard.agent.build import Built, Plan, build, undisturbed
+from hopyard.agent.predicting import answers
 from hopyard.agent.work import over
 from hopyard.core.books import TrialBook
+from hopyard.data.columns import Columns
 from hopyard.data.encode import apply
 from hopyard.data.feed import PartitionFeed
+from hopyard.data.row_tracker import RowTracker
 from hopyard.driver.saved import save
-from hopyard.errors import HopyardError, SpecError, TrialFailed
+from hopyard.errors import DataError, HopyardError, SpecError, TrialFailed
 from hopyard.frameworks import TOOLS, restore, tools
 from hopyard.ports import Folding, Predicting, Store
 from hopyard.spec import Config
 from hopyard.store.tree import StateError, decode, digest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class Shelf:
     plan: Plan
     store: Store
     transform: Any
+    tracker: RowTracker | None = None
+    """Of the transform: what was found out about it is kept from one call to the next."""
 
 
 class Trial:
@@ -73,7 +80,12 @@ class Trial:
         return trainable if framework not in TOOLS else tools(framework).net(trainable)
 
     def predict(self, data: Any, which: Literal["best", "last"] = "best") -> Any:
-        """The model's outputs for every row of `data`, in its order.
+        """The model's outputs, one for each row of `data`, in its order.
+
+        Where the run's data had a transform, rows are numbered while they go through it: outputs stand at the places of
+        their rows, also where the transform sorts, and those of rows that it drops are NaN. (Whole numbers and booleans
+        are float64 then.) A transform that makes a batch of other columns loses the numbers: a warning says so once,
+        and that the order is trusted.
 
         Args:
             data: a Dataset, a pandas DataFrame, an Arrow table, arrays, or a dict of arrays. The encoding that the
@@ -82,26 +94,37 @@ class Trial:
 
         Returns:
             Array of shape (rows, …), or a dict of such.
+
+        Raises:
+            DataError: the rows cannot be encoded as those of the training were; the transform doubles rows, or drops
+                some and loses their numbers.
         """
         built = self._built(which)
         if not isinstance(built.trainable, Predicting):
             raise HopyardError(f"{type(built.trainable).__name__} has no method predict(batch)")
-        parts = []
+        columns = self._columns(data, targets=False)
         with undisturbed():
-            for batch in self._feed(data, built, targets=False):
-                parts.append(built.trainable.predict(batch))
-        if parts and isinstance(parts[0], dict):
-            return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return np.concatenate(parts)
+            return answers(built.trainable, columns, built.batch_size)
 
     def evaluate(self, data: Any, which: Literal["best", "last"] = "best") -> dict[str, float]:
-        """Loss and metrics over all rows of `data`, which has the label too."""
+        """Loss and metrics over all rows of `data`, which has the label too; all NaN where the loss is not finite.
+
+        Rows that the transform of the run's data drops are left out; a warning says how many.
+        """
         built = self._built(which)
-        feed = self._feed(data, built, targets=True)
-        if feed.columns.targets is None and self._shelf().plan.manifest.targets:
+        columns = self._columns(data, targets=True)
+        dropped = (columns.source_rows or 0) - columns.rows
+        if not columns.rows:
+            raise DataError(f"evaluate: the Dataset's transform dropped all of the {dropped} rows")
+        if dropped:
+            log.warning("evaluate: the Dataset's transform dropped %d of %d rows", dropped, columns.source_rows)
+        if columns.targets is None and self._shelf().plan.manifest.targets:
             raise SpecError(f"evaluate: the data lacks the label ({', '.join(self._shelf().plan.manifest.targets)})")
         with undisturbed():
-            sums = over(built.trainable, feed, train=False)
+            sums = over(built.trainable, PartitionFeed(columns, built.batch_size), train=False)
+        loss, rows = sums.get("loss", (0.0, 1.0))
+        if not isinstance(loss, list) and not (rows and math.isfinite(loss)):
+            return dict.fromkeys(sums, math.nan)
         values = {}
         for name, (total, rows) in sums.items():
             if isinstance(total, list):
@@ -156,8 +179,6 @@ class Trial:
         restore(built.trainable, decode(data))
         return built
 
-    def _feed(self, data: Any, built: Built, targets: bool) -> PartitionFeed:
+    def _columns(self, data: Any, targets: bool) -> Columns:
         shelf: Shelf = self._shelf()
-        return PartitionFeed(
-            apply(shelf.plan.manifest, data, shelf.transform, targets=targets), built.batch_size, None, None
-        )
+        return apply(shelf.plan.manifest, data, shelf.tracker, targets=targets)

@@ -103,7 +103,7 @@ class Linear:
         shares /= shares.sum(1, keepdims=True)
         each = np.arange(batch.rows)
         loss = -np.log(np.maximum(shares[each, labels], 1e-300))
-        right = shares.argmax(1) == labels
+        right = np.where(np.isnan(shares).any(1), np.nan, shares.argmax(1) == labels)
         shares[each, labels] -= 1
         sums = {"loss": (float((weight * loss).sum()), rows), "accuracy": (float((weight * right).sum()), rows)}
         return inputs, shares * share, sums

@@ -8,6 +8,7 @@ the variables where Keras adds them up, and are read once for each partition.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -273,6 +274,10 @@ def _faults(model: Any, class_weight: Any) -> Iterator[str]:
         yield f"model {model.name!r} is compiled without an optimizer: give compile(optimizer=…) one"
     if class_weight is not None and not (
         isinstance(class_weight, Mapping)
-        and all(isinstance(label, (int, np.integer)) and np.isscalar(weight) for label, weight in class_weight.items())
+        and all(isinstance(label, (int, np.integer)) for label in class_weight)
+        and all(
+            isinstance(weight, (int, float, np.integer, np.floating)) and 0 <= weight < math.inf
+            for weight in class_weight.values()
+        )
     ):
-        yield f"class_weight = {class_weight!r}: a dict of class number → weight is needed"
+        yield f"class_weight = {class_weight!r}: a dict of class number → weight, a number >= 0, is needed"

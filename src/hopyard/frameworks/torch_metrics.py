@@ -26,7 +26,7 @@ of a small model."""
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the class of a row is right, else 0; shape (rows,).
+    """1 where the class of a row is right, else 0; NaN where its outputs are NaN; shape (rows,).
 
     Args:
         outputs: (rows, classes, …) logits, with more axes the share of right positions; or (rows,) or (rows, 1)
@@ -34,12 +34,13 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         targets: class numbers of shape (rows, …), or (rows, classes) probabilities, of which the largest counts.
     """
     if outputs.ndim < 2 or outputs.shape[1] == 1:
-        return (outputs.reshape(-1) > 0) == (targets.reshape(-1) > 0.5)
+        logits = outputs.reshape(-1)
+        return _unless_nan((logits > 0) == (targets.reshape(-1) > 0.5), logits.isnan())
     chosen = outputs.argmax(1)
     if targets.shape == outputs.shape and targets.is_floating_point():
         targets = targets.argmax(1)
-    right = chosen == targets.reshape(chosen.shape)
-    return right if right.ndim == 1 else right.double().flatten(1).mean(1)
+    right = _unless_nan(chosen == targets.reshape(chosen.shape), outputs.isnan().any(1))
+    return right if right.ndim == 1 else right.flatten(1).mean(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class AUC:
     """Area under the ROC curve of two classes, from counts in bins of equal width over the probability.
 
     Additive, so it is exact for the whole epoch up to the bins: rows of one bin count as ties, which errs by at most
-    half the share of (positive, negative) pairs that meet in one bin. NaN when a class is missing.
+    half the share of (positive, negative) pairs that meet in one bin. NaN when a class is missing, or an output is NaN.
 
     Args:
         bins: how many. Outputs are logits of shape (rows,), (rows, 1) or (rows, 2); targets are 0 or 1.
@@ -63,7 +64,10 @@ class AUC:
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> NDArray[np.float64]:
         """Rows per bin, of class 0 and then of class 1; shape (2 · bins,)."""
-        probability = torch.nan_to_num(torch.sigmoid(_logit(outputs).double()), nan=0.0)
+        logits = _logit(outputs)
+        if logits.isnan().any():
+            return np.full(2 * self.bins, math.nan)
+        probability = torch.sigmoid(logits.double())
         bin_ = (probability * self.bins).long().clamp_(max=self.bins - 1)
         return _count(bin_ + self.bins * (targets.reshape(-1) > 0.5), weights, 2 * self.bins)
 
@@ -80,7 +84,7 @@ class F1:
     """2 · right / (predicted + there): of class 1, or with more than two `classes` the mean over all of them.
 
     Outputs are logits: for two classes of shape (rows,), (rows, 1) or (rows, 2), else (rows, classes). A class that
-    is neither predicted nor there counts as 0, as in scikit-learn.
+    is neither predicted nor there counts as 0, as in scikit-learn. NaN when an output is NaN.
     """
 
     classes: int = 2
@@ -93,7 +97,10 @@ class F1:
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> NDArray[np.float64]:
         """Rows by class: right, predicted, there; shape (3 · classes,)."""
-        chosen = outputs.argmax(1) if self.classes > 2 else (_logit(outputs) > 0).long()
+        logits = outputs if self.classes > 2 else _logit(outputs)
+        if logits.isnan().any():
+            return np.full(3 * self.classes, math.nan)
+        chosen = logits.argmax(1) if self.classes > 2 else (logits > 0).long()
         there = targets.reshape(-1).long()
         right = torch.where(chosen == there, chosen, self.classes)  # one more class for what is wrong
         right_counts = _count(right, weights, self.classes + 1)[:-1]
@@ -102,11 +109,16 @@ class F1:
         )
 
     def result(self, total: NDArray[np.float64]) -> float:
-        """The score, 0 to 1."""
+        """The score, 0 to 1; NaN where the counts are."""
         right, predicted, there = np.asarray(total, dtype=np.float64).reshape(3, self.classes)
         rows = predicted + there
-        scores = np.divide(2 * right, rows, out=np.zeros_like(rows), where=rows > 0)
+        scores = np.divide(2 * right, rows, out=np.zeros_like(rows), where=rows != 0)
         return float(scores[1] if self.classes == 2 else scores.mean())
+
+
+def _unless_nan(right: torch.Tensor, nan: torch.Tensor) -> torch.Tensor:
+    """float64: 1 where `right`, else 0; NaN where `nan`. (The largest of NaN is, to argmax, the first class.)"""
+    return right.double().masked_fill(nan, math.nan)
 
 
 def _logit(outputs: torch.Tensor) -> torch.Tensor:

@@ -18,13 +18,14 @@ import msgspec
 import numpy as np
 
 from hopyard.agent.build import Plan, build, undisturbed
+from hopyard.agent.predicting import answers
 from hopyard.data.encode import apply
-from hopyard.data.feed import PartitionFeed
 from hopyard.data.manifest import ArrayInfo, Manifest
+from hopyard.data.row_tracker import RowTracker
 from hopyard.data.vectors import lists
 from hopyard.driver.saved import CONFIG, OWN, RECIPE, WEIGHTS, Saved
 from hopyard.driver.ship import load
-from hopyard.errors import DataError, SpecError
+from hopyard.errors import SpecError
 from hopyard.frameworks import environment, quiet, restore, tools
 from hopyard.ports import Predicting
 from hopyard.spark.portable import TRANSFORM, Portable, Ticket
@@ -47,25 +48,23 @@ class Opened:
 
     trainable: Any
     manifest: Manifest
-    transform: Any
+    tracker: RowTracker | None
+    """Of the Dataset's transform, where it had one."""
     rows: int
     """That it is given at once."""
 
     def __call__(self, batch: Any) -> Any:
-        """Outputs for an Arrow record batch of at least one row: array of shape (rows, …) or a dict of such.
+        """Outputs for an Arrow record batch of at least one row: array of shape (rows, …) or a dict of such; NaN for
+        rows that the transform drops.
 
         Raises:
-            DataError: the rows cannot be encoded as the training rows were.
+            DataError: the rows cannot be encoded as the training rows were; the transform doubles rows, or drops some
+                and does not tell which.
         """
         made = []
         for part in lists(batch):
-            columns = apply(self.manifest, part, self.transform, targets=False)
-            if columns.rows != part.num_rows:
-                raise DataError(
-                    f"the Dataset's transform made {columns.rows} rows of {part.num_rows}, and predictions stand "
-                    "beside rows; filter rows before, and leave it out of transform="
-                )
-            made += [self.trainable.predict(block) for block in PartitionFeed(columns, self.rows)]
+            columns = apply(self.manifest, part, self.tracker, targets=False)
+            made.append(answers(self.trainable, columns, self.rows, same_type=True))
         return _together(made)
 
 
@@ -110,9 +109,9 @@ def opened(files: Mapping[str, bytes], threads: int) -> Opened:
             its.load_net(its.net(built.trainable), root / its.WEIGHTS)
     if not isinstance(built.trainable, Predicting):
         raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
-    transform = cloudpickle.loads(files[TRANSFORM]) if TRANSFORM in files else None
+    tracker = RowTracker(cloudpickle.loads(files[TRANSFORM])) if TRANSFORM in files else None
     least = max(1, CHUNK_BYTES // max(1, sum(info.row_bytes for info in about.manifest.inputs.values())))
-    return Opened(built.trainable, about.manifest, transform, max(built.batch_size, least))
+    return Opened(built.trainable, about.manifest, tracker, max(built.batch_size, least))
 
 
 def probe(model: Portable) -> Any:

@@ -28,7 +28,8 @@ def predict(
 
     Lazy, as any transformation. The model goes to executors once, and each Python worker opens it once. The encoding of
     the training data is applied; vectors of pyspark.ml may stand for lists. Rows are given to the model in blocks of at
-    least its own batch size and at most spark.sql.execution.arrow.maxRecordsPerBatch; each task uses one thread.
+    least its own batch size and at most spark.sql.execution.arrow.maxRecordsPerBatch; each task uses one thread. Rows
+    that the data's transform= drops stay, and have NaN for a prediction.
 
     Args:
         model: a Run (its best trial), a Trial, or the directory that `run.best.save(directory)` wrote. Such a directory

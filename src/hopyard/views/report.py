@@ -114,10 +114,11 @@ def _head(found: Chart, machine: Machine, directory: str) -> str:
 
 
 def _best(machine: Machine) -> str:
+    spec = machine.spec
     best = words.best(machine)
     if best is None or best.best is None:
-        return ""
-    spec = machine.spec
+        some = any(trial.history for trial in machine.trials.values() if trial.status != "failed")
+        return f"Best: none; {spec.metric} is NaN in every epoch" if some else ""
     why = f" by {spec.metric} ({spec.mode})" if spec.metric else ""
     metrics = best.history[best.best]
     order = [name for name in words.columns(machine) if name in metrics]

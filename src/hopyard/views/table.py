@@ -327,7 +327,7 @@ class Table:
             grid.add_column(name, justify="right", no_wrap=True, style="bold" if name == self.spec.metric else "")
         grid.add_column("worker", no_wrap=True)
         for epoch in sorted(trial.history)[-max(1, rows - 1) :]:
-            best = bool(self.spec.metric) and epoch == trial.best
+            best = bool(self.spec.metric) and epoch == trial.best and trial.good(self.spec.metric)
             found = trial.history[epoch]
             cells = [f"{epoch + 1}/{self.spec.epochs}", *(words.number(found.get(name)) for name in metrics), ""]
             grid.add_row("★" if best else "", *cells, style="bold" if best else "")

@@ -101,12 +101,12 @@ def differing(machine: Machine) -> list[str]:
 
 
 def best(machine: Machine) -> TrialBook | None:
-    """The trial whose best epoch has the best value of the run's metric; ties: the lower number; failed ones do not
-    count. Without a metric the first that has an epoch."""
+    """The trial whose best epoch has the best value of the run's metric; ties: the lower number; failed ones, and those
+    whose every value is NaN, do not count. Without a metric the first that has an epoch."""
     metric, mode = machine.spec.metric, machine.spec.mode
     found: TrialBook | None = None
     for trial in machine.trials.values():
-        if trial.best is None or trial.status == "failed":
+        if not trial.good(metric) or trial.status == "failed":
             continue
         if found is None or better(mode, trial.value(metric), found.value(metric)):
             found = trial
