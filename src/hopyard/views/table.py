@@ -141,8 +141,8 @@ class Table:
                 self._print(f"training: {self._scale(machine)}, on {slots}")
         marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
         for mark in marks:
-            if mark.what == "interrupted":
-                self._print(f"interrupted: {mark.text}")
+            if mark.what in ("interrupted", "stopped"):
+                self._print(f"{mark.what}: {mark.text}")
             elif mark.what in ("lost", "resumed"):
                 self._print(mark.text)
         for number in touched:
@@ -239,11 +239,13 @@ class Table:
         return text
 
     def _state(self, machine: Machine) -> str:
-        if machine.status == "checking":
-            return "preflight"
-        if machine.status == "running" and self._chart.marks and self._chart.marks[-1].what == "interrupted":
+        if machine.status not in ("checking", "running"):
+            return machine.status
+        if self._chart.marks and self._chart.marks[-1].what in ("interrupted", "stopped"):
+            return self._chart.marks[-1].what
+        if self._closed:  # the driver ends, and could not say so
             return "interrupted"
-        return machine.status
+        return "preflight" if machine.status == "checking" else machine.status
 
     def _eta(self, machine: Machine) -> float | None:
         """Seconds until the run ends: its work over its slots, but no less than its longest trial."""
