@@ -61,8 +61,8 @@ class Table:
         self._chart = Chart(keep=False)
         self._differing = words.Differing()
         self._trials = 0
-        self._epochs: dict[int, int] = {}
-        """Trial → epochs that were told of in plain lines."""
+        self._epochs: dict[int, set[int]] = {}
+        """Trial → the epochs that were told of in plain lines."""
         self._failed: set[int] = set()
         self._marks = 0
         self._drawn = 0.0
@@ -114,6 +114,8 @@ class Table:
             return
         self._closed = True
         if self._face == "plain":
+            for trial in machine.trials.values():
+                self._tell_epochs(trial, machine)
             self._print(self._end(machine))
             return
         self._draw(machine, self._chart.at or self._clock())
@@ -130,7 +132,7 @@ class Table:
 
     def _skip(self, machine: Machine) -> None:
         """All that was before a resume has been told."""
-        self._epochs = {trial.id: len(trial.history) for trial in machine.trials.values()}
+        self._epochs = {trial.id: set(trial.history) for trial in machine.trials.values()}
         self._failed = {trial.id for trial in machine.trials.values() if trial.status == "failed"}
         self._marks = len(self._chart.marks)
 
@@ -149,14 +151,23 @@ class Table:
             trial = machine.trials.get(number)
             if trial is None:
                 continue
-            told = self._epochs.get(number, 0)
-            if len(trial.history) > told:
-                self._epochs[number] = len(trial.history)
-                for epoch in sorted(trial.history)[told:]:
-                    self._print(self._line(trial, epoch, machine))
+            self._tell_epochs(trial, machine)
             if trial.status == "failed" and number not in self._failed:
                 self._failed.add(number)
                 self._print(f"trial {number}  failed ({trial.fault}): {trial.error}  {words.named(trial.config)}")
+
+    def _tell_epochs(self, trial: TrialBook, machine: Machine) -> None:
+        """Those that were not told. Validations end in any order: an epoch waits for those before it, unless they will
+        not come."""
+        told = self._epochs.setdefault(trial.id, set())
+        if len(trial.history) == len(told):
+            return
+        for before, epoch in enumerate(sorted(trial.history)):
+            if epoch != before and not trial.ended and not self._closed:
+                break
+            if epoch not in told:
+                told.add(epoch)
+                self._print(self._line(trial, epoch, machine))
 
     def _line(self, trial: TrialBook, epoch: int, machine: Machine) -> str:
         metrics = trial.history[epoch]
