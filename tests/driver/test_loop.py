@@ -261,9 +261,7 @@ def test_agents_that_never_come_up_end_the_run_with_their_log(stage: Callable[..
         (ZeroDivisionError("a defect"), "ZeroDivisionError: a defect"),
     ],
 )
-def test_whatever_ends_the_driver_is_journaled(
-    stage: Callable[..., Stage], error: BaseException, reason: str
-) -> None:
+def test_whatever_ends_the_driver_is_journaled(stage: Callable[..., Stage], error: BaseException, reason: str) -> None:
     def fail() -> list[Any]:
         raise error
 

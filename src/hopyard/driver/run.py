@@ -108,8 +108,8 @@ class Run:
 
     @property
     def best(self) -> Trial:
-        """The trial with the best (trial, epoch) by the run's metric; ties: the lower trial, NaN is worst. Failed trials
-        do not count; of a run that has not ended it is the best of what there is.
+        """The trial with the best (trial, epoch) by the run's metric; ties: the lower trial, NaN is worst. Failed
+        trials do not count; of a run that has not ended it is the best of what there is.
 
         Raises:
             RunFailed: no trial that did not fail has come to the end of an epoch.
