@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,10 @@ LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", LIGHT_JAVA)  # of drivers that tests start
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a job in the background of a script: shells have it ignore Ctrl-C
+    # A handler, unlike SIG_IGN, is not inherited by processes that tests start, and these may be sent the signal.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """File systems at URLs, by fsspec: opened in one place, so that one that cannot be reached is told in one way.
 
 Drivers raise what they like: an ImportError where a package is missing, an OSError of Java's, `requests`' or
-`botocore`'s own errors around that of a socket. And `exists`, `isdir` and `glob` take any of these for "there is no such file".
+`botocore`'s own errors around that of a socket. And `exists`, `isdir` and `glob` take any of these for an absence.
 """
 
 from __future__ import annotations

@@ -251,7 +251,6 @@ class TestFailures:
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
     def test_the_driver_is_killed(self, tmp_path: Path, number: signal.Signals) -> None:
         code = (
-            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # shells let jobs ignore it
             f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r})\n"
             "import hopyard as hy, programs\n"
             f"hy.launch(programs.idle, roles={{'worker': 2}}, directory={str(tmp_path / 'program')!r}).wait()\n"
