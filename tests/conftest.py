@@ -21,7 +21,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", LIGHT_JAVA)  # of drivers that tests 
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a job in the background of a script: shells have it ignore Ctrl-C
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # shells start jobs in the background of a script so
     # A handler, unlike SIG_IGN, is not inherited by processes that tests start, and these may be sent the signal.
     signal.signal(signal.SIGINT, lambda number, frame: None)
 

@@ -85,7 +85,7 @@ def test_what_a_function_gives_stands_behind_the_columns() -> None:
     def schema(*names: str) -> Any:
         return StructType([StructField(name, LongType()) for name in names])
 
-    with pytest.raises(SpecError, match="named 'AGE', and there is 'age' already.*choose another name in what fn"):
+    with pytest.raises(SpecError, match=r"named 'AGE', and there is 'age' already.*choose another name in what fn"):
         map_batches(fn, Frame("age"), schema("AGE"), keep=True)
     with pytest.raises(SpecError, match="named 'N', and there is 'n' already"):
         map_batches(fn, Frame("age"), schema("n", "N"), keep=True)

@@ -182,10 +182,10 @@ def test_see_costs_microseconds_when_it_does_not_draw(good):
     table = Table(good[0].spec, paper(), clock=lambda: now)
     machine = fold(good)
     table.see(good, machine)
-    began = time.perf_counter()
+    began = time.thread_time()  # of this thread alone, whatever else the machine does
     for _ in range(1000):
         table.see([], machine)
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began < 0.1
 
 
 def test_live_draws_and_leaves_the_table(good):

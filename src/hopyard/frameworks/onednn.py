@@ -1,8 +1,9 @@
-"""TensorFlow says that oneDNN is on in the midst of loading its libraries, before it reads TF_CPP_MIN_LOG_LEVEL (2.21).
+"""TensorFlow says that oneDNN is on in the midst of loading its libraries, before it reads its log level (2.21).
 
-Only another arithmetic would keep it from that (TF_ENABLE_ONEDNN_OPTS=0). So, where it is to be quiet, what is written to
-standard error while one of its libraries is loaded is held back until it is loaded, and then goes there without these
-lines. Held back is nothing where TensorFlow leaves oneDNN off: there a library may end the process, with its last words.
+Only another arithmetic would keep it from that (TF_ENABLE_ONEDNN_OPTS=0). So, where it is to be quiet, what is written
+to standard error while one of its libraries is loaded is held back until it is loaded, and then goes there without
+these lines. Nothing is held back where TensorFlow leaves oneDNN off: on a processor that is too old for it, a library
+ends the process, and says why.
 """
 
 from __future__ import annotations
