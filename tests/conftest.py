@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,27 @@ LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", LIGHT_JAVA)  # of drivers that tests start
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # shells start jobs in the background of a script so
+    # A handler, unlike SIG_IGN, is not inherited by processes that tests start, and these may be sent the signal.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_new_objects_are_looked_at() -> Iterator[None]:
+    """What was imported by now is not garbage: `gc.collect` takes milliseconds without it, else tenths of a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
+    """Files and sockets that a test leaves open are its own fault; collected later, they would be its neighbour's."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

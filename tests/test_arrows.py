@@ -10,7 +10,7 @@ LEVELS = [
     {"spec"},
     {"space"},
     {"core"},
-    {"ports", "sessions", "hosts", "code"},
+    {"ports", "sessions", "hosts", "code", "filesystems"},
     {"frameworks", "data", "store", "search", "engines", "views"},
     {"agent"},
     {"driver", "sim"},

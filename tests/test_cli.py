@@ -156,6 +156,21 @@ def test_signals(script, number, code):
     assert err in ("terminated\n", "interrupted\n")
 
 
+def test_in_the_background_of_a_script_ctrl_c_is_not_for_us(script):
+    """Shells start such jobs with SIGINT ignored, since the terminal sends it to them too; SIGTERM ends them."""
+    path = script("import sys\nprint('up', flush=True)\nfor line in sys.stdin:\n    print('on', flush=True)")
+    command = ["sh", "-c", 'trap "" INT; exec "$0" "$@"', sys.executable, "-m", "hopyard", "run", path]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGINT)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "on\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+
+
 # ------------------------------------------------------------------------------------------------ ls, show, logs
 
 

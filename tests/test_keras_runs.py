@@ -169,7 +169,7 @@ select(Path("run"), zoo, ZOO[:5], engine=local(2), parallel=hy.Hopper("off"))
         process.communicate(timeout=60)
     assert gone(children(process), 1.0)
     left = memory() - before
-    assert hy.load(directory).status == "running"
+    assert hy.load(directory).status == "interrupted"
     assert len(agents(directory)) == 2
     run = hy.resume(directory, engine=hy.Inline())  # no worker has to start again, which takes so long
     assert digests(run) == digests(one)[: len(FEW)]

@@ -256,7 +256,7 @@ def test_urls_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_errors_of_file_systems_name_store() -> None:
-    with pytest.raises(SpecError, match=r"store: host .* cannot open nowhere://x .*driver and executors share"):
+    with pytest.raises(SpecError, match=r"store: host .* cannot open nowhere://x: there is no file system 'nowhere'"):
         Folder("nowhere://x")
     with pytest.raises(ResourceError, match="store: no room in x on host"), reaching("x", "write to"):
         raise OSError(28, "No space left on device")

@@ -297,7 +297,7 @@ class TestFind:
         for path in (tmp_path, tmp_path / "x", tmp_path / "x*"):
             with pytest.raises(DataError, match="no TFRecord file matches"):
                 find(path)
-        with pytest.raises(DataError, match="nosuch://x cannot be opened"):
+        with pytest.raises(DataError, match="cannot open nosuch://x: there is no file system 'nosuch'"):
             find("nosuch://x")
 
 

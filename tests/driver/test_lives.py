@@ -80,7 +80,8 @@ def test_the_keyboard_ends_a_run_in_the_background(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGINT
     last = journal(tmp_path / "run")[-1]
     assert isinstance(last, Interrupted)
-    assert last.reason == "stopped by the user"
+    assert (last.reason, last.stopped) == ("interrupted by the user", False)
+    assert hy.load(tmp_path / "run").status == "interrupted"
     assert gone(children(process), 0.2)
 
 

@@ -222,7 +222,7 @@ def test_stop_ends_it_soon(stage: Callable[..., Stage]) -> None:
     it.link.receives.append(lambda: it.loop.stop("stopped by the user") or [])
     with pytest.raises(KeyboardInterrupt):
         it.loop.run()
-    assert it.lines()[-1].reason == "stopped by the user"
+    assert it.lines()[-1] == Interrupted(at=it.lines()[-1].at, reason="stopped by the user", stopped=True)
     assert max(it.link.waits) <= loops.GLANCE
 
 
@@ -247,6 +247,29 @@ def test_agents_that_never_come_up_end_the_run_with_their_log(stage: Callable[..
     assert str(tmp_path / "2.log") in str(caught.value)
     assert caught.value.exit_code == 4
     assert it.link.closed == 1
+    assert it.lines()[-1].reason.startswith("ResourceError: no worker comes up: 3 in a row")
+    assert "\n" not in it.lines()[-1].reason
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyboardInterrupt(), "interrupted by the user"),
+        (SystemExit(143), "terminated"),
+        (type("Terminated", (KeyboardInterrupt,), {})(), "terminated"),
+        (ResourceError("no room\n  at all"), "ResourceError: no room"),
+        (ZeroDivisionError("a defect"), "ZeroDivisionError: a defect"),
+    ],
+)
+def test_whatever_ends_the_driver_is_journaled(stage: Callable[..., Stage], error: BaseException, reason: str) -> None:
+    def fail() -> list[Any]:
+        raise error
+
+    it = stage([READY], fail)
+    with pytest.raises(type(error)):
+        it.loop.run()
+    assert it.lines()[-1] == Interrupted(at=it.lines()[-1].at, reason=reason)
+    assert it.seen[-2:] == [it.lines()[-1], "closed"]
 
 
 def test_agents_that_are_killed_before_they_are_ready_do_not_end_a_run_that_had_some(
@@ -387,7 +410,7 @@ def test_exact_does_not_go_on_after_a_defect(stage: Callable[..., Stage]) -> Non
     with pytest.raises(Inexact, match="trial 0, step 2 was done again and gave another State"):
         it.loop.run()
     assert it.link.closed == 1
-    assert isinstance(it.lines()[-1], Durable)
+    assert [type(line) for line in it.lines()[-2:]] == [Durable, Interrupted]
 
 
 def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -12,11 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from typer.testing import CliRunner
 
 import hopyard as hy
+from hopyard.cli import app
 from hopyard.core.books import TrialBook
 from hopyard.core.events import Began, Dispatch, Interrupted, Proposed
 from hopyard.core.machine import fold
+from hopyard.driver.loop import Loop
 from hopyard.driver.run import Run
 from hopyard.frameworks.array import Linear
 from hopyard.spec import Batch, RunSpec
@@ -113,6 +117,17 @@ def test_as_charts_and_report(run: hy.Run, tmp_path: Path) -> None:
     assert run.gantt(tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert run.report() == Layout(run.directory).report.read_text()
     assert Layout(run.directory).gantt.exists()
+
+
+def test_of_a_run_in_the_midst_the_best_is_that_of_what_there_is() -> None:
+    run = told("min", [3.0, 2.0], [4.0, 1.0], [5.0, 0.5])
+    for trial, status in zip(run.books, ("completed", "running", "failed"), strict=True):
+        trial.status = status  # type: ignore[assignment]
+    assert (run.status, run.best.id, run.best.epoch) == ("interrupted", 1, 1)
+    assert [trial.status for trial in run.trials] == ["completed", "interrupted", "failed"]
+    assert run.best.status == "interrupted"
+    assert list(run.to_pandas()["status"]) == ["completed", "interrupted", "failed"]
+    assert repr(run).startswith("<Run nowhere interrupted: 1 of 3 ")
 
 
 # ------------------------------------------------------------------------------------------------ its model
@@ -275,7 +290,8 @@ def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
     assert run.wait() is run  # it was asked to end: no error
     last = journal(run.directory)[-1]
     assert isinstance(last, Interrupted)
-    assert last.reason == "stopped by the user"
+    assert (last.reason, last.stopped) == ("stopped by the user", True)
+    assert run.status == hy.load(run.directory).status == "stopped"
     assert gone(agents(run.directory), 0.2)
     assert hy.resume(run.directory).status == "completed"
 
@@ -288,13 +304,41 @@ def test_stop_at_once_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(runs, "sweep", lambda root: (time.sleep(0.3), sweep(root))[1])
     run = select(tmp_path / "run", troubled, [{**CONFIGS[0], "at": 14, "do": "raise"}], wait=False)
     run.stop()
-    assert run.status in ("checking", "running")
+    assert run.status == "stopped"
     assert not [line for line in journal(run.directory) if isinstance(line, Dispatch)]
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, run: hy.Run) -> None:
     both = [select(tmp_path / name, engine=hy.Local(1, devices=None), wait=False) for name in "ab"]
     assert [digests(each.wait()) for each in both] == [digests(run)] * 2
+
+
+def test_a_run_that_died_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its object in the same process, whoever loads it, and the command line; and the best of what there is can be
+    had."""
+    turn = Loop.turn
+
+    def until_an_epoch(self: Loop) -> None:
+        turn(self)
+        book = self.machine.trials[0]
+        if book.best is not None and book.safe >= (book.best + 1) * self.machine.spec.partitions:
+            raise hy.ResourceError("no room at all")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "turn", until_an_epoch)
+        run = select(tmp_path / "run", parallel=hy.Hopper("off"), wait=False)
+        with pytest.raises(hy.ResourceError, match="no room at all"):
+            run.wait()
+    assert (run.status, hy.load(run.directory).status) == ("interrupted", "interrupted")
+    best = hy.load(run.directory).best
+    assert best.status in ("waiting", "interrupted")
+    assert best.model().steps == 12 * (best.epoch + 1)  # type: ignore[operator]
+    assert "interrupted (ResourceError: no room at all)" in run.report()
+    rows = CliRunner().invoke(app, ["ls", str(tmp_path), "--json"]).stdout
+    assert [row["status"] for row in json.loads(rows)] == ["interrupted"]
+    shown = CliRunner().invoke(app, ["show", str(run.directory)]).stdout
+    assert "interrupted (ResourceError: no room at all)" in shown and "running" not in shown
+    assert hy.resume(run.directory).status == "completed"
 
 
 # ------------------------------------------------------------------------------------------------ kinds of recipes

@@ -138,5 +138,5 @@ except hy.SpecError as error:
     assert gone(agents(tmp_path / "run"), 2)
     lines = journal(tmp_path / "run")
     assert [line for line in lines if isinstance(line, Joined)]
-    assert not isinstance(lines[-1], Interrupted)
+    assert isinstance(lines[-1], Interrupted) and lines[-1].reason.startswith("ResourceError: ")
     assert hy.resume(tmp_path / "run", engine=hy.Inline()).status == "completed"

@@ -211,7 +211,7 @@ class TestPredict:
         df = spread(spark, frame(5))
         with pytest.raises(DataError, match=r"has no column 'b'; there are: 'a', 'c'"):
             predict(run, df.drop("b", "kind", "y", "v", "row"))
-        with pytest.raises(SpecError, match="'Prediction' already"):
+        with pytest.raises(SpecError, match=r"named 'Prediction', and there is 'prediction' already"):
             predict(run, df.withColumnRenamed("v", "prediction"), predictionCol="Prediction")
         with pytest.raises(SpecError, match="a bare model does not know"):
             predict(object(), df)

@@ -43,3 +43,13 @@ def test_a_torn_last_line_had_no_effect_and_damage_is_told(tmp_path: Path) -> No
     path.write_bytes(whole + b"rubbish\n")
     with pytest.raises(JournalError, match="line 9"):
         read(path)
+
+
+def test_what_a_driver_left_in_the_midst_is_interrupted() -> None:
+    told = story(LINES[:5])
+    assert (told.status, told.tasks[0].status, told.tasks[1].status) == ("running", "running", "starting")
+    told.stands("interrupted")
+    assert [told.status, *(task.status for task in told.tasks.values())] == ["interrupted"] * 3
+    told = story(LINES[:6])
+    told.stands("interrupted")
+    assert [task.status for task in told.tasks.values()] == ["done", "interrupted"]

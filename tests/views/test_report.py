@@ -9,7 +9,7 @@ from hopyard.views.report import facts, report, summary
 
 
 def test_it_says_what_people_ask(rough):
-    text = report(rough, fold(rough), {"directory": "runs/x", "store": "s3://bucket/x"})
+    text = report(rough, fold(rough), {"directory": "runs/x", "store": "s3://bucket/x"}, "partial")
     machine = fold(rough)
     best = min(
         (t for t in machine.trials.values() if t.status == "completed"), key=lambda t: (t.value("val_loss"), t.id)
@@ -39,24 +39,39 @@ def test_it_says_what_people_ask(rough):
 
 def test_a_run_that_is_not_over_says_how_to_go_on(rough):
     lines = rough[:70]
-    assert "hopyard resume runs/x" in report(lines, fold(lines), {"directory": "runs/x"})
+    assert "hopyard resume runs/x" in report(lines, fold(lines), {"directory": "runs/x"}, "interrupted")
+
+
+def test_a_run_that_was_left_says_so_and_so_do_its_trials(spec, play):
+    lines = play(spec, [{"lr": lr} for lr in range(6)], interrupt=12)
+    lines = lines[: 1 + next(at for at, line in enumerate(lines) if type(line).__name__ == "Interrupted")]
+    machine = fold(lines)
+    assert "running" in {trial.status for trial in machine.trials.values()}
+    for status, head in (("interrupted", "interrupted (Ctrl-C)"), ("stopped", "stopped")):
+        text = report(lines, machine, {"directory": "runs/x"}, status)
+        assert text.startswith(f"Hopyard run runs/x: {head}\n")
+        assert "running" not in text and "To go on: hopyard resume runs/x" in text
+        assert facts(lines, machine, status)["status"] == status
+        assert "running" not in {row["status"] for row in summary(machine, status)}
+    text = report(lines, machine, {"directory": "runs/x"}, "running")
+    assert "To go on" not in text and text.startswith("Hopyard run runs/x: running\n")
 
 
 def test_before_anything_happened(spec, good):
-    text = report(good[:1], fold(good[:1]), {})
-    assert "checking" in text
+    text = report(good[:1], fold(good[:1]), {}, "running")
+    assert ": running\n" in text
     assert "0 of 0 trials completed" in text
 
 
 def test_a_fit_needs_no_table_of_parameters(play):
     lines = play(RunSpec(epochs=2, partitions=2, validation=0, trials=1), [{"lr": 0.1}])
-    text = report(lines, fold(lines), {})
+    text = report(lines, fold(lines), {}, "completed")
     assert "Best: trial 0, epoch 2 of 2" in text
     assert "lr = 0.1" in text
 
 
 def test_summary_is_plain(rough):
-    rows = summary(fold(rough))
+    rows = summary(fold(rough), "partial")
     assert [row["trial"] for row in rows] == list(range(6))
     (failed,) = [row for row in rows if row["status"] == "failed"]
     assert failed["error"] == "ValueError: loss is NaN" and failed["fault"] == "user"
@@ -64,4 +79,4 @@ def test_summary_is_plain(rough):
     assert done["best"] == done["history"][done["best_epoch"]]["val_loss"]
     assert len(done["digest"]) == 64
     assert json.loads(msgspec.json.encode(rows))[done["trial"]]["history"]["0"]["loss"] > 0
-    assert facts(rough, fold(rough))["idle_share"] > 0
+    assert facts(rough, fold(rough), "partial")["idle_share"] > 0

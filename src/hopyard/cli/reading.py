@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hopyard.cli.verbs import STATUS, AsJson, RunName, as_text, columns, verb
+from hopyard.cli.verbs import AsJson, RunName, as_text, columns, verb
 from hopyard.errors import HopyardError, UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ def _row(layout: Layout) -> dict[str, Any]:
     """One run or program for `ls`."""
     if not layout.exists:
         return _program_row(layout)
+    from hopyard.store.standing import standing
     from hopyard.views import words
     from hopyard.views.chart import Chart
 
@@ -76,7 +76,7 @@ def _row(layout: Layout) -> dict[str, Any]:
     return {
         "name": layout.root.name,
         "directory": str(layout.root),
-        "status": _status(layout, machine),
+        "status": standing(layout, machine.status),
         "completed": sum(trial.status == "completed" for trial in machine.trials.values()),
         "failed": sum(trial.status == "failed" for trial in machine.trials.values()),
         "trials": machine.spec.trials if machine.spec.trials is not None else len(machine.trials),
@@ -89,6 +89,7 @@ def _row(layout: Layout) -> dict[str, Any]:
 
 
 def _program_row(layout: Layout) -> dict[str, Any]:
+    from hopyard.store.standing import standing
     from hopyard.views.program import read, story
 
     try:
@@ -98,7 +99,7 @@ def _program_row(layout: Layout) -> dict[str, Any]:
     return {
         "name": layout.root.name,
         "directory": str(layout.root),
-        "status": _program_status(layout, told.status),
+        "status": standing(layout, told.status),
         "program": told.name,
         "tasks": len(told.tasks),
         "started": told.began,
@@ -106,15 +107,11 @@ def _program_row(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _program_status(layout: Layout, status: str) -> str:
-    over = status in ("done", "failed", "stopped")
-    return status if over or _live(layout) else "interrupted"
-
-
 @verb
 def show(run: RunName, as_json: AsJson = False) -> None:
     """The report of a run: the best, all trials, the account."""
     from hopyard.store.layout import find
+    from hopyard.store.standing import standing
     from hopyard.views.report import facts, report, summary
 
     layout = find(run, programs=True)
@@ -122,22 +119,24 @@ def show(run: RunName, as_json: AsJson = False) -> None:
         _show_program(layout, as_json)
         return
     lines, machine = _fold(layout)
+    status = standing(layout, machine.status)
     about = json.loads(layout.about.read_bytes()) if layout.about.exists() else {}
     about["directory"] = str(layout.root)
     if as_json:
-        state = {"directory": str(layout.root), **facts(lines, machine), "status": _status(layout, machine)}
-        typer.echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine)}))
+        state = {"directory": str(layout.root), **facts(lines, machine, status)}
+        typer.echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
         return
-    typer.echo(report(lines, machine, about), nl=False)
+    typer.echo(report(lines, machine, about, status), nl=False)
     if layout.gantt.exists():
         typer.echo(f"Chart: {layout.gantt}")
 
 
 def _show_program(layout: Layout, as_json: bool) -> None:
+    from hopyard.store.standing import standing
     from hopyard.views import program
 
     told = program.story(program.read(layout.program))
-    told.status = _program_status(layout, told.status)
+    told.stands(standing(layout, told.status))
     typer.echo(as_text(asdict(told)) if as_json else program.report(told, layout.root), nl=as_json)
 
 
@@ -149,15 +148,16 @@ def logs(
 ) -> None:
     """What the workers printed."""
     from hopyard.store.layout import find
+    from hopyard.store.standing import held
 
     layout = find(run, programs=True)
-    if slot is not None and not layout.log(slot).exists() and not (follow and _live(layout)):
+    if slot is not None and not layout.log(slot).exists() and not (follow and held(layout.lock)):
         there = ", ".join(path.name for path in sorted(layout.logs.glob("*.log"))) or "none"
         raise UsageError(f"{layout.root}: no log of slot {slot}; there are: {there}")
     read: dict[Path, int] = {}
     named = [""]
     while True:
-        live = follow and _live(layout)  # asked before reading: what was written until then is still shown
+        live = follow and held(layout.lock)  # asked before reading: what was written until then is still shown
         paths = [layout.log(slot)] if slot is not None else sorted(layout.logs.glob("*.log"), key=_by_slot)
         for path in paths:
             if path.exists():
@@ -196,27 +196,3 @@ def _fold(layout: Layout) -> tuple[list[Line], Machine]:
     if not lines:
         raise RunDirectoryError(f"{layout.root}: the journal is empty, nothing has happened in this run")
     return lines, fold(lines)
-
-
-def _live(layout: Layout) -> bool:
-    """Whether a driver holds the run's lock. The lock is asked, not taken: nothing is written."""
-    import fcntl
-
-    try:
-        file = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False
-
-
-def _status(layout: Layout, machine: Machine) -> str:
-    """ "running" while a driver lives, "interrupted" when it ended before the run did."""
-    if machine.status in STATUS:
-        return machine.status
-    return "running" if _live(layout) else "interrupted"

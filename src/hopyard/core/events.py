@@ -138,6 +138,8 @@ class Interrupted(Fact, frozen=True):
     """The driver ended before the run did."""
 
     reason: str
+    stopped: bool = False
+    """Whether it was asked to: by `run.stop()`."""
 
 
 class Finished(Fact, frozen=True):

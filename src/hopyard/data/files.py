@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from hopyard.data.manifest import SourceInfo
 from hopyard.data.names import require
 from hopyard.data.sources import BYTES, ROWS, Piece
 from hopyard.errors import DataError, SpecError
+from hopyard.filesystems import is_there, matching, open_url, reaching, why
 
 T = TypeVar("T")
 
@@ -140,10 +141,19 @@ def _parquet(stream: Any, dictionaries: list[str]) -> Any:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again, or leave it out") from error
+    with reading(path):
+        try:
+            yield
+        except (pa.ArrowException, OSError, EOFError) as error:
+            if why(path, error) and not _local(path):
+                raise
+            words = f"{path} cannot be read as Parquet: {error}; write the file again, or leave it out"
+            raise DataError(words) from error
+
+
+def reading(path: str, verb: str = "read") -> AbstractContextManager[None]:
+    """Turns what the file system of a URL raises into a DataError; of a local path whoever reads knows more."""
+    return nullcontext() if _local(path) else reaching(path, verb, DataError, "source")
 
 
 def _local(path: str) -> bool:
@@ -155,28 +165,20 @@ def _open(path: str) -> Iterator[Any]:
     if _local(path):
         yield path
     else:
-        with _remote(path)[0].open(_remote(path)[1], "rb") as stream:
+        system, inner = open_url(path)
+        with system.open(inner, "rb") as stream:
             yield stream
-
-
-def _remote(path: str) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        system, inner = fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:
-        raise DataError(f"{path} cannot be opened: {error}") from error
-    return system, inner
 
 
 def _find(path: str) -> list[str]:
     if not _local(path):
-        system, inner = _remote(path)
-        system.invalidate_cache()
-        found = system.glob(inner) if any(c in inner for c in "*?[") else [inner]
-        if found == [inner] and system.isdir(inner):
-            found = [name for name in system.find(inner) if _is_data(name, inner)]
-        found = [system.unstrip_protocol(name) for name in sorted(found) if system.exists(name)]
+        with reading(path, "open"):
+            system, inner = open_url(path)
+            system.invalidate_cache()
+            found = matching(system, inner) if any(c in inner for c in "*?[") else [inner]
+            if found == [inner] and system.isdir(inner):
+                found = [name for name in system.find(inner) if _is_data(name, inner)]
+            found = [system.unstrip_protocol(name) for name in sorted(found) if is_there(system, name)]
     else:
         path = str(Path(path).expanduser().absolute())
         if Path(path).is_dir():
@@ -219,8 +221,8 @@ def stamp(path: str) -> str:
         with _reading(path):
             status = Path(path).stat()
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-    system, inner = _remote(path)
     with _reading(path):
+        system, inner = open_url(path)
         system.invalidate_cache(system._parent(inner))  # listings are kept for as long as the process lives
         info = system.info(inner)
     plain = {str(name).lower().replace("-", "").replace("_", ""): value for name, value in info.items()}

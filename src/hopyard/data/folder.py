@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import posixpath
 import secrets
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from hopyard.errors import HopyardError, ResourceError, SpecError
+from hopyard import filesystems
+from hopyard.errors import SpecError
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
 """Protocols whose upload is seen when it is complete; all others get a temporary name and a move."""
 
 _WRITTEN = ("mtime", "LastModified", "last_modified", "updated")
 """What file systems call the time at which a file was written."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def absolute(url: str | os.PathLike[str]) -> str:
@@ -29,50 +26,29 @@ def absolute(url: str | os.PathLike[str]) -> str:
     return text.rstrip("/") if "://" in text else str(Path(text).expanduser().absolute())
 
 
-@contextmanager
-def reaching(url: str, what: str) -> Iterator[None]:
-    """Turns whatever a file system raises into an error that names store=: each has exceptions of its own.
+def reaching(url: str, verb: str) -> AbstractContextManager[None]:
+    """Turns what a file system raises into an error that names store=, as `filesystems.reaching` does.
 
     Args:
         url: what `store=` led to.
-        what: to do there, for the message: "write to".
+        verb: what is done there, for the message: "write to".
 
     Raises:
         ResourceError: no room there.
         SpecError: all else.
     """
-    try:
-        yield
-    except HopyardError:
-        raise
-    except OSError as error:
-        if error.errno in _FULL:
-            raise ResourceError(
-                f"store: no room in {url} on host {socket.gethostname()} ({error.strerror}); what was written is "
-                f"removed; free some, or give store= another place"
-            ) from error
-        raise _unreached(url, what, error) from error
-    except Exception as error:
-        raise _unreached(url, what, error) from error
-
-
-def _unreached(url: str, what: str, error: Exception) -> SpecError:
-    return SpecError(
-        f"store: host {socket.gethostname()} cannot {what} {url} ({type(error).__name__}: {error}); store= must be a "
-        f"place that driver and executors share and may write to: a path on NFS, or a URL of HDFS, S3 and the like"
-    )
+    step = f"store= must be a place that driver and executors share and may write to: {filesystems.SHARED}"
+    return filesystems.reaching(url, verb, SpecError, "store", step)
 
 
 class Folder:
     """Files by name, of one directory. Any number of processes may use it at once."""
 
     def __init__(self, url: str) -> None:
-        import fsspec  # 30 ms, and not needed by data in memory
-
         with reaching(url, "open"):
-            self._system, root = fsspec.core.url_to_fs(url)
+            self._system, root = filesystems.open_url(url)
         self.url = url
-        self._root: str = root.rstrip("/")
+        self._root = root.rstrip("/")
         names = self._system.protocol
         self._whole = not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
 
@@ -128,7 +104,7 @@ class Folder:
     def has(self, name: str) -> bool:
         """Whether there is such a file, never from a cache."""
         self._system.invalidate_cache()
-        return bool(self._system.exists(self._path(name)))
+        return filesystems.is_there(self._system, self._path(name))
 
     def remove(self, name: str) -> None:
         """No error when it is not there."""

@@ -7,6 +7,7 @@ the job writes. pyspark is imported by whoever has a DataFrame already.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -70,17 +71,48 @@ def schema(df: Any) -> pa.Schema:
 
 
 def narrowed(df: Any, names: list[str], where: str) -> Any:
-    """Only the columns `names`. Raises DataError when one is not there."""
-    require(pa.schema([(name, pa.null()) for name in df.columns]), names, where)
-    if str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")) != "true":
-        for name in names:
-            alike = [other for other in df.columns if other.lower() == name.lower()]
-            if len(alike) > 1:
-                raise DataError(
-                    f"{where} has columns {', '.join(map(repr, alike))}, which are one to Spark: rename all but one, "
-                    "or set spark.sql.caseSensitive to true"
-                )
+    """Only the columns `names`. Raises DataError unless each is there once."""
+    once(df, names, where)
     return df.select([quoted(name) for name in names])
+
+
+def once(df: Any, names: Iterable[str], where: str) -> None:
+    """Raises DataError unless each of `names` is one column of the DataFrame, to Spark too."""
+    names = list(names)
+    require(pa.schema([(name, pa.null()) for name in df.columns]), names, where)
+    same = as_spark_compares(df)
+    for name in names:
+        alike = [other for other in df.columns if same(other) == same(name)]
+        if len(alike) > 1:
+            raise DataError(
+                f"{where} has columns {', '.join(map(repr, alike))}, which are one to Spark: rename all but one, "
+                "or set spark.sql.caseSensitive to true"
+            )
+
+
+def new_columns(df: Any, names: Iterable[str], argument: str) -> None:
+    """Raises SpecError unless `names` can stand behind the columns of the DataFrame: each is new, to Spark too.
+
+    Args:
+        df: the DataFrame.
+        names: of what is added.
+        argument: where they are named, for the message: "with predictionCol=".
+    """
+    same = as_spark_compares(df)
+    there = {same(name): name for name in df.columns}
+    for name in names:
+        if same(name) in there:
+            raise SpecError(
+                f"a new column is to be named {name!r}, and there is {there[same(name)]!r} already, which is the same "
+                f"to Spark; choose another name {argument}"
+            )
+        there[same(name)] = name
+
+
+def as_spark_compares(df: Any) -> Callable[[str], str]:
+    """Names of columns are one to Spark where this gives one text: case counts only if spark.sql.caseSensitive."""
+    sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    return str if sensitive else str.lower
 
 
 def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[Told]]:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from hopyard.errors import DataError, SpecError
+from hopyard.filesystems import open_url, reaching, why
 
 _HEADER = struct.Struct("<QI")
 _WORD = struct.Struct("<I")
@@ -70,6 +71,9 @@ def records(path: str) -> Iterator[bytes]:
     except EOFError as error:
         raise _cut(path, number, offset, "its compressed data are incomplete") from error
     except (OSError, zlib.error) as error:
+        if "://" in path and why(path, error):
+            with reaching(path, "read", DataError, "source"):
+                raise
         raise DataError(f"{path}, record {number}, byte {offset}: cannot be read: {error}") from error
 
 
@@ -111,13 +115,12 @@ def _cut(path: str, number: int, offset: int, why: str) -> DataError:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    import fsspec  # 30 ms, and not needed by data in memory
-
-    local = "://" not in path
-    try:
-        raw = open(path, "rb", buffering=_BUFFER) if local else fsspec.open(path, "rb").open()  # noqa: PTH123, SIM115
-    except (ImportError, ValueError) as error:  # no such protocol, or its package is missing
-        raise DataError(f"{path} cannot be opened: {error}") from error
+    if "://" not in path:
+        raw: Any = open(path, "rb", buffering=_BUFFER)  # noqa: PTH123, SIM115
+    else:
+        with reaching(path, "open", DataError, "source"):
+            system, inner = open_url(path)
+            raw = system.open(inner, "rb")
     with raw as stream:
         if not path.endswith(".gz"):
             yield stream

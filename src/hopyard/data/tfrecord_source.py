@@ -17,6 +17,7 @@ from hopyard.data.manifest import SourceInfo
 from hopyard.data.sources import BYTES, ROWS, Piece
 from hopyard.data.tfrecord import records
 from hopyard.errors import DataError, SpecError
+from hopyard.filesystems import is_there, matching, open_url, reaching
 
 
 def find(source: Any) -> list[str]:
@@ -36,22 +37,17 @@ def find(source: Any) -> list[str]:
 
 
 def _find(path: str) -> list[str]:
-    import fsspec
-
-    local = "://" not in path
-    try:
-        system, inner = fsspec.core.url_to_fs(str(Path(path).expanduser().absolute()) if local else path)
+    with reaching(path, "open", DataError, "source"):
+        system, inner = open_url(str(Path(path).expanduser().absolute()) if "://" not in path else path)
         system.invalidate_cache()
-        several = any(c in inner for c in "*?[") and not system.exists(inner)
+        several = any(c in inner for c in "*?[") and not is_there(system, inner)
         found = []
-        for name in sorted(system.glob(inner)) if several else [inner]:
+        for name in matching(system, inner) if several else [inner]:
             if system.isdir(name) and not (several and _hidden(name)):
                 below = [file for file in system.find(name) if not _hidden(file[len(name) :])]
                 found += sorted(below)
-            elif system.exists(name) and not (several and _hidden(posixpath.basename(name))):
+            elif is_there(system, name) and not (several and _hidden(posixpath.basename(name))):
                 found.append(name)
-    except (ImportError, ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be opened: {error}") from error
     if not found:
         raise DataError(
             f"no TFRecord file matches {path!r} (this process runs in {Path.cwd()}); give a path that is there"

@@ -177,7 +177,7 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         )
         run._halt = loop.stop
         if run._stopped:  # before there was anything to halt
-            loop.stop(run._stopped)
+            loop.stop(*run._stopped)
         try:
             loop.run()
         except KeyboardInterrupt:

@@ -142,11 +142,16 @@ class Loop:
         self._early: dict[int, list[Durable]] = {}
         self._finish: Finish | None = None
         self._clock = Clock()
-        self._stop = ""
+        self._stop: tuple[str, bool] | None = None
 
-    def stop(self, reason: str) -> None:
-        """End soon, as Ctrl-C does. May be called from another thread."""
-        self._stop = reason
+    def stop(self, reason: str, stopped: bool = True) -> None:
+        """End soon, as Ctrl-C does. May be called from another thread.
+
+        Args:
+            reason: for the journal.
+            stopped: whether the user asked for it, so that the run's status is "stopped", not "interrupted".
+        """
+        self._stop = reason, stopped
 
     def run(self) -> None:
         """Until every trial has ended.
@@ -154,7 +159,8 @@ class Loop:
         Raises:
             PreflightError: the first trials cannot start.
             ResourceError: no room on a disk, or no agent comes up.
-            KeyboardInterrupt: from the user; the journal says so.
+            KeyboardInterrupt: from the user.
+            The journal says of any of them that the run was interrupted.
         """
         try:
             if self._opening is not None:
@@ -166,13 +172,8 @@ class Loop:
             while self._finish is None:
                 self.turn()
             self._commit([Finished(at=self._clock.now(), status=self._finish.status)])
-        except (KeyboardInterrupt, SystemExit) as error:
-            # past the machine: interrupted in the middle of a commit it is ahead of the journal, and would decide on
-            # what no journal has
-            why = "interrupted by the user" if isinstance(error, KeyboardInterrupt) else "terminated"
-            line = Interrupted(at=self._clock.now(), reason=self._stop or why)
-            self._journal.append([line])
-            self._show(lambda view: view.see([line], self.machine))
+        except BaseException as error:
+            self._interrupted(error)
             raise
         finally:
             self._link.close()
@@ -180,6 +181,17 @@ class Loop:
         if self.machine.status == "failed" and self.machine.faults and not self.machine.names:
             raise PreflightError(self.machine.faults)
         self._sweep()
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Past the machine: interrupted in the middle of a commit it is ahead of the journal, and would decide on what
+        no journal has."""
+        reason, stopped = self._stop or (_reason(error), False)
+        line = Interrupted(at=self._clock.now(), reason=reason, stopped=stopped)
+        try:
+            self._journal.append([line])
+        except (ResourceError, OSError) as full:  # the lock, which is free then, tells as much
+            log.warning("the journal does not say that the run was interrupted: %s", full)
+        self._show(lambda view: view.see([line], self.machine))
 
     def _sweep(self) -> None:
         """Delete what is stored and not kept: of workers that ended between storing a State and saying so. Only what
@@ -198,8 +210,8 @@ class Loop:
         self._commit(self._facts(messages))
         if self._patience is not None:
             self._give_back(self._patience)
-        if self._stop:
-            raise KeyboardInterrupt(self._stop)
+        if self._stop is not None:
+            raise KeyboardInterrupt(self._stop[0])
 
     def _give_back(self, patience: float) -> None:
         """End the agents that nobody needs: others may want their place."""
@@ -387,3 +399,12 @@ class Loop:
             return ""
         lines = path.read_text(errors="replace").strip().splitlines()[-12:]
         return "".join(f"\n    {line}" for line in lines) + (f"\n  (whole log: {path})" if lines else "")
+
+
+def _reason(error: BaseException) -> str:
+    """Why a run ended before its end, in one line."""
+    if type(error) is KeyboardInterrupt:
+        return "interrupted by the user"
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):  # the command line's, for SIGTERM
+        return "terminated"
+    return f"{type(error).__name__}: {error}".splitlines()[0]

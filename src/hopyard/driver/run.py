@@ -21,10 +21,12 @@ from hopyard.driver.ship import load as unpickle
 from hopyard.driver.trial import Shelf, Trial
 from hopyard.errors import HopyardError, RunDirectoryError, RunFailed
 from hopyard.frameworks import quiet
-from hopyard.spec import RunSpec, better
+from hopyard.spec import RunSpec
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout, find
+from hopyard.store.standing import standing
 from hopyard.store.states import open_store
+from hopyard.views import words
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,8 @@ class Run:
 
     Attributes:
         directory: where it is.
-        status: "checking", "running", "completed", "partial" (some trials failed) or "failed".
+        status: "running", "completed", "partial" (some trials failed), "failed", "stopped" (by `stop`), or
+            "interrupted": its driver ended before it did.
     """
 
     def __init__(self, layout: Layout, machine: Machine, cargo: Cargo | None = None) -> None:
@@ -81,9 +84,9 @@ class Run:
         return at once, though the thread still runs.)"""
         self._ended.set()
         self._error: BaseException | None = None
-        self._stopped = ""
-        """Why the user stopped it, else empty."""
-        self._halt: Callable[[str], None] = lambda reason: None
+        self._stopped: tuple[str, bool] | None = None
+        """Why it was ended before its end, and whether that is "stopped"; None: it was not."""
+        self._halt: Callable[[str, bool], None] = lambda reason, stopped: None
         self.directory = layout.root
 
     def __repr__(self) -> str:
@@ -92,8 +95,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it stands."""
-        return self._machine.status
+        """How it stands now."""
+        return standing(self._layout, self._machine.status)
 
     @property
     def spec(self) -> RunSpec:
@@ -103,34 +106,36 @@ class Run:
     @property
     def trials(self) -> list[Trial]:
         """All trials, by number."""
-        spec = self._machine.spec
-        return [Trial(book, spec.steps, spec.partitions, self._shelf) for book in self.books]
+        status = self.status
+        return [self._trial(book, status) for book in self.books]
 
     @property
     def best(self) -> Trial:
-        """The completed trial with the best (trial, epoch) by the run's metric; ties: the lower trial. A trial whose
-        every value is NaN is never the best.
+        """The trial with the best (trial, epoch) by the run's metric; ties: the lower trial. Failed trials do not
+        count, nor those whose every value is NaN; of a run that has not ended it is the best of what there is.
 
         Raises:
-            RunFailed: no trial completed, or the metric of those that did is NaN in every epoch.
+            RunFailed: no trial that did not fail has come to the end of an epoch, or the metric is NaN in all of them.
         """
         spec = self._machine.spec
-        chosen = None
-        for book in self._machine.trials.values():
-            if (
-                book.status == "completed"
-                and book.good(spec.metric)
-                and (chosen is None or better(spec.mode, book.value(spec.metric), chosen.value(spec.metric)))
-            ):
-                chosen = book
+        chosen = words.best(self._machine)
         if chosen is None and any(book.status == "completed" for book in self.books):
             raise RunFailed(
                 f"{self.directory}: {spec.metric} is NaN in every epoch of the trials that completed, so none is the "
                 'best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
             )
         if chosen is None:
-            raise RunFailed(f"{self.directory}: no trial has completed{reasons(self._machine)}")
-        return Trial(chosen, spec.steps, spec.partitions, self._shelf, best=True)
+            raise RunFailed(
+                f"{self.directory} ({self.status}): no trial has completed an epoch, or all failed"
+                f"{reasons(self._machine)}"
+            )
+        return self._trial(chosen, self.status, best=True)
+
+    def _trial(self, book: TrialBook, status: str, best: bool = False) -> Trial:
+        spec = self._machine.spec
+        trial = Trial(book, spec.steps, spec.partitions, self._shelf, best)
+        trial.status = words.status(book, status)
+        return trial
 
     @property
     def books(self) -> list[TrialBook]:
@@ -159,7 +164,7 @@ class Run:
         try:
             self._ended.wait(seconds)
         except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
-            self.stop()
+            self._end("interrupted by the user", stopped=False)
             raise
         if self._error is not None:
             raise self._error
@@ -167,8 +172,11 @@ class Run:
 
     def stop(self) -> None:
         """End the driver of a run started with `wait=False`; `hy.resume` goes on."""
-        self._stopped = "stopped by the user"
-        self._halt(self._stopped)
+        self._end("stopped by the user", stopped=True)
+
+    def _end(self, reason: str, stopped: bool) -> None:
+        self._stopped = reason, stopped
+        self._halt(reason, stopped)
         self._ended.wait()
 
     def lines(self) -> list[Line]:
@@ -180,7 +188,7 @@ class Run:
         from hopyard.views.report import report
 
         about = {**msgspec.to_builtins(about_of(self._layout)), "directory": str(self.directory)}
-        return report(self.lines(), self._machine, about)
+        return report(self.lines(), self._machine, about, self.status)
 
     def gantt(self, path: str | Path | None = None) -> Path:
         """A chart of who did what when: HTML that opens without network, or PNG by the name's ending."""

@@ -43,7 +43,7 @@ class Trial:
     Attributes:
         id: its number.
         config: its configuration.
-        status: "waiting", "running", "completed" or "failed".
+        status: "waiting", "running", "completed" or "failed"; as its run's where that ended in the midst of it.
         epoch: the epoch with the best value of the run's metric; None before any is all in.
         metrics: of the last epoch that is all in; of `run.best`: of its best epoch.
         history: epoch → metrics.
@@ -58,7 +58,7 @@ class Trial:
         self._shelf = shelf
         self.id = book.id
         self.config: Config = dict(book.config)
-        self.status = book.status
+        self.status: str = book.status
         self.epoch = book.best
         self.history = {epoch: dict(values) for epoch, values in sorted(book.history.items())}
         self.metrics = dict(self.history[book.best] if best and book.best is not None else book.metrics)

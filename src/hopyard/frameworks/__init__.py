@@ -13,6 +13,7 @@
     keras_callbacks.py   the hooks of epochs and batches
     keras_tensorflow.py  keras_jax.py  keras_torch.py: going over rows, on each backend
     *_tools.py           of each framework: seeds, threads, determinism, files
+    onednn.py            lines of TensorFlow that no setting keeps it from
 
 This module imports no framework: it looks for one only among the modules that are imported already.
 """
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hopyard.frameworks import onednn
 from hopyard.ports import Trainable, Tree
 
 TOOLS = {name: f"hopyard.frameworks.{name}_tools" for name in ("torch", "tensorflow", "jax", "keras")}
@@ -84,8 +86,8 @@ def tools(framework: str) -> ModuleType:
 def quiet(backend: str = "") -> None:
     """Before TensorFlow or Keras is imported on behalf of the user: no chatter about instruction sets and missing GPUs
     unless the environment asks for it, and Keras' `backend` if one is known."""
-    if "tensorflow" not in sys.modules:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "tensorflow" not in sys.modules and os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") != "0":
+        onednn.hush()
     if backend and "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         os.environ["KERAS_BACKEND"] = backend
         with suppress(ImportError):  # whoever asked for the model will hear of it

@@ -15,7 +15,7 @@ import cloudpickle
 import pyarrow as pa
 
 from hopyard.data.names import closest
-from hopyard.data.spark import mapped, quoted
+from hopyard.data.spark import mapped, new_columns, once, quoted
 from hopyard.driver.ship import dump
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.arrays import column, to_column
@@ -111,6 +111,8 @@ def map_batches(
                 f"columns names {name!r}, which is {df.columns.count(name)} times in the DataFrame"
                 f"{closest(name, df.columns)}"
             )
+    if not keep:
+        once(df, chosen, "the DataFrame")
     code = dump(fn, "fn")
     source = df if keep else df.select(*[quoted(name) for name in chosen])
     if schema is None:
@@ -122,6 +124,8 @@ def map_batches(
             raise SpecError(f'schema = {schema!r} is no such text; "score double, vector array<float>" is') from error
         if not isinstance(given, StructType):
             raise SpecError(f'schema = {schema!r}: a StructType or text as "score double" is needed')
+    if keep:
+        new_columns(df, [field.name for field in given.fields], "in what fn returns")
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
     types = {field.name: to_arrow_type(field.dataType, timezone=zone) for field in given.fields}
     blocks = Blocks(code, chosen, keep, types)

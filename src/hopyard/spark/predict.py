@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from hopyard.data.names import require
-from hopyard.data.spark import mapped
+from hopyard.data.spark import mapped, new_columns, once
 from hopyard.data.vectors import is_vector
 from hopyard.errors import SpecError
 from hopyard.spark.blocks import map_batches
@@ -65,8 +64,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
     for name in fields:
         if not isinstance(name, str) or not name:
             raise SpecError(f"the new column's name is {name!r}: a text is needed")
-        if name.lower() in map(str.lower, df.columns):
-            raise SpecError(f"the DataFrame has a column {name!r} already; choose another with predictionCol=")
+    new_columns(df, fields, "with predictionCol=")
     schema = StructType([*df.schema.fields, *[StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]])
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -82,18 +80,7 @@ def check(df: Any, model: Portable) -> None:
     if TRANSFORM in model.files:
         return  # only the transform knows which columns it makes the features from
     fields = [field for field in model.about.manifest.fields if field.role == "inputs"]
-    require(_Names(df.columns), [column.name for field in fields for column in field.columns], "the DataFrame")
-
-
-class _Names:
-    """Column names, as `require` asks an Arrow schema for them."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def get_all_field_indices(self, name: str) -> list[int]:
-        """Where it is."""
-        return [at for at, other in enumerate(self.names) if other == name]
+    once(df, [column.name for field in fields for column in field.columns], "the DataFrame")
 
 
 def _type(array: Any, from_arrow_type: Any) -> Any:

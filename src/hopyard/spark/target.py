@@ -5,16 +5,16 @@ Knows nothing of what is in the files. `save_tfrecords` tells its user what it r
 
 from __future__ import annotations
 
-import errno
 import posixpath
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from hopyard import filesystems
 from hopyard.data.folder import Folder
-from hopyard.errors import HopyardError, ResourceError, SpecError
+from hopyard.errors import SpecError
 
 _PROBE = "probe"
 """A file that the driver makes first: a task that does not see it writes nothing."""
@@ -33,13 +33,11 @@ class Target:
     """
 
     def __init__(self, url: str, overwrite: bool) -> None:
-        import fsspec
-
         self.url, self._overwrite = url, overwrite
         with reaching(url, "open"):
-            self._system, root = fsspec.core.url_to_fs(url)
-            self._root: str = root.rstrip("/")
-            self._new = not self._system.exists(self._root)
+            self._system, root = filesystems.open_url(url)
+            self._root = root.rstrip("/")
+            self._new = not filesystems.is_there(self._system, self._root)
         self._hidden = f"{self._root}/{_HIDDEN}{secrets.token_hex(8)}"
         self._vacant()
 
@@ -119,25 +117,12 @@ def part(url: str, number: int) -> Iterator[tuple[str, Any]]:
                 folder.remove(name)
 
 
-@contextmanager
-def reaching(url: str, what: str) -> Iterator[None]:
+def reaching(url: str, verb: str) -> AbstractContextManager[None]:
     """Turns what a file system raises into an error that names path=.
 
     Raises:
         ResourceError: no room there.
         SpecError: all else.
     """
-    try:
-        yield
-    except HopyardError:
-        raise
-    except (OSError, ImportError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise ResourceError(
-                f"path: no room in {url} on host {socket.gethostname()} ({error.strerror}); what was written is "
-                f"removed; free some, or give another path"
-            ) from error
-        raise SpecError(
-            f"path: host {socket.gethostname()} cannot {what} {url} ({type(error).__name__}: {error}); a place that "
-            f"driver and executors share and may write to is needed: a path on NFS, or a URL of HDFS, S3 and the like"
-        ) from error
+    step = f"a place that driver and executors share and may write to is needed: {filesystems.SHARED}"
+    return filesystems.reaching(url, verb, SpecError, "path", step)

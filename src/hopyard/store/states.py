@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from hopyard.errors import ResourceError, SpecError
+from hopyard.filesystems import open_url, reaching
 from hopyard.spec import Ref
 
 log = logging.getLogger(__name__)
@@ -45,15 +46,17 @@ def open_store(url: str | Path) -> LocalStore | FsspecStore:
     """The store at `url`: a path or `file://` URL (made when missing), or any URL that fsspec knows.
 
     Raises:
-        SpecError: fsspec does not know the protocol, or its package is not installed.
+        SpecError: it cannot be opened; names the cause.
+        ResourceError: no room there.
     """
     text = os.fspath(url)
     parts = urlsplit(text)
-    if "://" not in text:
-        return LocalStore(Path(text))
-    if parts.scheme == "file":
-        return LocalStore(Path(unquote(parts.path)))
-    return FsspecStore(text)
+    with reaching(text, "open", SpecError, "store", "a path or a URL is needed where folders can be made"):
+        if "://" not in text:
+            return LocalStore(Path(text))
+        if parts.scheme == "file":
+            return LocalStore(Path(unquote(parts.path)))
+        return FsspecStore(text)
 
 
 def sign(url: str, run: str) -> None:
@@ -88,9 +91,7 @@ def unsign(url: str, run: str) -> None:
 
 @contextmanager
 def _signs(url: str, run: str) -> Iterator[tuple[Any, str]]:
-    import fsspec
-
-    files, root = fsspec.core.url_to_fs(url)
+    files, root = open_url(url)
     yield files, f"{root.rstrip('/')}/{_MARK}{run}"
 
 
@@ -239,14 +240,9 @@ class FsspecStore:
     """States as objects under a URL: S3, GCS, HDFS, …. Costs one look more for each put, to keep what is there."""
 
     def __init__(self, url: str) -> None:
-        import fsspec  # 30 ms, and not needed by runs on one disk
-
-        try:
-            self._files, root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
-            raise SpecError(f"store = {url!r}: {error}; a path or a URL that fsspec opens is needed") from error
+        self._files, root = open_url(url)
         self.url = url
-        self._root: str = root.rstrip("/")
+        self._root = root.rstrip("/")
         names = self._files.protocol
         self._whole = not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
         self._files.makedirs(self._root, exist_ok=True)

@@ -77,7 +77,7 @@ class Mark:
     at: float
     lane: int
     what: str
-    """"lost", "failed", "resumed", "interrupted" or "finished"."""
+    """"lost", "failed", "resumed", "interrupted", "stopped" or "finished"."""
     text: str
     slot: int = -1
     trial: int = -1
@@ -171,7 +171,7 @@ class Chart:
             self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
         elif isinstance(line, Interrupted):
             self._over = True
-            self.marks.append(Mark(line.at, -1, "interrupted", line.reason))
+            self.marks.append(Mark(line.at, -1, "stopped" if line.stopped else "interrupted", line.reason))
         elif isinstance(line, Finished):
             self._over = True
             self.marks.append(Mark(line.at, -1, "finished", line.status))

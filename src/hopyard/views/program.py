@@ -51,6 +51,13 @@ class Story:
     last: float = 0.0
     tasks: dict[int, TaskRow] = field(default_factory=dict)
 
+    def stands(self, status: str) -> None:
+        """How it stands, which a journal alone does not tell; what was left in the midst stands the same."""
+        self.status = status
+        for task in self.tasks.values():
+            if status == "interrupted" and task.status in ("starting", "running"):
+                task.status = status
+
 
 def read(path: Path) -> list[ProgramLine]:
     """All whole lines of a program's journal.

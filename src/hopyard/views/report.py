@@ -15,7 +15,7 @@ SHORT = 16
 """Hexadecimal digits of a digest that stand in a table; the whole is in `summary`."""
 
 
-def summary(machine: Machine) -> list[dict[str, Any]]:
+def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
     """One dict a trial, by number: plain values, ready for JSON (NaN stays a float: encode it as your format likes).
 
     Keys: trial, config, status, epochs (that are all in), metrics (of the last of them), best_epoch, best (the run's
@@ -27,7 +27,7 @@ def summary(machine: Machine) -> list[dict[str, Any]]:
         {
             "trial": trial.id,
             "config": trial.config,
-            "status": trial.status,
+            "status": words.status(trial, status),
             "epochs": len(trial.history),
             "metrics": trial.metrics,
             "best_epoch": trial.best,
@@ -43,37 +43,38 @@ def summary(machine: Machine) -> list[dict[str, Any]]:
     ]
 
 
-def facts(lines: Sequence[Line], machine: Machine) -> dict[str, Any]:
+def facts(lines: Sequence[Line], machine: Machine, status: str) -> dict[str, Any]:
     """What the whole run came to: plain values for JSON."""
-    return _facts(chart(lines), machine)
+    return _facts(chart(lines), machine, status)
 
 
-def report(lines: Sequence[Line], machine: Machine, about: dict[str, Any]) -> str:
+def report(lines: Sequence[Line], machine: Machine, about: dict[str, Any], status: str) -> str:
     """The final report.
 
     Args:
         lines: the journal.
         machine: its fold.
         about: what run.json says; read are `directory` (of the run) and `store`; each may be missing.
+        status: how the run stands (`store/standing.py`).
     """
     found = chart(lines)
     directory = str(about.get("directory", "") or "")
     blocks = [
-        _head(found, machine, directory),
+        _head(found, machine, directory, status),
         _best(machine),
-        _ranks(machine),
-        _account(found, machine),
+        _ranks(machine, status),
+        _account(found, machine, status),
         _failures(machine),
         _defects(found),
-        _next(machine, about, directory),
+        _next(machine, about, directory, status),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _facts(found: Chart, machine: Machine) -> dict[str, Any]:
+def _facts(found: Chart, machine: Machine, status: str) -> dict[str, Any]:
     statuses = [trial.status for trial in machine.trials.values()]
     return {
-        "status": machine.status,
+        "status": status,
         "trials": len(machine.trials),
         "completed": statuses.count("completed"),
         "failed": statuses.count("failed"),
@@ -94,22 +95,20 @@ def _facts(found: Chart, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _head(found: Chart, machine: Machine, directory: str) -> str:
+def _head(found: Chart, machine: Machine, directory: str, status: str) -> str:
     spec = machine.spec
-    facts = _facts(found, machine)
-    state: str = machine.status
-    if state in ("checking", "running") and any(mark.what == "interrupted" for mark in found.marks[-1:]):
-        state = f"interrupted ({found.marks[-1].text})"
+    facts = _facts(found, machine, status)
+    why = [f" ({mark.text})" for mark in found.marks[-1:] if mark.what == status]
     data = words.count(spec.partitions, "partition")
     if spec.validation:
         data += f" + {spec.validation} for validation"
     lines = [
-        f"Hopyard run{f' {directory}' if directory else ''}: {state}",
+        f"Hopyard run{f' {directory}' if directory else ''}: {status}{''.join(why)}",
         f"  {facts['completed']} of {words.count(facts['trials'], 'trial')} completed"
         + (f", {facts['failed']} failed" if facts["failed"] else "")
         + f"; {words.count(spec.epochs, 'epoch')}, {data}, seed {spec.seed}",
     ]
-    lines += [f"  nothing was trained: {fault}" for fault in machine.faults if state == "failed"]
+    lines += [f"  nothing was trained: {fault}" for fault in machine.faults if status == "failed"]
     return "\n".join(lines)
 
 
@@ -130,7 +129,7 @@ def _best(machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def _ranks(machine: Machine) -> str:
+def _ranks(machine: Machine, status: str) -> str:
     if not machine.trials:
         return ""
     names = words.columns(machine)[:5]
@@ -145,7 +144,7 @@ def _ranks(machine: Machine) -> str:
             [
                 "–" if trial.status == "failed" else str(rank),
                 str(trial.id),
-                trial.status,
+                words.status(trial, status),
                 epoch,
                 *(words.number(metrics.get(name)) for name in names),
                 *(words.value(trial.config[name]) if name in trial.config else "–" for name in params),
@@ -161,8 +160,8 @@ def _ranks(machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def _account(found: Chart, machine: Machine) -> str:
-    facts = _facts(found, machine)
+def _account(found: Chart, machine: Machine, status: str) -> str:
+    facts = _facts(found, machine, status)
     idle = facts["idle_share"]
     rows = [("wall time", words.duration(facts["wall_seconds"]))]
     if found.gaps:
@@ -215,14 +214,14 @@ def _defects(found: Chart) -> str:
     )
 
 
-def _next(machine: Machine, about: dict[str, Any], directory: str) -> str:
+def _next(machine: Machine, about: dict[str, Any], directory: str, status: str) -> str:
     store = about.get("store") or "states"
     if not (store.startswith("/") or "://" in store):  # inside the run directory
         store = f"{directory.rstrip('/')}/{store}" if directory else ""
     lines = [f"States: {store}"] if store else []
     if not directory:
         return "\n".join(lines)
-    if machine.status in ("checking", "running"):
+    if status in ("interrupted", "stopped"):
         lines.append(f"To go on: hopyard resume {directory}")
     best = words.best(machine)
     if best is not None:

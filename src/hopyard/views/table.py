@@ -61,8 +61,8 @@ class Table:
         self._chart = Chart(keep=False)
         self._differing = words.Differing()
         self._trials = 0
-        self._epochs: dict[int, int] = {}
-        """Trial → epochs that were told of in plain lines."""
+        self._epochs: dict[int, set[int]] = {}
+        """Trial → the epochs that were told of in plain lines."""
         self._failed: set[int] = set()
         self._marks = 0
         self._drawn = 0.0
@@ -114,6 +114,8 @@ class Table:
             return
         self._closed = True
         if self._face == "plain":
+            for trial in machine.trials.values():
+                self._tell_epochs(trial, machine)
             self._print(self._end(machine))
             return
         self._draw(machine, self._chart.at or self._clock())
@@ -130,7 +132,7 @@ class Table:
 
     def _skip(self, machine: Machine) -> None:
         """All that was before a resume has been told."""
-        self._epochs = {trial.id: len(trial.history) for trial in machine.trials.values()}
+        self._epochs = {trial.id: set(trial.history) for trial in machine.trials.values()}
         self._failed = {trial.id for trial in machine.trials.values() if trial.status == "failed"}
         self._marks = len(self._chart.marks)
 
@@ -141,22 +143,31 @@ class Table:
                 self._print(f"training: {self._scale(machine)}, on {slots}")
         marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
         for mark in marks:
-            if mark.what == "interrupted":
-                self._print(f"interrupted: {mark.text}")
+            if mark.what in ("interrupted", "stopped"):
+                self._print(f"{mark.what}: {mark.text}")
             elif mark.what in ("lost", "resumed"):
                 self._print(mark.text)
         for number in touched:
             trial = machine.trials.get(number)
             if trial is None:
                 continue
-            told = self._epochs.get(number, 0)
-            if len(trial.history) > told:
-                self._epochs[number] = len(trial.history)
-                for epoch in sorted(trial.history)[told:]:
-                    self._print(self._line(trial, epoch, machine))
+            self._tell_epochs(trial, machine)
             if trial.status == "failed" and number not in self._failed:
                 self._failed.add(number)
                 self._print(f"trial {number}  failed ({trial.fault}): {trial.error}  {words.named(trial.config)}")
+
+    def _tell_epochs(self, trial: TrialBook, machine: Machine) -> None:
+        """Those that were not told. Validations end in any order: an epoch waits for those before it, unless they will
+        not come."""
+        told = self._epochs.setdefault(trial.id, set())
+        if len(trial.history) == len(told):
+            return
+        for before, epoch in enumerate(sorted(trial.history)):
+            if epoch != before and not trial.ended and not self._closed:
+                break
+            if epoch not in told:
+                told.add(epoch)
+                self._print(self._line(trial, epoch, machine))
 
     def _line(self, trial: TrialBook, epoch: int, machine: Machine) -> str:
         metrics = trial.history[epoch]
@@ -239,11 +250,13 @@ class Table:
         return text
 
     def _state(self, machine: Machine) -> str:
-        if machine.status == "checking":
-            return "preflight"
-        if machine.status == "running" and self._chart.marks and self._chart.marks[-1].what == "interrupted":
+        if machine.status not in ("checking", "running"):
+            return machine.status
+        if self._chart.marks and self._chart.marks[-1].what in ("interrupted", "stopped"):
+            return self._chart.marks[-1].what
+        if self._closed:  # the driver ends, and could not say so
             return "interrupted"
-        return machine.status
+        return "preflight" if machine.status == "checking" else machine.status
 
     def _eta(self, machine: Machine) -> float | None:
         """Seconds until the run ends: its work over its slots, but no less than its longest trial."""

@@ -100,6 +100,11 @@ def differing(machine: Machine) -> list[str]:
     return found.names
 
 
+def status(trial: TrialBook, run: str) -> str:
+    """How a trial stands: one that its run left in the midst is as the run is, "interrupted" for example."""
+    return run if trial.status == "running" and run in ("interrupted", "stopped") else trial.status
+
+
 def best(machine: Machine) -> TrialBook | None:
     """The trial whose best epoch has the best value of the run's metric; ties: the lower number; failed ones, and those
     whose every value is NaN, do not count. Without a metric the first that has an epoch."""

@@ -1,0 +1,168 @@
+"""A file system that cannot be opened is one sentence: the URL, the cause, the next step. Wherever a URL is opened."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import hopyard as hy
+from hopyard.data.folder import Folder
+from hopyard.data.folder import reaching as in_store
+from hopyard.data.tfrecord import records
+from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
+from hopyard.filesystems import is_there, matching, open_url, reaching
+from hopyard.frameworks.array import Linear
+from hopyard.spark.target import Target
+from hopyard.store.states import open_store
+
+JAVA = OSError("Unable to load libjvm\ndlopen(/a) failed\ndlopen(/b) failed")
+
+
+def wrapped(cause: BaseException) -> Exception:
+    """As `requests` and `botocore` do: an error of their own around that of the socket."""
+    own, outer = type("MaxRetryError", (Exception,), {})("retries"), type("ConnectionError", (OSError,), {})("HTTP …")
+    own.__context__, outer.__context__ = cause, own
+    return outer
+
+
+FAULTS = {
+    "package": (ImportError("Install s3fs to access S3"), "a package is missing (Install s3fs to access S3); install"),
+    "java": (JAVA, "Java or Hadoop's client is not found (OSError: Unable to load libjvm); set JAVA_HOME"),
+    "hdfs again": (OSError("Prior attempt to load libhdfs failed"), "or give webhdfs://namenode:9870/"),
+    "refused": (ConnectionRefusedError(111, "Connection refused"), "nobody listens there (ConnectionRefusedError"),
+    "refused within": (wrapped(ConnectionRefusedError(111, "Connection refused")), "check host and port of the URL"),
+    "name": (wrapped(socket.gaierror(-2, "Name or service not known")), "its host name is not known (gaierror"),
+    "silence": (wrapped(TimeoutError("timed out")), "nobody answered in time (TimeoutError: timed out); check host"),
+    "broken": (ConnectionResetError(104, "reset by peer"), "the connection broke (ConnectionResetError"),
+    "rights": (PermissionError(13, "denied"), "it was refused (PermissionError: [Errno 13] denied); check credentials"),
+    "other": (RuntimeError("the moon\nin the wrong house"), "RuntimeError: the moon; "),
+}
+
+
+class Broken(MemoryFileSystem):  # type: ignore[misc]
+    """A file system of which nothing works. As all do, `exists`, `isdir` and `glob` tell nothing of that."""
+
+    protocol = "broken"
+    cachable = False
+    fault: Exception
+    opens = False
+    """Whether it is only asking that fails, not opening."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        if not self.opens:
+            raise self.fault
+        super().__init__(*arguments, **more)
+
+    def _fail(self, *arguments: Any, **more: Any) -> Any:
+        raise self.fault
+
+    info = ls = _open = makedirs = pipe_file = cat_file = _fail  # type: ignore[assignment]
+
+
+@pytest.fixture(params=[False, True], ids=["opening", "asking"])
+def broken(request: pytest.FixtureRequest) -> Any:
+    kind = type("Broken", (Broken,), {"opens": request.param, "fault": OSError(errno.EIO, "input/output error")})
+    fsspec.register_implementation("broken", kind, clobber=True)
+    return kind
+
+
+X = np.zeros((4, 2), "float32")
+
+
+def trained(store: str, directory: Path) -> Any:
+    data = hy.Dataset.numpy(X, np.array([0, 1, 0, 1]), partitions=1)
+    recipe = lambda config: Linear(2, 2, lr=0.1)  # noqa: E731
+    return hy.fit(recipe, {}, data, epochs=1, engine=hy.Inline(), store=store, directory=directory / "run")
+
+
+def looked(url: str, directory: Path) -> Any:
+    with in_store(url, "read"):
+        return Folder(url).has("name")
+
+
+PLACES: dict[str, tuple[str, Callable[[str, Path], Any]]] = {
+    "parquet": ("source", lambda url, at: hy.Dataset.parquet(f"{url}/a.parquet", features=["a"], label="b")),
+    "parquet glob": ("source", lambda url, at: hy.Dataset.parquet(f"{url}/*.parquet", features=["a"], label="b")),
+    "parquet folder": ("source", lambda url, at: hy.Dataset.parquet(url, features=["a"], label="b")),
+    "tfrecord": ("source", lambda url, at: hy.Dataset.tfrecord(f"{url}/a.tfrecord", features=["a"], label="b")),
+    "tfrecord glob": ("source", lambda url, at: hy.Dataset.tfrecord(f"{url}/*.tfrecord", features=["a"], label="b")),
+    "records": ("source", lambda url, at: list(records(f"{url}/a.tfrecord"))),
+    "data set": ("store", lambda url, at: hy.Dataset.open(url)),
+    "folder": ("store", looked),
+    "store of a run": ("store", trained),
+    "store": ("store", lambda url, at: open_store(url)),
+    "directory of a DataFrame": ("path", lambda url, at: Target(url, overwrite=False)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_a_url_is_opened(broken: Any, place: str, tmp_path: Path) -> None:
+    argument, use = PLACES[place]
+    for fault, words in FAULTS.values():
+        broken.fault = fault
+        with pytest.raises((SpecError, DataError)) as caught:
+            use("broken://nn:1/x", tmp_path / words[:9])
+        text = str(caught.value)
+        assert words in text and "broken://nn:1/x" in text and "\n" not in text, (place, text)
+        assert text.startswith(f"{argument}: host {socket.gethostname()} cannot "), text
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_protocol_that_there_is_not(place: str, tmp_path: Path) -> None:
+    with pytest.raises((SpecError, DataError), match=r"cannot \w+ nosuch://x.*: there is no file system 'nosuch'"):
+        PLACES[place][1]("nosuch://x", tmp_path)
+
+
+def test_a_connection_that_breaks_while_a_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is told of the connection, not of the file."""
+    system, path = open_url("memory://filesystems/c.parquet")
+    system.pipe_file(path, b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(DataError, match=r"c\.parquet cannot be read as Parquet|c\.parquet is no Parquet file"):
+        hy.Dataset.parquet("memory://filesystems/c.parquet", features=["a"], label="b").prepare()
+
+    def broken(*arguments: Any, **more: Any) -> Any:
+        raise wrapped(ConnectionResetError(104, "reset by peer"))
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", broken)
+    sentence = r"source: host .* cannot (read|open) memory:///?filesystems/c\.parquet: the connection broke"
+    with pytest.raises(DataError, match=sentence):
+        hy.Dataset.parquet("memory://filesystems/c.parquet", features=["a"], label="b").prepare()
+    with pytest.raises(DataError, match=sentence):
+        next(records("memory://filesystems/c.parquet"))
+
+
+def test_what_is_not_there_is_no_fault_of_the_file_system() -> None:
+    for source in ("memory://nothing/x", "memory://nothing/*.parquet"):
+        with pytest.raises(DataError, match="no Parquet file matches"):
+            hy.Dataset.parquet(source, features=["a"], label="b")
+        with pytest.raises(DataError, match="no TFRecord file matches"):
+            hy.Dataset.tfrecord(source, features=["a"], label="b")
+
+
+def test_there_or_not() -> None:
+    system, path = open_url("memory://filesystems/a/b.txt")
+    assert not is_there(system, path)
+    system.pipe_file(path, b"")
+    assert is_there(system, path) and is_there(system, path.rpartition("/")[0])
+    assert matching(system, path[:-5] + "*") == [path]
+    assert matching(system, path[:-5] + "?.[a-c]*") == []
+
+
+def test_room_and_errors_of_our_own() -> None:
+    with pytest.raises(ResourceError, match="store: no room in x on host"), reaching("x", "open", SpecError, "store"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(HopyardError, match="as it is"), reaching("x", "open", SpecError, "store"):
+        raise HopyardError("as it is")
+    with pytest.raises(KeyboardInterrupt), reaching("x", "open", SpecError, "store"):
+        raise KeyboardInterrupt
+    sentence = "cannot open x: ZeroDivisionError: 1; do this"
+    with pytest.raises(SpecError, match=sentence), reaching("x", "open", SpecError, "store", "do this"):
+        raise ZeroDivisionError(1)
