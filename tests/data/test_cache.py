@@ -194,7 +194,7 @@ class Tagged:
 @pytest.mark.parametrize("tag", ["ETag", "etag", "generation", "md5Hash", "LastModified", "modificationTime", "mtime"])
 def test_tags_of_other_file_systems_count(monkeypatch: pytest.MonkeyPatch, tag: str) -> None:
     system = Tagged({tag: "one"})
-    monkeypatch.setattr(files_room, "_remote", lambda path: (system, path))
+    monkeypatch.setattr(files_room, "open_url", lambda path: (system, path))
     first = files_room.stamp("s3://bucket/a")
     assert files_room.stamp("s3://bucket/a") == first
     system.info_now[tag] = "two"  # by somebody else, who does not tell this process
@@ -202,7 +202,7 @@ def test_tags_of_other_file_systems_count(monkeypatch: pytest.MonkeyPatch, tag: 
 
 
 def test_a_file_of_which_only_the_size_is_told_is_never_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_room, "_remote", lambda path: (Tagged({"mtime": None}), path))
+    monkeypatch.setattr(files_room, "open_url", lambda path: (Tagged({"mtime": None}), path))
     assert files_room.stamp("odd://a") != files_room.stamp("odd://a")
 
 
