@@ -60,7 +60,7 @@ def main(spark, shared=None, share=1.0, trials=4, epochs=2):
         standardize=True,
         validation=0.2,
         partitions=4,
-        store=shared and f"{shared}/partitions",
+        path=shared and f"{shared}/partitions",
     )
     run = hy.select(
         recipe,

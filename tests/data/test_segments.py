@@ -255,10 +255,10 @@ def test_urls_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert absolute("s3://bucket/x/") == "s3://bucket/x"
 
 
-def test_errors_of_file_systems_name_store() -> None:
-    with pytest.raises(SpecError, match=r"store: host .* cannot open nowhere://x: there is no file system 'nowhere'"):
+def test_errors_of_file_systems_name_path() -> None:
+    with pytest.raises(SpecError, match=r"path: host .* cannot open nowhere://x: there is no file system 'nowhere'"):
         Folder("nowhere://x")
-    with pytest.raises(ResourceError, match="store: no room in x on host"), reaching("x", "write to"):
+    with pytest.raises(ResourceError, match="path: no room in x on host"), reaching("x", "write to"):
         raise OSError(28, "No space left on device")
     with pytest.raises(DataError, match="as it is"), reaching("x", "write to"):
         raise DataError("as it is")

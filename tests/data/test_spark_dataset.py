@@ -68,7 +68,7 @@ def left(store: Path) -> list[str]:
 def test_rows_go_by_their_names(spark: Any, store: Path, validation: Any, key: Any) -> None:
     df = numbered(spark, 300).select("n", "x", (F.col("n") % 60).alias("user"), (F.col("n") % 3 == 0).alias("held"))
     asked: dict[str, Any] = {"validation": validation, "partitions": PARTITIONS, "seed": 3, "key": key}
-    manifest = hy.Dataset.spark(df, features=["n"], label="x", store=store, **asked).prepare()
+    manifest = hy.Dataset.spark(df, features=["n"], label="x", path=store, **asked).prepare()
     assert manifest.row_names is not None and (manifest.rows, manifest.row_names.rows) == (300, 300)
 
     read = ["n", "x", *(["held"] if validation == "held" else [])]
@@ -108,7 +108,7 @@ def test_partitions_files_and_orders_change_nothing(spark: Any, store: Path, tmp
     whole = spark.read.parquet(str(tmp_path / "kinds.parquet"))
     several = spark.read.parquet(str(tmp_path / "several"))
     frames = [whole, several, several.repartition(5), several.orderBy("double"), several.coalesce(1)]
-    made = [hy.Dataset.spark(df, store=store, validation=0.3, seed=2, **OPTIONS).prepare() for df in frames]
+    made = [hy.Dataset.spark(df, path=store, validation=0.3, seed=2, **OPTIONS).prepare() for df in frames]
     assert made[0].validate_rows > 0 and all(same(made[0], other) for other in made[1:])
     assert made[0].vocabularies == {"carrier": sorted(made[0].vocabularies["carrier"])}
 
@@ -118,7 +118,7 @@ def test_a_key_gives_the_same_from_spark_files_and_memory(
 ) -> None:
     path = str(tmp_path / "kinds.parquet")
     options = {**OPTIONS, "key": "n", "validation": 0.3, "seed": 3}
-    mine = hy.Dataset.spark(spark.read.parquet(path).repartition(4), store=store, **options).prepare()
+    mine = hy.Dataset.spark(spark.read.parquet(path).repartition(4), path=store, **options).prepare()
     shuffled = kinds.to_pandas().sample(frac=1, random_state=1)
     for other in (hy.Dataset.parquet(path, **options), hy.Dataset.pandas(shuffled, **options)):
         assert same(mine, other.prepare())
@@ -126,7 +126,7 @@ def test_a_key_gives_the_same_from_spark_files_and_memory(
 
 def test_equal_rows_and_equal_keys_stay_together(spark: Any, store: Path) -> None:
     df = spark.range(0, 400, 1, 5).selectExpr("id % 40 AS x", "id % 40 % 7 AS user")
-    whole: dict[str, Any] = {"features": "x", "validation": 0.3, "partitions": 2, "store": store}
+    whole: dict[str, Any] = {"features": "x", "validation": 0.3, "partitions": 2, "path": store}
     for key, groups in ((None, lambda x: x), (["user"], lambda x: x % 7)):
         manifest = hy.Dataset.spark(df, key=key, seed=4, **whole).prepare()
         parts = [part.inputs for kind in ("train", "validate") for part in opened(manifest, kind)]
@@ -136,7 +136,7 @@ def test_equal_rows_and_equal_keys_stay_together(spark: Any, store: Path) -> Non
 
 def test_a_split_that_cannot_be_is_refused(spark: Any, store: Path) -> None:
     df = spark.range(0, 400, 1, 5).selectExpr("id AS x", "id % 3 AS user")
-    options: dict[str, Any] = {"features": "x", "key": "user", "store": store}
+    options: dict[str, Any] = {"features": "x", "key": "user", "path": store}
     with pytest.raises(
         DataError,
         match=r"validation = 0\.2 chose \d+ of 400 rows, .* is 3; give another seed=, or name a column",
@@ -158,7 +158,7 @@ def test_rows_that_differ_between_two_passes_are_refused(spark: Any, store: Path
         return batch if first else batch.slice(1)
 
     data = hy.Dataset.spark(
-        numbered(spark, 100, 1).select("x", F.lit("a").alias("name")), features=["x", "name"], store=store,
+        numbered(spark, 100, 1).select("x", F.lit("a").alias("name")), features=["x", "name"], path=store,
         partitions=2, encode={"name": "index"}, transform=another_time,
     )  # fmt: skip
     with pytest.raises(
@@ -166,13 +166,13 @@ def test_rows_that_differ_between_two_passes_are_refused(spark: Any, store: Path
     ):
         data.prepare()
     assert left(store) == [] and "not deterministic" not in caplog.text
-    hy.Dataset.spark(numbered(spark).select(F.rand(1).alias("x")), features="x", partitions=2, store=store)
+    hy.Dataset.spark(numbered(spark).select(F.rand(1).alias("x")), features="x", partitions=2, path=store)
     assert "the DataFrame is not deterministic, as Spark says" in caplog.text
 
 
 def test_a_second_frame_validates(spark: Any, store: Path) -> None:
     data = hy.Dataset.spark(
-        numbered(spark), features="x", label="n", partitions=3, store=store,
+        numbered(spark), features="x", label="n", partitions=3, path=store,
         validation=numbered(spark, 20, 2).withColumn("x", -F.col("x") - 1),
     )  # fmt: skip
     manifest = data.prepare()
@@ -190,7 +190,7 @@ def test_weights_that_are_none(spark: Any, store: Path) -> None:
     def data(weight: Any) -> hy.Dataset:
         rows = df.withColumn("w", weight)
         return hy.Dataset.spark(
-            rows, features="x", label="n", weight="w", partitions=2, validation="held", store=store
+            rows, features="x", label="n", weight="w", partitions=2, validation="held", path=store
         )  # fmt: skip
 
     with pytest.raises(DataError, match=r"weight column 'w', row 0 of Spark partition 2: -1\.0 is below 0"):
@@ -238,7 +238,7 @@ def test_columns_become_what_they_become_from_files(
         "standardize": ["double", "pair"],
     }  # fmt: skip
     df = spark.read.parquet(str(tmp_path / "kinds.parquet")).repartition(5)
-    mine = hy.Dataset.spark(df, store=store, **same).prepare()
+    mine = hy.Dataset.spark(df, path=store, **same).prepare()
     file = hy.Dataset.arrow(kinds, **same).prepare()
     assert mine.vocabularies == file.vocabularies
     assert (mine.inputs, mine.targets, mine.weighted) == (file.inputs, file.targets, file.weighted)
@@ -256,7 +256,7 @@ def test_columns_become_what_they_become_from_files(
 def test_single_columns_keep_their_type(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, name: str) -> None:
     df = spark.read.parquet(str(tmp_path / "kinds.parquet"))
     same: dict[str, Any] = {"features": {"it": name, "n": "n"}, "partitions": 2}
-    mine = hy.Dataset.spark(df, store=store, **same).prepare()
+    mine = hy.Dataset.spark(df, path=store, **same).prepare()
     file = hy.Dataset.arrow(kinds, **same).prepare()
     assert mine.inputs == file.inputs
     found, wanted = (
@@ -269,7 +269,7 @@ def test_single_columns_keep_their_type(spark: Any, store: Path, tmp_path: Path,
 def test_vectors_dense_and_sparse(spark: Any, store: Path) -> None:
     rows = [(n, Vectors.dense([n, 1.0, 2.0]) if n % 2 else Vectors.sparse(3, {1: float(n)})) for n in range(40)]
     df = spark.createDataFrame(rows, ["n", "v"]).repartition(3)
-    manifest = hy.Dataset.spark(df, features="v", label="n", partitions=2, store=store, standardize=["v"]).prepare()
+    manifest = hy.Dataset.spark(df, features="v", label="n", partitions=2, path=store, standardize=["v"]).prepare()
     assert manifest.inputs["inputs"].shape == (3,) and manifest.inputs["inputs"].dtype == "float32"
     values = np.array([v.toArray() for _, v in rows])
     wanted = ((values - values.mean(0)) / values.std(0)).astype(np.float32)
@@ -302,7 +302,7 @@ def test_binary_files_and_images_by_transform(spark: Any, store: Path, tmp_path:
 
     manifest = hy.Dataset.spark(
         spark.read.format("binaryFile").load(str(tmp_path / "raw")),
-        features="x", partitions=2, store=store, transform=decoded,
+        features="x", partitions=2, path=store, transform=decoded,
     ).prepare()  # fmt: skip
     assert manifest.inputs["inputs"].dtype == "uint8"
     found = np.concatenate([columns.inputs for columns in opened(manifest)])
@@ -313,7 +313,7 @@ def test_binary_files_and_images_by_transform(spark: Any, store: Path, tmp_path:
         return pa.RecordBatch.from_arrays([pa.array([list(cell) for cell in data])], ["x"])
 
     images = spark.read.format("image").load(str(tmp_path / "png"))
-    manifest = hy.Dataset.spark(images, features="x", partitions=2, store=store, transform=pixels).prepare()
+    manifest = hy.Dataset.spark(images, features="x", partitions=2, path=store, transform=pixels).prepare()
     found = np.concatenate([columns.inputs for columns in opened(manifest)])
     assert sorted(found.tolist()) == [[n] * 4 for n in range(12)]
 
@@ -331,7 +331,7 @@ NAMES = ["odd", "even"]
 def test_a_transform_sees_all_columns_and_its_values_are_found(spark: Any, store: Path) -> None:
     data = hy.Dataset.spark(
         numbered(spark).repartition(3), features=["twice", "name"], encode={"name": "one-hot"}, partitions=2,
-        store=store, transform=doubled,
+        path=store, transform=doubled,
     )  # fmt: skip
     manifest = data.prepare()
     assert manifest.vocabularies == {"name": ["even", "odd"]} and manifest.rows == 60
@@ -351,7 +351,7 @@ def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeyp
     context = spark.sparkContext
     context.setJobGroup("counted", "")
     rows = 50_000
-    manifest = hy.Dataset.spark(numbered(spark, rows, 2), features=["n", "x"], partitions=2, store=store).prepare()
+    manifest = hy.Dataset.spark(numbered(spark, rows, 2), features=["n", "x"], partitions=2, path=store).prepare()
     assert manifest.bytes == rows * 8
     assert len(told) == 2 and sum(told) < 5_000
     assert len(context.statusTracker().getJobIdsForGroup("counted")) == 1
@@ -359,7 +359,7 @@ def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeyp
 
 
 def test_prepare_writes_once_and_a_pickle_has_the_url_alone(spark: Any, store: Path) -> None:
-    data = hy.Dataset.spark(numbered(spark), features="x", label="n", partitions=2, store=store)
+    data = hy.Dataset.spark(numbered(spark), features="x", label="n", partitions=2, path=store)
     manifest = data.prepare()
     files = left(store)
     assert len(files) == 7 + 2 and Path(str(data.url)).parent == store
@@ -391,7 +391,7 @@ def test_reuse_takes_what_did_not_change(spark: Any, store: Path, tmp_path: Path
     def made(partitions: int = 2, column: str = "double", **more: Any) -> Any:
         df = spark.read.parquet(str(path)).filter("n >= 0")
         return hy.Dataset.spark(
-            df, features=["n", column], partitions=partitions, store=store, **{"reuse": True, **more}
+            df, features=["n", column], partitions=partitions, path=store, **{"reuse": True, **more}
         )
 
     first = made()
@@ -415,7 +415,7 @@ def test_reuse_only_of_what_can_be_seen(
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def url(frame: Any, **options: Any) -> Any:
-        return hy.Dataset.spark(frame, features="n", partitions=2, store=store, reuse=True, **options).url
+        return hy.Dataset.spark(frame, features="n", partitions=2, path=store, reuse=True, **options).url
 
     def edited(factor: int) -> Any:
         (tmp_path / "sparkprep.py").write_text(
@@ -440,24 +440,24 @@ def test_reuse_only_of_what_can_be_seen(
 def test_any_name_of_a_column(spark: Any, store: Path) -> None:
     names = ["a.b", "c`d", "e f", "é", "plain.also"]
     df = spark.createDataFrame([tuple(float(n + k) for k in range(5)) for n in range(4)], names)
-    data = hy.Dataset.spark(df, features=names[:4], label="plain.also", partitions=1, store=store)
+    data = hy.Dataset.spark(df, features=names[:4], label="plain.also", partitions=1, path=store)
     columns = open_partition(data.prepare(), "train", 0)
     assert sorted(columns.inputs[:, 0].tolist()) == [0.0, 1.0, 2.0, 3.0]
     assert (columns.inputs[:, 3] + 1 == columns.targets).all()
     twins = spark.createDataFrame([(1.0, 2.0)], ["x", "X"])
     with pytest.raises(DataError, match=r"has columns 'x', 'X', which are one to Spark: rename"):
-        hy.Dataset.spark(twins, features=["x"], partitions=1, store=store)
+        hy.Dataset.spark(twins, features=["x"], partitions=1, path=store)
 
 
 def test_times_and_null_vectors_are_told_as_what_they_are(spark: Any, store: Path) -> None:
     df = spark.sql("select timestamp'2020-01-01' t, 1 y")
     with pytest.raises(DataError, match=r"column 't' .* has type timestamp"):
-        hy.Dataset.spark(df, features=["t"], label="y", partitions=1, store=store)
+        hy.Dataset.spark(df, features=["t"], label="y", partitions=1, path=store)
     rows = [(Vectors.dense([1.0, 2.0]), 0), (None, 1)]
     schema = T.StructType([T.StructField("v", VectorUDT()), T.StructField("y", T.IntegerType())])
     df = spark.createDataFrame(rows, schema).repartition(2, "y")
     with pytest.raises(DataError, match=r"column 'v': 1 of its rows hold null"):
-        hy.Dataset.spark(df, features="v", label="y", partitions=1, store=store).prepare()
+        hy.Dataset.spark(df, features="v", label="y", partitions=1, path=store).prepare()
 
 
 def test_reuse_tells_columns_apart_that_were_renamed(spark: Any, store: Path, tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_reuse_tells_columns_apart_that_were_renamed(spark: Any, store: Path, tm
 
     def made(name: str) -> Any:
         df = spark.read.schema(f"{name} double").parquet(path).selectExpr(f"{name} AS x")
-        return hy.Dataset.spark(df, features="x", partitions=1, store=store, reuse=True)
+        return hy.Dataset.spark(df, features="x", partitions=1, path=store, reuse=True)
 
     assert made("a").url != made("b").url
     assert made("a").url == made("a").url
@@ -477,7 +477,7 @@ def test_a_database_is_never_reused(spark: Any, store: Path, tmp_path: Path, mon
     pq.write_table(pa.table({"a": [1.0, 2.0]}), path)
     monkeypatch.setattr("hopyard.data.plans._files", lambda leaf: None)  # as a relation of JDBC
     df = spark.read.parquet(path)
-    made = [hy.Dataset.spark(df, features="a", partitions=1, store=store, reuse=True) for _ in range(2)]
+    made = [hy.Dataset.spark(df, features="a", partitions=1, path=store, reuse=True) for _ in range(2)]
     assert made[0].url != made[1].url
 
 
@@ -494,7 +494,7 @@ def test_runs_on_it_have_equal_digests_and_resume(spark: Any, store: Path, tmp_p
     df = spark.createDataFrame(rows, T.StructType([
         T.StructField("x", T.ArrayType(T.DoubleType())), T.StructField("y", T.IntegerType()),
     ])).repartition(3)  # fmt: skip
-    data = hy.Dataset.spark(df, features="x", label="y", validation=0.25, partitions=3, store=store)
+    data = hy.Dataset.spark(df, features="x", label="y", validation=0.25, partitions=3, path=store)
 
     def trained(name: str, given: Any, engine: Any) -> Any:
         run = hy.fit(linear, {"lr": 0.1}, given, epochs=2, engine=engine, directory=tmp_path / name)
@@ -519,10 +519,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"validation": "x"}, DataError, "validation = 'x': a column of true and false"),
     ({"validation": "other"}, DataError, "no column 'other'"),
     ({"partitions": 0}, SpecError, "partitions = 0"),
-    ({"store": 5}, SpecError, "store = 5: a path or URL that driver and executors share"),
-    ({"store": "nowhere://x"}, SpecError, "store: host .* cannot open nowhere://x"),
-    ({"store": "memory://x"}, SpecError, "store: host .* does not see in memory://x/.* what the driver wrote there"),
-    ({"store": "/proc/nowhere"}, SpecError, "store: host .* cannot write to /proc/nowhere"),
+    ({"path": 5}, SpecError, "path = 5: a path or URL that driver and executors share"),
+    ({"path": "nowhere://x"}, SpecError, "path: host .* cannot open nowhere://x"),
+    ({"path": "memory://x"}, SpecError, "path: host .* does not see in memory://x/.* what the driver wrote there"),
+    ({"path": "/proc/nowhere"}, SpecError, "path: host .* cannot write to /proc/nowhere"),
     ({"reuse": 1}, SpecError, "reuse = 1"),
     (
         {"encode": {"text": "one-hot"}, "features": ["text"], "label": None, "partitions": 5},
@@ -550,7 +550,7 @@ def test_bad_arguments(spark: Any, tmp_path: Path, at: int) -> None:
         F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
         F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("text"),
     )  # fmt: skip
-    options = {"features": ["x"], "label": "n", "partitions": 2, "store": tmp_path / "store", **given}
+    options = {"features": ["x"], "label": "n", "partitions": 2, "path": tmp_path / "store", **given}
     with pytest.raises(error, match=message) as caught:
         hy.Dataset.spark(df, **options).prepare()
     assert len(str(caught.value)) < 1_000
@@ -587,7 +587,7 @@ def test_bad_values(spark: Any, store: Path, rows: list[list[Any]], message: str
     kind = T.ArrayType(T.DoubleType()) if isinstance(first, list) else kind
     partitions = 2 if "of 2" in message else 1
     with pytest.raises(DataError, match=r"(?s)" + message):
-        hy.Dataset.spark(made_of(spark, kind, rows), features="v", partitions=partitions, store=store).prepare()
+        hy.Dataset.spark(made_of(spark, kind, rows), features="v", partitions=partitions, path=store).prepare()
     assert left(store) == []
 
 
@@ -598,24 +598,24 @@ def test_a_bad_second_frame(spark: Any, store: Path) -> None:
         (df.withColumn("x", F.col("n")), "'x' has type int64 in the validation= DataFrame but double in the first"),
     ):
         with pytest.raises(DataError, match=message):
-            hy.Dataset.spark(df, features="x", validation=second, store=store)
+            hy.Dataset.spark(df, features="x", validation=second, path=store)
     with pytest.raises(DataError, match=r"row \d+ of Spark partition \d of validation="):
         bad = df.withColumn("x", F.when(F.col("n") != 7, F.col("x")))
-        hy.Dataset.spark(df, features="x", validation=bad, partitions=2, store=store).prepare()
+        hy.Dataset.spark(df, features="x", validation=bad, partitions=2, path=store).prepare()
     assert left(store) == []
 
 
 def test_what_is_no_batch_frame_is_refused(spark: Any, store: Path) -> None:
     for given in (5, pa.table({"x": [1.0]})):
         with pytest.raises(SpecError, match=rf"df = {type(given).__name__}: a pyspark.sql.DataFrame is needed"):
-            hy.Dataset.spark(given, features="x", store=store)
+            hy.Dataset.spark(given, features="x", path=store)
     with pytest.raises(SpecError, match="a streaming DataFrame has no end"):
-        hy.Dataset.spark(spark.readStream.format("rate").load(), features="value", store=store)
+        hy.Dataset.spark(spark.readStream.format("rate").load(), features="value", path=store)
     with pytest.raises(DataError, match="the DataFrame has no rows"):
-        hy.Dataset.spark(numbered(spark).filter("n < 0"), features="x", store=store).prepare()
+        hy.Dataset.spark(numbered(spark).filter("n < 0"), features="x", path=store).prepare()
     with pytest.raises(DataError, match="has 2 columns named 'x'"):
         df = numbered(spark)
-        hy.Dataset.spark(df.select("x", "x"), features="x", store=store)
+        hy.Dataset.spark(df.select("x", "x"), features="x", path=store)
 
 
 def test_a_cluster_of_other_hosts_needs_a_store(spark: Any) -> None:
@@ -624,7 +624,7 @@ def test_a_cluster_of_other_hosts_needs_a_store(spark: Any) -> None:
     spark.conf.set(refusing, "false")
     spark.conf.set("spark.master", "yarn")
     try:
-        with pytest.raises(SpecError, match=r"store = None: the executors of this session \(yarn\) may run on other"):
+        with pytest.raises(SpecError, match=r"path = None: the executors of this session \(yarn\) may run on other"):
             hy.Dataset.spark(numbered(spark), features="x")
     finally:
         spark.conf.set("spark.master", before)
@@ -633,11 +633,11 @@ def test_a_cluster_of_other_hosts_needs_a_store(spark: Any) -> None:
 
 def test_a_full_disk(spark: Any, small_disk: Callable[[str], Path]) -> None:
     disk = small_disk("1m")
-    data = hy.Dataset.spark(numbered(spark, 1_000_000, 2), features=["x", "n"], partitions=2, store=disk)
-    with pytest.raises(ResourceError, match=r"store: no room in .* on host .*give store= another place"):
+    data = hy.Dataset.spark(numbered(spark, 1_000_000, 2), features=["x", "n"], partitions=2, path=disk)
+    with pytest.raises(ResourceError, match=r"path: no room in .* on host .*give path= another place"):
         data.prepare()
     assert left(disk) == []
-    assert hy.Dataset.spark(numbered(spark, 1000, 2), features="x", partitions=2, store=disk).prepare().rows == 1000
+    assert hy.Dataset.spark(numbered(spark, 1000, 2), features="x", partitions=2, path=disk).prepare().rows == 1000
 
 
 def test_a_failed_job_leaves_nothing(spark: Any, store: Path) -> None:
@@ -650,7 +650,7 @@ def test_a_failed_job_leaves_nothing(spark: Any, store: Path) -> None:
 
     df = numbered(spark, 100, 2).withColumn("x", F.udf(fails, "double", useArrow=False)("n"))
     with pytest.raises(PySparkException, match="the moon is in the wrong house"):
-        hy.Dataset.spark(df, features="x", partitions=2, store=store).prepare()
+        hy.Dataset.spark(df, features="x", partitions=2, path=store).prepare()
     assert left(store) == [] and list(store.iterdir()) == []
 
 
@@ -667,14 +667,14 @@ def test_a_task_that_is_killed_is_done_again_and_leaves_no_orphan(spark: Any, st
         return batch
 
     df = numbered(spark, 80_000, 2)
-    manifest = hy.Dataset.spark(df, features="x", label="n", partitions=2, store=store, transform=killing).prepare()
+    manifest = hy.Dataset.spark(df, features="x", label="n", partitions=2, path=store, transform=killing).prepare()
     assert Path(once).exists() and manifest.rows == 80_000
     assert sum(name.endswith(".seg") for name in left(store)) == 2
     assert sorted(v for columns in opened(manifest) for v in columns.targets.tolist()) == list(range(80_000))
 
 
 def test_rows_that_are_encoded_cannot_be_read_as_rows(spark: Any, store: Path) -> None:
-    data = hy.Dataset.spark(numbered(spark), features="x", partitions=2, store=store)
+    data = hy.Dataset.spark(numbered(spark), features="x", partitions=2, path=store)
     data.prepare()
     kept = hy.Dataset.open(str(data.url))
     for one in (data, kept):
@@ -716,30 +716,30 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 df = spark.range(0, 40, 1, 3).select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
     F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("c"))
 given = dict(features=["n", "x", "c"], label="n", encode={"c": "one-hot"}, validation=0.2, partitions=2)
-first = hy.Dataset.spark(df, store=sys.argv[1], reuse=True, **given)
+first = hy.Dataset.spark(df, path=sys.argv[1], reuse=True, **given)
 manifest = first.prepare()
 assert manifest.rows == 40 and manifest.vocabularies == {"c": ["a", "b"]}, manifest
 rows = np.concatenate([open_partition(manifest, "train", p).inputs for p in range(2)])
 assert (rows[:, 1] == rows[:, 0] / 2).all() and (rows[:, 2] == (rows[:, 0] % 2 == 0)).all()
-assert hy.Dataset.spark(df, store=sys.argv[1], reuse=True, **given).url == first.url
+assert hy.Dataset.spark(df, path=sys.argv[1], reuse=True, **given).url == first.url
 assert hy.Dataset.spark(df, **given).url.startswith(sys.argv[2])
 udf = F.udf(lambda n: n, "long")
 for hidden in (df.select(udf("n").alias("n")), df.filter("now() > '2020-01-01'")):
     hidden.createOrReplaceTempView("hidden")  # a client's plan has only its name
-    urls = [hy.Dataset.spark(spark.table("hidden"), features="n", store=sys.argv[1], reuse=True).url for _ in "ab"]
+    urls = [hy.Dataset.spark(spark.table("hidden"), features="n", path=sys.argv[1], reuse=True).url for _ in "ab"]
     assert urls[0] != urls[1]
 try:
-    hy.Dataset.spark(df, store="memory://x", **given)
+    hy.Dataset.spark(df, path="memory://x", **given)
     vectors = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(2, {1: 3.0}),)], ["v"]).coalesce(1)
-    found = hy.Dataset.spark(vectors, features="v", partitions=1, store=sys.argv[1]).prepare()
+    found = hy.Dataset.spark(vectors, features="v", partitions=1, path=sys.argv[1]).prepare()
     assert open_partition(found, "train", 0).inputs.tolist() == [[1, 2], [0, 3]]
     bad = df.withColumn("x", F.when(F.col("n") != 3, F.col("x")))
-    hy.Dataset.spark(bad, store=sys.argv[1], **given).prepare()
+    hy.Dataset.spark(bad, path=sys.argv[1], **given).prepare()
 except hy.DataError as error:
     assert "column 'x': 1 of its rows" in str(error), error
 else:
     raise AssertionError("a null was taken")
-late = hy.Dataset.spark(df, store=sys.argv[1], **given)
+late = hy.Dataset.spark(df, path=sys.argv[1], **given)
 spark.stop()
 try:
     late.prepare()
@@ -757,10 +757,10 @@ import hopyard as hy
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 df = spark.range(9)
-late = hy.Dataset.spark(df, features="id", store=sys.argv[1])
-print(hy.Dataset.spark(spark.read.parquet(sys.argv[3]), features="n", store=sys.argv[1], reuse=True).url)
+late = hy.Dataset.spark(df, features="id", path=sys.argv[1])
+print(hy.Dataset.spark(spark.read.parquet(sys.argv[3]), features="n", path=sys.argv[1], reuse=True).url)
 spark.stop()
-for ask in (late.prepare, lambda: hy.Dataset.spark(df, features="id", store=sys.argv[1])):
+for ask in (late.prepare, lambda: hy.Dataset.spark(df, features="id", path=sys.argv[1])):
     try:
         ask()
     except hy.SpecError as error:
@@ -774,7 +774,7 @@ print("all well")
 @pytest.mark.parametrize("script", [pytest.param(CONNECT, marks=pytest.mark.slow), STOPPED], ids=["connect", "stopped"])
 def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds: pa.Table) -> None:
     path = str(tmp_path / "kinds.parquet")
-    ours = hy.Dataset.spark(spark.read.parquet(path), features="n", store=tmp_path / "store", reuse=True)
+    ours = hy.Dataset.spark(spark.read.parquet(path), features="n", path=tmp_path / "store", reuse=True)
     if script is CONNECT:
         pytest.importorskip("grpc")
     own = {**os.environ, "PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "home")}
@@ -786,3 +786,66 @@ def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds:
     assert done.stdout.strip().endswith("all well"), done.stderr[-3000:]
     assert not list((tmp_path / "store").rglob("*probe"))
     assert script is CONNECT or str(ours.url) in done.stdout  # the same plan over the same files, in another session
+
+
+ONE_SCRIPT = """
+import json, sys
+import hopyard as hy
+from pyspark.sql import SparkSession, functions as F
+from hopyard.frameworks.array import Linear
+
+executors, folder = sys.argv[1:3]
+spark = SparkSession.builder.master(f"local-cluster[{executors},1,1024]").config("spark.ui.enabled", "false")
+spark = spark.config("spark.sql.shuffle.partitions", "6")
+for name, value in zip(sys.argv[3::2], sys.argv[4::2]):
+    spark = spark.config(name, value)
+spark = spark.getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+df = spark.read.parquet(folder)
+small = df.groupBy("user").agg(F.avg("x0").alias("mean"))
+frames = {
+    "as it is": df, "repartition": df.repartition(7), "orderBy": df.orderBy("x1"),
+    "join": df.join(small, "user").select(*df.columns),
+}
+for name, frame in frames.items():
+    data = hy.Dataset.spark(
+        frame, features=[f"x{n}" for n in range(6)], label="y", standardize=True, validation=0.25, partitions=3,
+    )
+    run = hy.fit(
+        lambda config: Linear(6, 2, lr=0.1, batch_size=16), {}, data, epochs=2, engine=hy.Inline(),
+        directory=f"{folder}-runs/{executors}-{len(sys.argv)}-{name}",
+    )
+    print(json.dumps([data.prepare().digest, run.trials[0].state]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_one_script_on_any_number_of_executors(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "several"
+    folder.mkdir()
+    for number in range(5):
+        x = rng.normal(size=(300, 6))
+        columns = {f"x{n}": x[:, n] for n in range(6)}
+        pq.write_table(
+            pa.table({**columns, "y": (x.sum(1) > 0).astype(np.int32), "user": rng.integers(0, 9, 300)}),
+            folder / f"{number}.parquet",
+        )
+    settings: dict[int, dict[str, str]] = {
+        1: {"spark.sql.adaptive.enabled": "false"},
+        2: {"spark.sql.adaptive.enabled": "true", "spark.speculation": "true"},
+        3: {"spark.sql.files.maxPartitionBytes": "20000"},
+        5: {"spark.sql.adaptive.enabled": "false", "spark.speculation": "true", "spark.sql.shuffle.partitions": "4"},
+    }
+    found = set()
+    for executors, given in settings.items():
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_SCRIPT, str(executors), str(folder), *sum(given.items(), ())],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
+        assert len(lines) == 4
+        found.update(lines)
+    assert len(found) == 1

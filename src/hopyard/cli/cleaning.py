@@ -48,7 +48,7 @@ class Item:
 def clean(
     stores: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STORE", help="Also the rows that Dataset.spark(…, store=STORE) wrote: paths or URLs."),
+        typer.Argument(metavar="STORE", help="Also the rows that Dataset.spark(…, path=STORE) wrote: paths or URLs."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it. Without this it is only listed.")] = False,
     older_than: Annotated[

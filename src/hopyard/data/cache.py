@@ -218,7 +218,7 @@ def evict(root: Path, limit: int) -> None:
 
 
 def rows_in(store: str) -> list[str]:
-    """The folders of rows that Dataset.spark(…, store=store) made there; or `store` itself, if it is one."""
+    """The folders of rows that Dataset.spark(…, path=store) made there; or `store` itself, if it is one."""
     if Folder(store).has(FILE):
         return [store]
     import fsspec

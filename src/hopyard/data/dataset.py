@@ -290,13 +290,13 @@ class Dataset:
         standardize: bool | list[str] = False,
         transform: Transform | None = None,
         seed: int = 0,
-        store: str | os.PathLike[str] | None = None,
+        path: str | os.PathLike[str] | None = None,
         reuse: bool = False,
         cache_bytes: int = CACHE_BYTES,
     ) -> Dataset:
         """A Spark DataFrame, of a classic session or Spark Connect; its rows never pass through the driver.
 
-        `prepare` runs one job that writes all partitions once, to a folder in `store` (`.url`); each host then fetches
+        `prepare` runs one job that writes all partitions once, to a folder in `path` (`.url`); each host then fetches
         the partitions that it works on. Rows go by their names (see the class): the number of executors, Spark's
         partitions, files and the order of rows do not matter.
 
@@ -306,7 +306,7 @@ class Dataset:
                 given all columns and runs in the executors.
             validation: a fraction, the name of a column of true and false, or a second DataFrame.
             encode: as for `parquet`. Where values are not listed, another job finds them first.
-            store: a path or fsspec URL that driver and executors share. Default: the user's cache directory, for
+            path: a path or fsspec URL that driver and executors share. Default: the user's cache directory, for
                 sessions whose executors run on this host.
             reuse: whether to take what the same plan over the same files, with the same transform, was materialised as
                 before. Where nobody can tell (the plan runs Python code, asks for the time or reads a database, the
@@ -324,7 +324,7 @@ class Dataset:
             encode={} if encode is None else encode, standardize=standardize, key=key,
         )  # fmt: skip
         source = from_spark(
-            frames, spec, share=share, partitions=partitions, seed=seed, transform=transform, store=store, reuse=reuse,
+            frames, spec, share=share, partitions=partitions, seed=seed, transform=transform, path=path, reuse=reuse,
             cache=str(default_root()),
         )  # fmt: skip
         return cls(source, spec, share, None, partitions, transform, seed, "spread", cache_bytes)

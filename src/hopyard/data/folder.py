@@ -27,18 +27,18 @@ def absolute(url: str | os.PathLike[str]) -> str:
 
 
 def reaching(url: str, verb: str) -> AbstractContextManager[None]:
-    """Turns what a file system raises into an error that names store=, as `filesystems.reaching` does.
+    """Turns what a file system raises into an error that names path=, as `filesystems.reaching` does.
 
     Args:
-        url: what `store=` led to.
+        url: what `path=` led to.
         verb: what is done there, for the message: "write to".
 
     Raises:
         ResourceError: no room there.
         SpecError: all else.
     """
-    step = f"store= must be a place that driver and executors share and may write to: {filesystems.SHARED}"
-    return filesystems.reaching(url, verb, SpecError, "store", step)
+    step = f"path= must be a place that driver and executors share and may write to: {filesystems.SHARED}"
+    return filesystems.reaching(url, verb, SpecError, "path", step)
 
 
 class Folder:

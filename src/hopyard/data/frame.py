@@ -234,7 +234,7 @@ class _Work:
             seen = folder.has(f"{self._task.token}-{PROBE}")
         if not seen:
             raise SpecError(
-                f"store: host {socket.gethostname()} does not see in {folder.url} what the driver wrote there; store= "
+                f"path: host {socket.gethostname()} does not see in {folder.url} what the driver wrote there; path= "
                 f"must be a place that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
             )
 

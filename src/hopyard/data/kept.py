@@ -95,7 +95,7 @@ class Kept:
             made = f" {self.what} is materialised there by prepare() in the process that has its session;"
             raise DataError(
                 f"no data set at {self.url}: there is no {FILE}, which is written last;"
-                f"{made if self.what else ''} give the URL that Dataset.spark(…, store=…).url names, or make it again"
+                f"{made if self.what else ''} give the URL that Dataset.spark(…, path=…).url names, or make it again"
             )
         manifest.path = cache
         manifest.stored = msgspec.structs.replace(manifest.stored, url=self.url, limit=limit)  # moved: still whole

@@ -211,6 +211,30 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
         return manifest
 
 
+def split(manifest: Manifest) -> str:
+    """What decided which rows validate, and which partition a row is in, in words."""
+    if manifest.row_names is None:
+        return "by the number of the row"
+    if manifest.row_names.key:
+        return f"by {', '.join(manifest.row_names.key)}"
+    return f"by what is read of a row ({', '.join(manifest.names)}); with other columns it is another split"
+
+
+def difference(then: Manifest, now: Manifest) -> str:
+    """In what two data sets differ, in words; empty: in nothing."""
+    if then.digest == now.digest:
+        return ""
+    if then.row_names is None or now.row_names is None or then.row_names.key != now.row_names.key:
+        return "on other data"
+    before, after = then.row_names, now.row_names
+    if before.rows != after.rows:
+        more = after.rows - before.rows
+        return f"on {before.rows} rows, now there are {after.rows}: {abs(more)} {'came' if more > 0 else 'went'}"
+    if before.sum != after.sum:
+        return f"on other rows, though there were {before.rows} then too"
+    return "on the same rows, but in other partitions, or encoded otherwise"
+
+
 def gone(manifest: Manifest) -> str:
     """The message for a cache entry that is not there any more."""
     return (

@@ -153,7 +153,7 @@ def from_spark(
     partitions: int,
     seed: int,
     transform: Transform | None,
-    store: str | os.PathLike[str] | None,
+    path: str | os.PathLike[str] | None,
     reuse: bool,
     cache: str,
 ) -> Frame:
@@ -183,7 +183,7 @@ def from_spark(
             )
     code = None if transform is None else pickled(transform)
     about = [FORMAT, spec, share, partitions, seed if share else 0, identity(transform) if reuse else ""]
-    return Frame(tuple(frames), spec, partitions, share, seed, code, place(frames, about, store, reuse, cache))
+    return Frame(tuple(frames), spec, partitions, share, seed, code, place(frames, about, path, reuse, cache))
 
 
 def _same(mine: list[Field], theirs: list[Field]) -> None:
@@ -254,8 +254,8 @@ def _seen(folder: Folder, told: list[Told]) -> None:
         if one.segment is not None and sizes.get(one.segment.name) != one.segment.bytes:
             seen = sizes.get(one.segment.name)
             raise SpecError(
-                f"store: host {one.host} wrote {one.segment.bytes} bytes to {folder.url}/{one.segment.name}, and this "
-                f"process sees {'no such file' if seen is None else f'{seen} bytes'} there; store= must be a place "
+                f"path: host {one.host} wrote {one.segment.bytes} bytes to {folder.url}/{one.segment.name}, and this "
+                f"process sees {'no such file' if seen is None else f'{seen} bytes'} there; path= must be a place "
                 f"that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
             )
 

@@ -1,4 +1,4 @@
-"""Where a DataFrame is materialised: in `store=`, under a random name, or one that follows from what it is made of."""
+"""Where a DataFrame is materialised: in `path=`, under a random name, or one that follows from what it is made of."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ log = logging.getLogger(__name__)
 
 
 def place(
-    frames: Sequence[Any], what: Sequence[Any], store: str | os.PathLike[str] | None, reuse: bool, cache: str
+    frames: Sequence[Any], what: Sequence[Any], path: str | os.PathLike[str] | None, reuse: bool, cache: str
 ) -> Kept:
     """The folder for these frames.
 
     Args:
         frames: all DataFrames of the data set.
         what: all else that decides what is written, as plain values.
-        store: where folders are made; None: the cache, which is the executors' too when they run on this host.
+        path: where folders are made; None: the cache, which is the executors' too when they run on this host.
         reuse: whether equal frames and equal `what` lead to the same folder.
         cache: directory of the user's cache.
 
     Raises:
-        SpecError: a value is not allowed; executors are elsewhere, and there is no store=.
+        SpecError: a value is not allowed; executors are elsewhere, and there is no path=.
     """
     if not isinstance(reuse, bool):
         raise SpecError(f"reuse = {reuse!r}: True or False is needed")
-    if store is not None and (not isinstance(store, (str, os.PathLike)) or not os.fspath(store)):
-        raise SpecError(f"store = {store!r}: a path or URL that driver and executors share is needed")
-    if store is None and not on_this_host(frames[0]):
+    if path is not None and (not isinstance(path, (str, os.PathLike)) or not os.fspath(path)):
+        raise SpecError(f"path = {path!r}: a path or URL that driver and executors share is needed")
+    if path is None and not on_this_host(frames[0]):
         master = frames[0].sparkSession.conf.get("spark.master", "unknown")
         raise SpecError(
-            f"store = None: the executors of this session ({master}) may run on other hosts; store= must name a place "
+            f"path = None: the executors of this session ({master}) may run on other hosts; path= must name a place "
             f"that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
         )
     name = secrets.token_hex(12)
@@ -55,5 +55,5 @@ def place(
     elif reuse:
         known = [told, list(what)]
         name = blake3(msgspec.json.encode(known)).hexdigest()[:32]
-    root = cache if store is None else absolute(store)
-    return Kept(f"{root}/spark-{name}", store is None, "the DataFrame")
+    root = cache if path is None else absolute(path)
+    return Kept(f"{root}/spark-{name}", path is None, "the DataFrame")

@@ -14,7 +14,7 @@ from hopyard.core.books import TrialBook
 from hopyard.core.events import Line
 from hopyard.core.machine import Machine, fold
 from hopyard.data.dataset import Dataset
-from hopyard.data.manifest import Manifest
+from hopyard.data.manifest import Manifest, difference
 from hopyard.data.row_tracker import RowTracker
 from hopyard.driver.ship import Cargo
 from hopyard.driver.ship import load as unpickle
@@ -44,6 +44,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the data."""
     rows: int
     sources: list[str]
+    split: str = ""
+    """What decided which rows validate, and which partition a row is in."""
     recipe: str
     """Name of the recipe's function."""
     backend: str = ""
@@ -271,9 +273,9 @@ def same_data(layout: Layout, data: Dataset) -> Manifest:
     """The partitions that the run was started with; made again if they were evicted."""
     known = Manifest.load(layout.manifest, check=False)
     found = data.prepare()
-    if found.digest != known.digest:
+    if differs := difference(known, found):
         raise RunDirectoryError(
-            f"{layout.root}: the data has changed since the run was started (digest {found.digest[:16]}, was "
+            f"{layout.root}: the data has changed since the run was started {differs} (digest {found.digest[:16]}, was "
             f"{known.digest[:16]}): restore it, or start another run"
         )
     return found

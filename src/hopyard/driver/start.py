@@ -16,6 +16,7 @@ from hopyard.agent.build import wants_context
 from hopyard.core.events import Dispatch
 from hopyard.core.machine import fold
 from hopyard.data.dataset import Dataset
+from hopyard.data.manifest import Manifest, difference, split
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.drive import Drive, drive
 from hopyard.driver.likeness import likeness
@@ -261,6 +262,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
             data=manifest.digest,
             rows=manifest.rows,
             sources=sources,
+            split=split(manifest),
             recipe=getattr(cargo.recipe, "__name__", type(cargo.recipe).__name__),
             backend=getattr(cargo.engine, "env", {}).get("KERAS_BACKEND", ""),
             encrypt=order.encrypt,
@@ -323,8 +325,8 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
     }
     differ = [f"with {name}={then!r}, not {now!r}" for name, (then, now) in asked.items() if then != now]
     differ += [f"with another {name}" for name in BY_VALUE if _differs(layout, about, name, getattr(cargo, name))]
-    if cargo.data.prepare().digest != about.data:
-        differ.append("on other data")
+    if (now := cargo.data.prepare()).digest != about.data:
+        differ.append(difference(Manifest.load(layout.manifest, check=False), now) or "on other data")
     sampler = cargo.search.open(cargo.space, order.seed)
     if machine.exhausted and sampler.total != len(machine.trials):
         differ.append(f"of {len(machine.trials)} trials, the search proposes {sampler.total}")

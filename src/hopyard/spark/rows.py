@@ -74,7 +74,7 @@ class Rows:
             encode=given["encode"],
             standardize=given["standardize"],
             seed=given["seed"],
-            store=given["store"],
+            path=given["store"],
         )
 
     def features(self, schema: Any) -> Any:

@@ -54,13 +54,13 @@ def report(lines: Sequence[Line], machine: Machine, about: dict[str, Any], statu
     Args:
         lines: the journal.
         machine: its fold.
-        about: what run.json says; read are `directory` (of the run) and `store`; each may be missing.
+        about: what run.json says; read are `directory` (of the run), `split` and `store`; each may be missing.
         status: how the run stands (`store/standing.py`).
     """
     found = chart(lines)
     directory = str(about.get("directory", "") or "")
     blocks = [
-        _head(found, machine, directory, status),
+        _head(found, machine, directory, status, str(about.get("split", "") or "")),
         _best(machine),
         _ranks(machine, status),
         _account(found, machine, status),
@@ -95,7 +95,7 @@ def _facts(found: Chart, machine: Machine, status: str) -> dict[str, Any]:
     }
 
 
-def _head(found: Chart, machine: Machine, directory: str, status: str) -> str:
+def _head(found: Chart, machine: Machine, directory: str, status: str, split: str) -> str:
     spec = machine.spec
     facts = _facts(found, machine, status)
     why = [f" ({mark.text})" for mark in found.marks[-1:] if mark.what == status]
@@ -108,6 +108,7 @@ def _head(found: Chart, machine: Machine, directory: str, status: str) -> str:
         + (f", {facts['failed']} failed" if facts["failed"] else "")
         + f"; {words.count(spec.epochs, 'epoch')}, {data}, seed {spec.seed}",
     ]
+    lines += [f"  rows are split {split}"] if split and machine.spec.validation else []
     lines += [f"  nothing was trained: {fault}" for fault in machine.faults if status == "failed"]
     return "\n".join(lines)
 
