@@ -14,6 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import hopyard as hy
+from hopyard.data.cache import rows_in
 from hopyard.data.folder import Folder
 from hopyard.data.folder import reaching as in_store
 from hopyard.data.tfrecord import records
@@ -97,6 +98,7 @@ PLACES: dict[str, tuple[str, Callable[[str, Path], Any]]] = {
     "records": ("source", lambda url, at: list(records(f"{url}/a.tfrecord"))),
     "data set": ("store", lambda url, at: hy.Dataset.open(url)),
     "folder": ("store", looked),
+    "rows to be removed": ("store", lambda url, at: rows_in(url)),
     "store of a run": ("store", trained),
     "store": ("store", lambda url, at: open_store(url)),
     "directory of a DataFrame": ("path", lambda url, at: Target(url, overwrite=False)),

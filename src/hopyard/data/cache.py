@@ -37,6 +37,7 @@ from hopyard.data.manifest import FILE, ArrayInfo, Manifest, file_name, folder_n
 from hopyard.data.needed import needed
 from hopyard.data.npy import HEADER, map_npy
 from hopyard.errors import DataError, ResourceError, SpecError
+from hopyard.filesystems import is_there, open_url
 
 CACHE_BYTES = 64 << 30
 STALE_SECONDS = 30 * 86_400.0
@@ -219,13 +220,11 @@ def evict(root: Path, limit: int) -> None:
 
 def rows_in(store: str) -> list[str]:
     """The folders of rows that Dataset.spark(…, path=store) made there; or `store` itself, if it is one."""
-    if Folder(store).has(FILE):
-        return [store]
-    import fsspec
-
     with reaching(store, "read"):
-        files, root = fsspec.core.url_to_fs(store)
-        listed: list[Any] = files.ls(root, detail=True) if files.exists(root) else []
+        if Folder(store).has(FILE):
+            return [store]
+        files, root = open_url(store)
+        listed: list[Any] = files.ls(root, detail=True) if is_there(files, root) else []
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
     return sorted(f"{store}/{name}" for name in names if name.startswith("spark-"))
 
