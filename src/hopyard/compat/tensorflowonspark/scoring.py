@@ -142,8 +142,8 @@ def _cast(values: Any, dtype: Any, name: str, tensor: str) -> Any:
     if made.dtype.kind in "iu" and values.dtype.kind in "iufO" and not np.array_equal(made, values):
         at = int(np.argmax((made != values).reshape(len(values), -1).any(axis=1)))
         raise DataError(
-            f"column {name!r} holds {values[at]}, but the tensor {tensor!r} takes {made.dtype}: cast the column, or filter "
-            "such rows out before"
+            f"column {name!r} holds {values[at]}, but the tensor {tensor!r} takes {made.dtype}: cast the column, or "
+            "filter such rows out before"
         )
     return made
 
