@@ -138,6 +138,12 @@ def test_values_that_are_not_allowed(tmp_path: Path, more: dict[str, Any], words
     refused(tmp_path / "run", hy.SpecError, *words, **more)
 
 
+def test_a_metric_of_fit_has_a_mode(tmp_path: Path) -> None:
+    with pytest.raises(hy.SpecError, match='mode = None: metric = \'val_accuracy\' needs "min" or "max"'):
+        hy.fit(linear, {}, dataset(), epochs=1, metric="val_accuracy", directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_val_metric_without_validation_rows(tmp_path: Path) -> None:
     words = ["metric = 'val_loss', but the data has no validation rows", "validation=0.2"]
     refused(tmp_path / "run", hy.SpecError, *words, data=dataset(validation=0.0))

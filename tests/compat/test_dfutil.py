@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,22 @@ def test_rows_become_examples_and_rows_again_without_a_session() -> None:
     assert dfutil.toTFExample(dtypes)(iter([])) == []
     rows = dfutil.fromTFExample(iter(pairs), ["f"])
     assert [row.asDict() for row in rows] == [dict(zip(NAMES, [*ROW[:-1], 1], strict=True))] * 2
+
+
+def test_the_columns_of_a_row_go_by_name() -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql import Row
+
+    pairs = dfutil.toTFExample([("a", "bigint"), ("b", "bigint")])([Row(b=2, a=1), Row(a=3, b=4, more="x")])
+    assert [row.asDict() for row in dfutil.fromTFExample(pairs)] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+
+
+def test_decimals_are_floats() -> None:
+    pytest.importorskip("pyspark")
+    pairs = dfutil.toTFExample([("a", "decimal(3,1)"), ("b", "array<decimal(3,1)>")])(
+        [(Decimal("1.5"), [Decimal(2)] * 2)]
+    )
+    assert dfutil.fromTFExample(pairs)[0].asDict() == {"a": 1.5, "b": [2.0, 2.0]}
 
 
 def test_the_schema_of_an_example_of_tensorflow() -> None:

@@ -49,6 +49,15 @@ def test_of_a_functional_model_after_its_inputs_and_outputs(tmp_path: Path) -> N
     assert {name: tuple(part.shape) for name, part in made.items()} == {"price": (5, 1), "kind": (5, 4)}
 
 
+def test_inputs_and_outputs_by_name_keep_their_names(tmp_path: Path) -> None:
+    b, a = keras.Input((1,), name="b"), keras.Input((1,), name="a")
+    double, same = keras.layers.Rescaling(2.0, name="double"), keras.layers.Identity(name="same")
+    model = keras.Model({"b": b, "a": a}, {"y": double(b), "x": same(a)})
+    compat.export_saved_model(model, str(tmp_path / "m"), True)
+    made = signature(tmp_path / "m")(a=tf.constant([[1.0]]), b=tf.constant([[5.0]]))
+    assert {name: part.numpy().item() for name, part in made.items()} == {"double": 10.0, "same": 1.0}
+
+
 def test_a_class_of_its_own_is_written_by_keras(tmp_path: Path) -> None:
     class Net(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -20,7 +20,9 @@ from hopyard.errors import RunDirectoryError, SpecError
 # ------------------------------------------------------------------------------------------------ paths
 
 
-@pytest.mark.parametrize("path", ["hdfs://nn:8020/a", "s3a://bucket/a", "file:///a", "viewfs://x/a"])
+@pytest.mark.parametrize(
+    "path", ["hdfs://nn:8020/a", "s3a://bucket/a", "file:///a", "viewfs://x/a", "webhdfs://nn/a", "obs://b/a"]
+)
 def test_a_path_with_a_scheme_is_whole(path: str) -> None:
     assert TFNodeContext(defaultFS="hdfs://nn:8020").absolute_path(path) == path
 

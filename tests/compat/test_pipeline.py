@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -16,7 +17,8 @@ pytest.importorskip("keras")
 import keras
 
 from hopyard.compat.tensorflowonspark import compat, pipeline
-from hopyard.errors import SpecError
+from hopyard.compat.tensorflowonspark.scoring import Scoring
+from hopyard.errors import DataError, SpecError
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels are TensorFlow's")
 
@@ -73,6 +75,25 @@ def saved(tmp_path: Path) -> Callable[[Any], str]:
         return folder
 
     return write
+
+
+@pytest.mark.parametrize("wrong", [1.7, 300.0, -1.0, float("nan")])
+def test_numbers_that_a_tensor_cannot_hold_are_refused(saved: Callable[[Any], str], wrong: float) -> None:
+    import tensorflow as tf
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8, name="x")])  # type: ignore[untyped-decorator]
+    def serve(x: Any) -> Any:
+        return {"y": x}
+
+    scoring = Scoring(saved(serve), ("serve",), "serving_default", (("a", "x"),), (("y", "b"),), 100)
+
+    def scores(*values: float) -> list[int]:
+        batch = pa.record_batch([pa.array(values)], ["a"])
+        return [value for outputs in scoring._scores(iter([batch])) for value in outputs["y"].tolist()]
+
+    assert scores(2.0, 255.0) == [2, 255]
+    with pytest.raises(DataError, match=f"column 'a' holds {wrong}, but the tensor 'x' takes uint8"):
+        scores(2.0, wrong)
 
 
 @pytest.mark.slow

@@ -297,6 +297,27 @@ def test_a_slot_that_hangs_in_a_revoked_unit_is_replaced_too():
     assert run.give(Tick(at=due))[0] == Replace(1, "its unit took longer than its deadline")
 
 
+def test_a_late_answer_of_a_slot_that_stays_gives_its_memory_back():
+    run = Run(slots=2, partitions=3, holds=lambda slot: (0, 2) if slot == 0 else (1,), epochs=2)
+    for slot in (0, 1, 0, 0):
+        run.done(slot)
+    lease = run.machine.slots[1].busy
+    run.lost(0)  # back to the start: what slot 1 does is for nothing
+    assert run.done(1, lease=lease, partitions=(1,)) == [Release(1, f"m{lease}")]
+    assert run.machine.trials[0].step == 0 and not run.machine.slots[1].busy
+
+
+def test_a_validation_of_a_state_that_is_gone_is_done_again():
+    run = Run(slots=3, partitions=1, validation=2, epochs=2)
+    run.done(0)
+    other = next(slot for slot in (1, 2) if run.unit(slot).kind == "validate")
+    unit = run.unit(other)
+    run.lost(0)  # which alone had the State that is validated
+    assert not run.machine.trials[0].aside
+    run.done(other, lease=unit.lease, partitions=unit.partitions, where="", sums={"loss": (9.0, 1.0)})
+    assert run.machine.trials[0].epochs[0].validate == {}
+
+
 def test_a_fold_under_way_survives_its_trial_going_back():
     """Bug: going back dropped the validation's sums, and the fold's answer made an epoch without them."""
     run = Run(slots=2, partitions=1, validation=2, holds=lambda slot: (slot,))

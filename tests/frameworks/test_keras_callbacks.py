@@ -258,6 +258,13 @@ def test_what_has_no_use_here_is_refused_with_what_to_do(name: str) -> None:
         Model(made(plain), callbacks=[Notes(), callback])
 
 
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_train_end", "on_test_batch_end", "on_predict_begin"])
+def test_a_hook_that_nobody_would_call_is_refused(hook: str) -> None:
+    mine = type("Mine", (keras.callbacks.Callback,), {hook: lambda self, *told: None})
+    with pytest.raises(SpecError, match=f"callbacks: Mine has {hook}, which is never called here"):
+        Model(made(plain), callbacks=[mine()])
+
+
 @pytest.mark.parametrize("wrong", [3, "EarlyStopping", Notes, lambda epoch: 0.1])
 def test_what_is_no_callback_is_refused(wrong: Any) -> None:
     with pytest.raises(SpecError, match=r"callbacks: .* is not a keras\.callbacks\.Callback"):

@@ -663,6 +663,23 @@ def test_a_layer_that_is_never_called_does_no_harm() -> None:
 # ------------------------------------------------------------------------------------------------ what cannot be
 
 
+def averaged(scaled: bool = False, **more: Any) -> keras.Model:
+    optimizer = optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9, **more)
+    return plain(optimizer=optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer)
+
+
+def test_averages_that_come_in_as_it_trains_are_those_of_keras() -> None:
+    trainable, reference = Model(made(partial(averaged, ema_overwrite_frequency=2))), made(averaged)
+    reference.optimizer.ema_overwrite_frequency = 2
+    trainable.expect(INPUTS, TARGETS)
+    trainable.train_partition(feed(1, count=32, shuffle=None))
+    x, y = data(1, 32)
+    for at in range(0, 32, 8):
+        reference.train_on_batch(x[at : at + 8], y[at : at + 8])
+    for mine, its in zip(trainable.model.weights, reference.weights, strict=True):
+        assert np.array_equal(mine.numpy(), its.numpy())
+
+
 def faulty() -> dict[str, tuple[Callable[[], Any], str]]:
     bare = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
     without = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
@@ -672,6 +689,8 @@ def faulty() -> dict[str, tuple[Callable[[], Any], str]]:
         "layer": (lambda: Model(layers.Dense(1)), r"model = keras\..*Dense: a compiled keras\.Model"),
         "bare": (lambda: Model(bare), r"is not compiled: call model\.compile\(optimizer=…"),
         "optimizer": (lambda: Model(without), "compiled without an optimizer"),
+        "averages": (lambda: Model(made(averaged)), "use_ema=True without ema_overwrite_frequency"),
+        "scaled averages": (lambda: Model(made(partial(averaged, scaled=True))), "use_ema=True without ema_overwrite"),
         "weights": (lambda: Model(made(plain), class_weight=[1.0, 2.0]), r"class_weight = \[1\.0, 2\.0\]"),  # type: ignore[arg-type]
         "names": (lambda: Model(made(plain), class_weight={"a": 1.0}), r"class_weight = \{'a': 1\.0\}"),  # type: ignore[dict-item]
         "negative": (lambda: Model(made(plain), class_weight={0: 1.0, 1: -1.0}), "a number >= 0, is needed"),

@@ -138,6 +138,10 @@ def test_classes_weigh(labels: Any) -> None:
     assert twice.dtype == np.float32
 
 
+def test_a_soft_label_is_of_the_nearest_class_as_in_fit() -> None:
+    assert weigh(np.array([0.9, 0.1, 0.6], np.float32), None, {0: 0.5, 1: 3.0}).tolist() == [3.0, 0.5, 3.0]
+
+
 def test_without_classes_the_weights_are_those_of_the_rows() -> None:
     weights = np.ones(5, np.float32)
     assert weigh(Y, weights, None) is weights

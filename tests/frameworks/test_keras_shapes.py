@@ -140,8 +140,13 @@ def test_an_output_without_a_loss_needs_no_label(loss: Any, as_dict: bool) -> No
         ),
         ({"out_two": "mse"}, of(out_one=(4,)), "the model's output 'out_two' has no label in the data"),
         (["mse", "mae"], of(targets=(4,)), "'out_one' has no label in the data, which has one label without a name: "),
+        (
+            "mse",
+            of(one=(4,), two=(4,)),
+            "the model's output 'out_one' has no label in the data, which has 'one', 'two'",
+        ),
     ],
-    ids=["none", "list", "dict", "single"],
+    ids=["none", "list", "dict", "single", "one loss"],
 )
 def test_labels_that_do_not_fit(loss: Any, targets: Info, fault: str) -> None:
     assert fault in misfit(labelled(loss), BOTH, targets)
@@ -257,8 +262,17 @@ SPARSE = keras.losses.SparseCategoricalCrossentropy
 
 @pytest.mark.parametrize(
     "loss",
-    [NAME, SPARSE(), SPARSE(from_logits=True), keras.losses.sparse_categorical_crossentropy],
-    ids=["name", "object", "logits", "function"],
+    [
+        NAME,
+        SPARSE(),
+        SPARSE(from_logits=True),
+        keras.losses.sparse_categorical_crossentropy,
+        SPARSE(name="mine"),
+        "SparseCategoricalCrossentropy",
+        [NAME],
+        {"activation": NAME},
+    ],
+    ids=["name", "object", "logits", "function", "named", "class", "list", "dict"],
 )
 def test_class_numbers_out_of_range(loss: Any) -> None:
     model = classes(3, loss)
@@ -283,7 +297,8 @@ def test_a_class_that_is_ignored_may_be_out_of_range() -> None:
 
 
 def test_other_losses() -> None:
-    for loss in ("binary_crossentropy", keras.losses.BinaryCrossentropy(label_smoothing=0.1)):
+    binary = ("binary_crossentropy", keras.losses.BinaryCrossentropy(label_smoothing=0.1))
+    for loss in (*binary, "bce", "BinaryCrossentropy", "binary_focal_crossentropy"):
         assert label_fault(classes(1, loss), 0, 1) == ""
         assert label_fault(classes(1, loss), -1, 1) == "labels go from -1 to 1, binary cross-entropy takes 0 to 1"
         assert label_fault(classes(1, loss), 0, 2.5) == "labels go from 0 to 2.5, binary cross-entropy takes 0 to 1"

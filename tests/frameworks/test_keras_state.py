@@ -349,7 +349,7 @@ DIFFERENT: dict[str, tuple[str, Any, Any]] = {
     "beta": ("optimizer", *two_of(optimizers.Adam, beta_1=(0.9, 0.8))),
     "momentum": ("optimizer", *two_of(optimizers.SGD, momentum=(0.5, 0.6))),
     "decay": ("optimizer", *two_of(optimizers.AdamW, weight_decay=(0.1, 0.2))),
-    "average": ("optimizer", *two_of(optimizers.Adam, use_ema=(False, True))),
+    "average": ("optimizer", *two_of(partial(optimizers.Adam, ema_overwrite_frequency=3), use_ema=(False, True))),
     "accumulation": ("optimizer", *two_of(optimizers.Adam, gradient_accumulation_steps=(2, 3))),
     "optimizer": ("optimizer", optimizers.Adam, optimizers.Nadam),
     "schedule": (

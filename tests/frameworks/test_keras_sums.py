@@ -129,6 +129,24 @@ class Running(Peak):
         self.peak.assign_add((keras.ops.mean(outputs[:, 0]) - self.peak) / self.low)
 
 
+class Moving(Peak):
+    """A moving average: slow enough to look like a sum where all numbers are small."""
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.peak.assign(0.999 * self.peak + 0.001 * keras.ops.mean(outputs))
+
+
+class Highest(keras.metrics.Mean):
+    """Has the result of a mean, and is none."""
+
+    def __init__(self, name: str = "peak") -> None:
+        super().__init__(name=name)
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.total.assign(keras.ops.maximum(self.total, keras.ops.max(outputs)))
+        self.count.assign(1.0)
+
+
 class Both(keras.metrics.Metric):
     """Gives two numbers."""
 
@@ -378,10 +396,10 @@ def test_counts_are_not_refused() -> None:
     not_refused("binary", [BINARY[name] for name in COUNTS])
 
 
-@pytest.mark.parametrize("metric", [Peak, Running, Ratio])
-def test_what_cannot_be_added_is_refused_at_the_first_batch(metric: type[Peak]) -> None:
+@pytest.mark.parametrize("metric", [Peak, Running, Ratio, Moving, Highest])
+def test_what_cannot_be_added_is_refused_at_the_first_batch(metric: Callable[[], Any]) -> None:
     trainable = model(partial(sparse, [metric()]))
-    wanted = rf"metric 'peak' \({metric.__name__}\) cannot be added up over partitions: after two batches"
+    wanted = rf"metric 'peak' \({type(metric()).__name__}\) cannot be added up over partitions: after two batches"
     with pytest.raises(SpecError, match=wanted):
         trainable.train(next(iter(feed(1))))
 

@@ -36,6 +36,13 @@ def test_types(values: Any, kind: str) -> None:
         assert made.to_pylist() == pa.array(list(np.asarray(values).tolist()), made.type).to_pylist()
 
 
+def test_bfloat16_is_float() -> None:
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+    made = to_column(np.array([[1.5, -2.0]], kind), "x")
+    assert str(made.type) == "list<item: float>"
+    assert made.to_pylist() == [[1.5, -2.0]]
+
+
 def test_there_and_back() -> None:
     values = np.arange(24.0).reshape(2, 3, 4)
     np.testing.assert_array_equal(column(to_column(values, "x"), "x"), values)

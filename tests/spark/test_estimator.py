@@ -268,6 +268,7 @@ class TestRefused:
         ("given", "match"),
         [
             ({"recipe": None}, "recipe is not set"),
+            ({"metric": "accuracy"}, 'mode is not set: metric = \'accuracy\' needs "min" or "max"'),
             ({"search": hy.Random(2)}, "what to train is not said once: set config alone"),
             ({"config": None}, "what to train is not said once: set config alone"),
             ({"space": hy.Space(lr=hy.choice([1]))}, "what to train is not said once: set config alone"),
@@ -304,7 +305,34 @@ class TestRefused:
             model.transform(df)
 
 
+class Lookup(Linear):
+    """A probability of class 1, for a whole number that is 0, 1 or 2; other numbers are no rows of its table."""
+
+    def predict(self, batch: Any) -> Any:
+        if not np.isin(batch.inputs, (0, 1, 2)).all():
+            raise IndexError("no such row")
+        return np.where(batch.inputs == 2, 0.9, 0.2)
+
+
 class TestMeaning:
+    @pytest.mark.parametrize("kind", ["long", "double"])
+    def test_told_by_rows_of_the_data(self, spark: Any, make: Any, kind: str) -> None:
+        df = spark.range(30).selectExpr(f"cast(id % 3 as {kind}) code", "cast(id % 3 = 2 as int) label")
+        recipe = {
+            "recipe": lambda config: Lookup(1, 2, lr=0.1, batch_size=16),
+            "outputs": "auto",
+            "featuresCols": ["code"],
+        }
+        model = make(**recipe).fit(df)
+        assert model.meaning == "probabilities"
+        assert accuracy(model.transform(df)) == 1.0
+
+    def test_rows_that_say_nothing(self) -> None:
+        assert told(np.full((64, 1), 0.37), 2) == "probabilities"  # of a model that makes no difference
+        assert told(np.array([np.nan, np.inf, 0.2, 0.9]), 2) == "probabilities"
+        assert told(np.array([[np.nan, 0.5], [0.25, 0.75]]), 2) == "probabilities"
+        assert told(np.full((4, 1), np.nan), 2) == "logits"
+
     def test_told_by_made_up_rows(self) -> None:
         rng = np.random.default_rng(0)
         logits = rng.standard_normal((64, 3))

@@ -135,7 +135,7 @@ def fit(
     *,
     epochs: int,
     metric: str | None = None,
-    mode: Literal["min", "max"] = "min",
+    mode: Literal["min", "max"] | None = None,
     engine: Engine | None = None,
     parallel: Hopper | None = None,
     seed: int = 0,
@@ -146,15 +146,19 @@ def fit(
     wait: bool = True,
     encrypt: bool = False,
 ) -> Run:
-    """Train one configuration: a Run of one trial. As `select`; without a metric the best epoch is the last."""
+    """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last."""
     if not isinstance(config, dict):
         raise SpecError(f"config = {config!r}: a dict is needed")
     if not isinstance(encrypt, bool):
         raise SpecError(f"encrypt = {encrypt!r}: True or False is needed")
+    if metric is not None and mode is None:
+        raise SpecError(f'mode = None: metric = {metric!r} needs "min" or "max", which of its values is the best')
     search = Configs([config])
     cargo = Cargo(recipe, data, None, search, _engine(engine))
     chosen = Hopper() if parallel is None else parallel
-    order = Order(cargo, epochs, metric, mode, chosen, seed, exact, None if store is None else str(store), encrypt)
+    order = Order(
+        cargo, epochs, metric, mode or "min", chosen, seed, exact, None if store is None else str(store), encrypt
+    )
     return begin(order, directory, resume, wait)
 
 

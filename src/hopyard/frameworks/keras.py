@@ -64,6 +64,7 @@ class Model:
         self._hooks = Hooks(model, callbacks)
         backend: Any = importlib.import_module(f"hopyard.frameworks.keras_{keras.backend.backend()}")
         self._host: Callable[[Any], Any] = backend.host
+        self._buffers: Callable[[keras.Model], Sequence[Any]] = backend.buffers
         self._new_loop: Callable[[keras.Model], Any] = backend.Loop
         self._loop: Any = None
         self._metrics: dict[str, keras.Metric] = {}
@@ -121,7 +122,7 @@ class Model:
                 "the model has no variables yet, because it has seen no data: give it a keras.Input, or train on a "
                 "batch first"
             )
-        tree = keras_state.take(self.model, self._host)
+        tree = keras_state.take(self.model, self._host, self._buffers(self.model))
         return tree | {"epoch": self._hooks.state()} if self._hooks else tree
 
     def load(self, tree: Any) -> None:
@@ -134,7 +135,7 @@ class Model:
             raise SpecError(
                 "the State is of a model without callbacks: the recipe must build the same for the same config"
             )
-        keras_state.put(self.model, tree)
+        keras_state.put(self.model, tree, self._buffers(self.model))
         if self._hooks:
             self._hooks.load(tree["epoch"])
 
@@ -234,7 +235,9 @@ class Model:
 
     def _check_metrics(self, rows: Rows) -> None:
         """Raises SpecError when a metric cannot be put together from partitions."""
-        if not (tried := {name: metric for name, metric in self._metrics.items() if not keras_sums.is_mean(metric)}):
+        if not (
+            tried := {name: metric for name, metric in self._metrics.items() if not keras_sums.is_additive(metric)}
+        ):
             return
         before = [np.array(self._host(variable)) for variable in self._seeds]
         kept = []
@@ -260,6 +263,11 @@ class Model:
         return sums
 
 
+def _averages_late(optimizer: Any) -> bool:
+    """Whether its averages of the weights would never be used."""
+    return bool(getattr(optimizer, "use_ema", False) and not optimizer.ema_overwrite_frequency)
+
+
 def _faults(model: Any, class_weight: Any) -> Iterator[str]:
     """The arguments that cannot be."""
     if not isinstance(model, keras.Model):
@@ -272,6 +280,12 @@ def _faults(model: Any, class_weight: Any) -> Iterator[str]:
         )
     elif model.optimizer is None:
         yield f"model {model.name!r} is compiled without an optimizer: give compile(optimizer=…) one"
+    elif any(map(_averages_late, (model.optimizer, getattr(model.optimizer, "inner_optimizer", None)))):
+        yield (
+            "the optimizer has use_ema=True without ema_overwrite_frequency: Keras puts the averages in at the end of "
+            "`fit`, but here each epoch is validated, and may be the best, with the weights that train. Give the "
+            "optimizer ema_overwrite_frequency=…, in steps"
+        )
     if class_weight is not None and not (
         isinstance(class_weight, Mapping)
         and all(isinstance(label, (int, np.integer)) for label in class_weight)

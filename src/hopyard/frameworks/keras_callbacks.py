@@ -11,6 +11,14 @@ from hopyard.errors import SpecError
 from hopyard.frameworks import on_host
 
 _BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_NEVER = tuple(
+    f"on_{what}"
+    for what in (
+        *("train_begin", "train_end"),
+        *(f"{step}_{part}" for step in ("test", "predict") for part in ("begin", "end", "batch_begin", "batch_end")),
+    )
+)
+"""Hooks that nobody would call: a model trains in many places, and validates beside its training."""
 _INSTEAD = {
     "EarlyStopping": "the run keeps each trial's best epoch by itself (run.best.epoch)",
     "ReduceLROnPlateau": "it needs val_loss, which is known only after the next epoch began; give the optimizer a "
@@ -45,6 +53,13 @@ class Hooks:
                 if kind.__module__.startswith("keras.") and kind.__name__ in _INSTEAD:
                     raise SpecError(
                         f"hopyard.keras.Model: callbacks: {kind.__name__} has no use here: {_INSTEAD[kind.__name__]}"
+                    )
+            for name in _NEVER:
+                if _overridden(callback, name):
+                    raise SpecError(
+                        f"hopyard.keras.Model: callbacks: {type(callback).__name__} has {name}, which is never called "
+                        "here, as a model hops between workers and is validated beside its training: use the hooks of "
+                        "epochs and training batches"
                     )
             callback.set_model(model)
         self._model = model

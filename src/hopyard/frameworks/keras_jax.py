@@ -17,6 +17,11 @@ import numpy as np
 from hopyard.frameworks.keras_rows import Rows
 
 
+def buffers(model: keras.Model) -> list[Any]:
+    """None: all that a model holds is variables of Keras."""
+    return []
+
+
 def host(variable: Any) -> Any:
     """A variable's values, a view."""
     return np.asarray(variable.value)

@@ -63,10 +63,14 @@ def _labels_misfit(model: keras.Model, targets: Info) -> str:
     if model.loss is not None and not targets:
         outputs = f" for {', '.join(map(repr, names))}" if isinstance(names, (dict, tuple)) else ""
         return f"the data has no label, but the model's loss needs one{outputs}: name it, Dataset(…, label=…)"
-    if not isinstance(names, (dict, tuple)) or len(names) < 2 or not isinstance(model.loss, (dict, list, tuple)):
+    if not isinstance(names, (dict, tuple)) or len(names) < 2 or model.loss is None:
         return ""
-    pairs = model.loss.items() if isinstance(model.loss, dict) else zip(names, model.loss, strict=False)
-    wanted = {name for name, loss in pairs if loss is not None}
+    if isinstance(model.loss, dict):
+        wanted = {name for name, loss in model.loss.items() if loss is not None}
+    elif isinstance(model.loss, (list, tuple)):
+        wanted = {name for name, loss in zip(names, model.loss, strict=False) if loss is not None}
+    else:  # one loss for all
+        wanted = set(names)
     missing = [name for name in names if name in wanted and name not in targets]
     if not missing:
         return ""
@@ -128,7 +132,9 @@ def label_fault(model: keras.Model, low: float, high: float) -> str:
         return ""
     loss = model.loss
     whole = float(low).is_integer() and float(high).is_integer()
-    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
+    if isinstance(loss, (dict, list, tuple)) and len(loss) == 1:
+        (loss,) = loss.values() if isinstance(loss, dict) else loss
+    name = _named(loss)
     if name == "sparse_categorical_crossentropy":
         if not whole:
             return f"labels go from {low:g} to {high:g}: sparse categorical cross-entropy takes whole numbers from 0"
@@ -143,6 +149,20 @@ def label_fault(model: keras.Model, low: float, high: float) -> str:
                 f"{classes - 1}: label {wrong[0]} has none; give the model {int(high) + 1} outputs, or number the "
                 "labels from 0"
             )
-    if name == "binary_crossentropy" and (low < 0 or high > 1):
+    if name in ("binary_crossentropy", "binary_focal_crossentropy") and (low < 0 or high > 1):
         return f"labels go from {low:g} to {high:g}, binary cross-entropy takes 0 to 1"
     return ""
+
+
+def _named(loss: Any) -> str:
+    """The name of Keras' function that a loss is, in whatever form and under whatever name it was given; else ""."""
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:
+            return ""
+    if isinstance(loss, type):  # "SparseCategoricalCrossentropy"
+        loss = loss()
+    function = getattr(loss, "fn", loss)
+    ours = str(getattr(function, "__module__", "")).startswith("keras.")
+    return str(getattr(function, "__name__", "")) if ours else ""

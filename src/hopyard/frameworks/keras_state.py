@@ -1,8 +1,9 @@
 """What the State of a Keras model is, and how it is copied into a model that is already compiled.
 
 A State holds every variable of model and optimizer by position (Keras numbers its paths anew in each process): weights,
-statistics of batch norm, seed generators, momenta, step, learning rate, loss scale. A learning-rate schedule is a
-function of the step. Variables of metrics are not part of it: they are read and reset with each partition.
+statistics of batch norm, seed generators, momenta, step, learning rate, loss scale; and on PyTorch the buffers of torch
+modules in the model, of which Keras knows nothing. A learning-rate schedule is a function of the step. Variables of
+metrics are not part of it: they are read and reset with each partition.
 """
 
 from __future__ import annotations
@@ -21,28 +22,31 @@ SEED = "seed_generator_state"
 """Keras' name of the variable of a `SeedGenerator`."""
 
 
-def variables(model: keras.Model) -> list[Any]:
-    """All that a State holds, in its order: the model's, then the optimizer's."""
-    return [*model.variables, *model.optimizer.variables]
+def take(model: keras.Model, host: Callable[[Any], Any], buffers: Sequence[Any] = ()) -> dict[str, Any]:
+    """The State as arrays.
+
+    Args:
+        model: of which.
+        host: `host(variable)` gives a variable's values as a NumPy array.
+        buffers: what else belongs to the State; like variables.
+    """
+    return {role: [lower_array(host(variable)) for variable in held] for role, held in _roles(model, buffers).items()}
 
 
-def take(model: keras.Model, host: Callable[[Any], Any]) -> dict[str, Any]:
-    """The State as arrays. `host(variable)` gives a variable's values as a NumPy array."""
-    return {
-        "model": [lower_array(host(variable)) for variable in model.variables],
-        "optimizer": [lower_array(host(variable)) for variable in model.optimizer.variables],
-    }
-
-
-def put(model: keras.Model, tree: dict[str, Any]) -> None:
+def put(model: keras.Model, tree: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
     """Copy in.
+
+    Args:
+        model: into which.
+        tree: what `take` gave.
+        buffers: what else belongs to the State.
 
     Raises:
         SpecError: it is of a model that was built differently; nothing is changed then.
     """
     pairs = []
-    for role, here in (("model", model.variables), ("optimizer", model.optimizer.variables)):
-        saved = tree[role]
+    for role, here in _roles(model, buffers).items():
+        saved = tree.get(role, [])
         if len(saved) != len(here):
             raise SpecError(
                 f"the State has {len(saved)} variables of the {role}, the built one {len(here)}: the recipe must build "
@@ -64,6 +68,11 @@ def put(model: keras.Model, tree: dict[str, Any]) -> None:
     for variable, array in pairs:
         # seeds are signed on one backend, unsigned on another; a copy, as JAX would go on to use the memory it is given
         variable.assign(array.astype(variable.dtype) if variable.name == SEED else np.array(array))
+
+
+def _roles(model: keras.Model, buffers: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    held = {"model": model.variables, "optimizer": model.optimizer.variables}
+    return held | {"buffers": buffers} if buffers else held
 
 
 def seeds(model: keras.Model) -> list[Any]:

@@ -34,6 +34,11 @@ _DRAWS = (
 """Operations whose generator lives in the process: nobody can carry it to another worker."""
 
 
+def buffers(model: keras.Model) -> list[Any]:
+    """None: all that a model holds is variables of Keras."""
+    return []
+
+
 def host(variable: Any) -> Any:
     """A variable's values, a copy."""
     return np.asarray(variable.value.numpy())  # a scalar is an array too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,47 @@ from hopyard.frameworks.keras_rows import Rows
 from hopyard.frameworks.keras_rows import each as over_leaves
 
 
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """What a torch module keeps beside its parameters, such as the running mean of a batch norm, read and written as
+    Keras' variables are."""
+
+    path: str
+    value: torch.Tensor
+    name: str = "buffer"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its values."""
+        return tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name of it, as Keras has it."""
+        return str(self.value.dtype).removeprefix("torch.")
+
+    def assign(self, values: Any) -> None:
+        """Copy in."""
+        with torch.no_grad():
+            self.value.copy_(keras.ops.convert_to_tensor(values, dtype=self.dtype))
+
+
+def buffers(model: keras.Model) -> list[Buffer]:
+    """Those of all torch modules in the model: training changes them, and Keras does not know of them."""
+    found: dict[int, Buffer] = {}
+    for layer in model._flatten_layers():
+        for path, tensor in layer.named_buffers():
+            found.setdefault(id(tensor), Buffer(f"{layer.name}/{path}", tensor))
+    return list(found.values())
+
+
 def host(variable: Any) -> Any:
     """A variable's values; a view where they are on the host."""
     return keras.ops.convert_to_numpy(variable.value)
 
 
 class Loop:
-    """The steps of one model; nothing is compiled, unless the model is (`jit_compile=True`).
+    """The steps of one model; nothing is compiled, also with `compile(jit_compile=True)`: the numbers are the same.
 
     Args:
         model: compiled, and built as far as a batch builds it.

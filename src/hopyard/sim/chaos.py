@@ -113,6 +113,8 @@ class Chaos:
         self.joined = 0
         self.killed = False
         self.swept: set[Ref] = set()
+        self.stored: set[Ref] = set()
+        """States of which this driver heard that they are stored."""
         self.released: set[tuple[int, str]] = set()
         self.ended = False
         self.steps = 0
@@ -165,6 +167,8 @@ class Chaos:
                 self._write(agent, 0)
             while agent.said:
                 self.feed(agent.said.popleft())
+        left = self.stored.intersection(self.store) - self.machine.kept()
+        _hold(not left, f"stored, needed no longer, and never deleted: {left}")
         self.sweep()
         self.judge()
 
@@ -246,6 +250,7 @@ class Chaos:
     def resume(self) -> None:
         """Another driver takes over."""
         self.killed = False
+        self.stored.clear()
         self.machine = fold([decode(line) for line in self.journal])
         gone = tuple(
             [ref for ref in sorted(self.machine.kept(), key=str) if self.fragile and not self.choose(self.fragile)]
@@ -270,6 +275,8 @@ class Chaos:
         """The driver takes an event: journal, machine, commands."""
         if self.killed:
             return
+        if isinstance(event, Durable):
+            self.stored.add(event.ref)
         commands = self.machine.handle(event)
         lines: list[Line] = [event, *(c for c in commands if isinstance(c, (Dispatch, Check)))]
         self.journal += [encode(line) for line in lines]
@@ -492,6 +499,8 @@ class Chaos:
         status = "completed" if completed == len(machine.trials) else "partial" if completed else "failed"
         _hold(machine.status == status, f"the run is {machine.status}, not {status}")
         _hold(not len(machine.leases), "a lease stands")
+        for agent in self.agents.values():
+            _hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
 
     def best(self, history: dict[int, dict[str, float]]) -> int:
         """The best epoch, by a plain search."""

@@ -18,7 +18,7 @@ from hopyard.errors import DataError
 
 _KEPT = ("bool", "int8", "int16", "int32", "int64", "float32", "float64")
 """dtypes that Spark has."""
-_WIDENED = {"uint8": "int16", "uint16": "int32", "uint32": "int64", "float16": "float32"}
+_WIDENED = {"uint8": "int16", "uint16": "int32", "uint32": "int64", "float16": "float32", "bfloat16": "float32"}
 """dtype → the least one of Spark that holds all its values."""
 
 _DENSE = 1

@@ -66,7 +66,7 @@ class Blocks:
             return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
         schema = batch.schema
         for name, array in arrays.items():
-            if name in schema.names:
+            if name.lower() in map(str.lower, schema.names):  # Spark does not tell apart what differs by case alone
                 raise DataError(f"the function gave a column {name!r}, which is there already; give it another name")
             schema = schema.append(pa.field(name, array.type))
         return pa.RecordBatch.from_arrays([*batch.columns, *arrays.values()], schema=schema)
@@ -79,8 +79,9 @@ def map_batches(
 
     Args:
         fn: gets a dict from column to NumPy array of shape (rows, …): numbers and booleans (rows,), array columns
-            (rows, n, …) (all rows need one length), vectors of pyspark.ml (rows, n), dates and times datetime64, text
-            and binary as objects. Returns a dict of such arrays; they may have another number of rows. A block has at
+            (rows, n, …) (all rows need one length), vectors of pyspark.ml (rows, n), dates and times datetime64, of
+            timestamps in UTC, text and binary as objects. Returns a dict of such arrays, which may have another number
+            of rows; datetime64 becomes timestamp_ntz, or a timestamp where `schema` says so. A block has at
             most spark.sql.execution.arrow.maxRecordsPerBatch rows (10,000) of one Spark partition; arrays may be
             read-only.
         df: a DataFrame, classic or Connect.

@@ -76,7 +76,7 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
         session = prepared.df.sparkSession
         engine = value(self, "engine") or Spark(session, workers=value(self, "workers") or _slots(session))
         run = self._run(prepared.get(rows), engine, rows.validates)
-        made = HopyardModel.of(portable(run))
+        made = HopyardModel.of(portable(run), df=prepared.df)
         made.run = run
         made._resetUid(self.uid)
         return self._copyValues(made)
@@ -84,8 +84,8 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
     def _run(self, data: Dataset, engine: Any, validates: bool) -> Run:
         root = fresh(Path(value(self, "runDirectory")))
         metric = value(self, "metric") or ("val_loss" if validates else None)
-        given: dict[str, Any] = {name: value(self, name) for name in ("epochs", "mode", "parallel", "seed", "store")}
-        given["engine"] = engine
+        given: dict[str, Any] = {name: value(self, name) for name in ("epochs", "parallel", "seed", "store")}
+        given |= {"engine": engine, "mode": value(self, "mode") or "min"}
         given["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
         recipe, config = value(self, "recipe"), value(self, "config")
         if config is not None:
@@ -97,6 +97,10 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
         """Raises SpecError unless it is said what to train."""
         if value(self, "recipe") is None:
             raise SpecError("recipe is not set: a function is needed, recipe(config) or recipe(config, ctx)")
+        if (metric := value(self, "metric")) is not None and value(self, "mode") is None:
+            raise SpecError(
+                f'mode is not set: metric = {metric!r} needs "min" or "max", which of its values is the best'
+            )
         config, search, space = (value(self, name) for name in ("config", "search", "space"))
         if (config is None) == (search is None) or (config is not None and space is not None):
             raise SpecError(

@@ -8,10 +8,11 @@ import numpy as np
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
+from hopyard.data.spark import narrowed
 from hopyard.driver.run import Run
 from hopyard.errors import SpecError
 from hopyard.spark.files import FileReader, FileWriter
-from hopyard.spark.opened import probe
+from hopyard.spark.opened import PROBES, probe, tried
 from hopyard.spark.params import begin, has, value
 from hopyard.spark.portable import Portable
 from hopyard.spark.predict import check, with_scores
@@ -26,7 +27,8 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
     number a row, else an array. "logits", "probabilities": they are of classes, one column for each or a single one for
     class 1 of two; the prediction is the number of the most probable class, as a double. "auto" decides once, when the
     model is made: classes when the label is a column of whole numbers from 0 or of encoded categories, and
-    probabilities when the outputs of 64 made-up rows add up to 1 (a single output: lie within 0 and 1).
+    probabilities when the outputs for 64 rows of the data and as many made-up ones add up to 1 (a single output: lie
+    within 0 and 1).
 
     Attributes:
         run: the Run that it comes from; None when it was read from files.
@@ -44,20 +46,17 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
         begin(self, given)
 
     @classmethod
-    def of(cls, model: Portable, found: Meaning | None = None) -> HopyardModel:
+    def of(cls, model: Portable, found: Meaning | None = None, df: Any = None) -> HopyardModel:
         """The Model of a trained model.
 
         Args:
             model: the trained model.
             found: what "auto" decided; None: it is decided here.
+            df: the rows that it was trained on, a few of which show what outputs mean; None: made-up rows alone do.
         """
         made = cls()
         made._model = model
-        if found is None:
-            outputs = probe(model)
-            made._shown = _first(outputs)
-            found = told(outputs, model.about.manifest.classes)
-        made._found = found
+        made._found = _meaning(model, df) if found is None else found
         return made
 
     @property
@@ -107,6 +106,18 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
             return cls.of(Portable(files["model"]), extra["found"])
 
         return FileReader(cls, made)
+
+
+def _meaning(model: Portable, df: Any) -> Meaning:
+    manifest = model.about.manifest
+    if manifest.classes is None:
+        return "values"
+    names = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
+    rows = [] if df is None else narrowed(df, names, "the DataFrame").limit(PROBES).toArrow().to_batches()
+    outputs = tried(model, rows)
+    if not outputs or isinstance(outputs[0], dict):
+        return "values"
+    return told(np.concatenate(outputs), manifest.classes)
 
 
 def _first(outputs: Any) -> Any:

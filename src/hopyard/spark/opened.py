@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ KEPT = 4
 CHUNK_BYTES = 256 << 10
 """Of inputs that a model is given at once, where its own batch size is smaller: calls cost more than rows then."""
 PROBES = 64
-"""Made-up rows with which the shape of outputs is found."""
+"""Rows, of the data and made-up ones, from which is told what outputs mean."""
 
 _ready: OrderedDict[str, Opened] = OrderedDict()
 
@@ -115,25 +116,47 @@ def opened(files: Mapping[str, bytes], threads: int) -> Opened:
 
 
 def probe(model: Portable) -> Any:
-    """Outputs for made-up rows, in this process, which stays as it was: floating inputs are normal deviates from small
-    to large, whole ones 0.
+    """Outputs for two rows of zeros, which every model takes, in this process, which stays as it was: for their types.
 
     Returns:
-        Array of shape (64, …), or a dict of such.
+        Array of shape (2, …), or a dict of such.
+    """
+    made = {name: np.zeros((2, *info.shape), info.dtype) for name, info in model.about.manifest.inputs.items()}
+    with undisturbed():
+        return opened(model.files, threads=0).trainable.predict(_batch(made, 2))
+
+
+def tried(model: Portable, rows: Sequence[Any]) -> list[Any]:
+    """Outputs that show what they mean, in this process, which stays as it was.
+
+    Args:
+        model: whose.
+        rows: Arrow record batches of the columns that the model needs.
+
+    Returns:
+        Outputs for each of the batches, and for made-up rows if the model takes these (an embedding does not): floating
+        inputs are normal deviates from small to large, whole ones 0. Each is an array of shape (rows, …), or a dict.
     """
     rng = np.random.default_rng(0)
     scales = np.logspace(-1, 2, PROBES, dtype=np.float32)
 
-    def rows(info: ArrayInfo) -> Any:
+    def invented(info: ArrayInfo) -> Any:
         if np.dtype(info.dtype).kind != "f":
             return np.zeros((PROBES, *info.shape), info.dtype)
         values = rng.standard_normal((PROBES, *info.shape), dtype=np.float32)
         return (values * scales.reshape(-1, *[1] * len(info.shape))).astype(info.dtype)
 
-    made = {name: rows(info) for name, info in model.about.manifest.inputs.items()}
-    inputs = made["inputs"] if list(made) == ["inputs"] else made
+    made = {name: invented(info) for name, info in model.about.manifest.inputs.items()}
     with undisturbed():
-        return opened(model.files, threads=0).trainable.predict(Batch(inputs, None, None, PROBES))
+        there = opened(model.files, threads=0)
+        outputs = [there(batch) for batch in rows if batch.num_rows]
+        with suppress(Exception):  # whatever a framework raises
+            outputs.append(there.trainable.predict(_batch(made, PROBES)))
+    return outputs
+
+
+def _batch(inputs: dict[str, Any], rows: int) -> Batch:
+    return Batch(inputs["inputs"] if list(inputs) == ["inputs"] else inputs, None, None, rows)
 
 
 def _together(parts: list[Any]) -> Any:

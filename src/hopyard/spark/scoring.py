@@ -81,11 +81,11 @@ def probabilities(meaning: Meaning, outputs: Array) -> Array:
 
 
 def told(outputs: Any, classes: int | None) -> Meaning:
-    """What outputs of made-up rows look like, when the user does not say.
+    """What outputs look like, when the user does not say.
 
     They are of classes when the label is (`classes` is not None) and they are one array of shape (rows, classes), or of
     one number a row for at most two classes. They are probabilities when every row adds up to 1 and none is negative;
-    a single number, when it is in [0, 1] for all rows and not the same for all.
+    a single number, when it is in [0, 1] for all rows. Rows with NaN, as made-up ones may have, say nothing.
     """
     if classes is None or isinstance(outputs, dict):
         return "values"
@@ -93,8 +93,9 @@ def told(outputs: Any, classes: int | None) -> Meaning:
     one = values.ndim == 1 or values.shape[1:] == (1,)
     if values.ndim > 2 or (one and classes > 2):
         return "values"
-    inside = bool((values >= 0).all() and (values <= 1).all())
-    sure = np.ptp(values) > 0 if one else np.allclose(values.sum(1), 1, atol=1e-3)
+    values = values[np.isfinite(values.reshape(len(values), -1)).all(1)]
+    inside = bool(len(values) and (values >= 0).all() and (values <= 1).all())
+    sure = one or np.allclose(values.sum(1), 1, atol=1e-3)
     return "probabilities" if inside and sure else "logits"
 
 

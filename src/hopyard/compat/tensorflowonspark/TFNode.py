@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -11,8 +12,8 @@ from hopyard.errors import SpecError
 
 logger = logging.getLogger(__name__)
 
-SCHEMES = ("abfs", "abfss", "adl", "file", "gs", "hdfs", "oss", "s3", "s3a", "s3n", "swift", "viewfs", "wasb", "wasbs")
-"""Of file systems that Hadoop knows: a path with one of them is whole."""
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+"""A path that begins so is whole."""
 
 
 def hdfs_path(ctx: Any, path: str) -> str:
@@ -23,7 +24,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
         path: with a scheme: itself. Absolute: on the default file system. Relative: in the user's folder there, on
             "file://" in the working directory.
     """
-    if path.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
+    if SCHEME.match(path):
         return path
     root = ctx.defaultFS
     if path.startswith("/"):

@@ -50,14 +50,13 @@ def _save(model: Any, folder: str) -> None:
     if not model.built or not getattr(model, "inputs", None):
         model.export(folder, verbose=False)  # a class of its own: Keras knows its call alone
         return
-    several = isinstance(model.inputs, (list, tuple)) and len(model.inputs) > 1
     sequential = isinstance(model, keras.Sequential)
     names = [f"{model.layers[0].name}_input"] if sequential else [tensor.name for tensor in model.inputs]
     results = _outputs(model)
 
     def serve(*inputs: Any) -> dict[str, Any]:
-        found = model(list(inputs) if several else inputs[0], training=False)
-        return dict(zip(results, tf.nest.flatten(found), strict=True))
+        found = model(inputs[0] if sequential else keras.tree.pack_sequence_as(model.input, inputs), training=False)
+        return dict(zip(results, keras.tree.flatten(found), strict=True))
 
     specs = [
         tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype, name=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -58,7 +59,7 @@ def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Any]], 
 
     def work(rows: Iterable[Any]) -> list[tuple[bytearray, None]]:
         wanted = pa.schema(fields)
-        columns = list(zip(*rows, strict=True)) or [()] * len(fields)
+        columns = list(zip(*[_values(row, wanted.names) for row in rows], strict=True)) or [()] * len(fields)
         arrays = [
             pa.array(_plain(column), field.type, from_pandas=True)
             for column, field in zip(columns, wanted, strict=True)
@@ -95,9 +96,14 @@ def _schema(data: bytes, binary: Sequence[str]) -> pa.Schema:
     return schema(found, [name for name in binary if name in found], "the Example")
 
 
+def _values(row: Any, names: Sequence[str]) -> Sequence[Any]:
+    """Of these columns: of a Row by name, whatever their order in it, else by position."""
+    return [row[name] for name in names] if hasattr(row, "__fields__") else row
+
+
 def _plain(column: Iterable[Any]) -> list[Any]:
-    """Values as Arrow takes them: no bytearray, and whole numbers for booleans."""
-    plain: dict[type, Callable[[Any], Any]] = {bytearray: bytes, bool: int}
+    """Values as Arrow takes them: no bytearray, whole numbers for booleans, floats for decimals."""
+    plain: dict[type, Callable[[Any], Any]] = {bytearray: bytes, bool: int, Decimal: float}
 
     def one(value: Any) -> Any:
         if isinstance(value, (list, tuple)):

@@ -70,7 +70,7 @@ class Scoring:
                     spec = specs[tensor]
                     values = _values(part.column(at), column)
                     if spec.dtype != tf.string:
-                        values = values.astype(spec.dtype.as_numpy_dtype, copy=False)
+                        values = _cast(values, spec.dtype.as_numpy_dtype, column, tensor)
                     rest = spec.shape[1:] if spec.shape.rank else None
                     if rest is not None and rest.is_fully_defined():
                         values = values.reshape(part.num_rows, *rest)
@@ -133,6 +133,19 @@ def _values(array: Any, name: str) -> Any:
         raise DataError(f"column {name!r} has nulls; fill them or filter them out before")
     values = array.to_numpy(zero_copy_only=False)
     return values.reshape(shape)
+
+
+def _cast(values: Any, dtype: Any, name: str, tensor: str) -> Any:
+    """Values as the dtype of a tensor. Raises DataError where whole numbers would become others."""
+    with np.errstate(invalid="ignore"):
+        made = values.astype(dtype, copy=False)
+    if made.dtype.kind in "iu" and values.dtype.kind in "iufO" and not np.array_equal(made, values):
+        at = int(np.argmax((made != values).reshape(len(values), -1).any(axis=1)))
+        raise DataError(
+            f"column {name!r} holds {values[at]}, but the tensor {tensor!r} takes {made.dtype}: cast the column, or "
+            "filter such rows out before"
+        )
+    return made
 
 
 def _arrow(values: Any, kind: Any) -> Any:

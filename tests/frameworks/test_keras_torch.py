@@ -1,0 +1,62 @@
+"""Keras on PyTorch, in a process of its own: what its State holds beyond Keras' variables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = """
+import keras, numpy as np, torch
+from keras_nets import feed, made, INPUTS, TARGETS, with_loss, bits
+from hopyard.errors import SpecError
+from hopyard.frameworks import capture, restore
+from hopyard.frameworks.keras import Model
+from hopyard.store.tree import decode, encode
+
+def net(width=4):
+    norm = keras.layers.TorchModuleWrapper(torch.nn.BatchNorm1d(width), output_shape=(None, width))
+    return with_loss(keras.Sequential([keras.Input((4,)), keras.layers.Dense(width), norm, keras.layers.Dense(3)]))
+
+def model(**more):
+    trainable = Model(made(lambda: net(**more)))
+    trainable.expect(INPUTS, TARGETS)
+    return trainable
+
+one, other = model(), model()
+for epoch in range(3):
+    one.train_partition(feed(1))
+restore(other, decode(encode(capture(one))))
+assert bits(other) == bits(one)
+assert other.evaluate_partition(feed(2)) == one.evaluate_partition(feed(2))
+mean = capture(one)["buffers"][0]
+one.train_partition(feed(3))
+assert not np.array_equal(mean, capture(one)["buffers"][0])
+
+plain = Model(made(lambda: with_loss(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))))
+plain.expect(INPUTS, TARGETS)
+assert sorted(capture(plain)) == ["model", "optimizer"]
+tree = capture(one) | {"buffers": []}
+try:
+    restore(other, tree)
+except SpecError as error:
+    assert "0 variables of the buffers, the built one 3" in str(error), error
+else:
+    raise AssertionError
+"""
+
+
+@pytest.mark.timeout(120)
+def test_buffers_of_torch_modules_hop() -> None:
+    env = {
+        **os.environ,
+        "KERAS_BACKEND": "torch",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", JOB], env=env, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
