@@ -89,7 +89,7 @@ def test_the_signature_of_select() -> None:
 
 def test_the_signature_of_fit() -> None:
     assert positional(hy.fit) == ["recipe", "config", "data"]
-    assert parameters(hy.fit) == {"epochs": inspect.Parameter.empty, "metric": None, "mode": "min"} | COMMON
+    assert parameters(hy.fit) == {"epochs": inspect.Parameter.empty, "metric": None, "mode": None} | COMMON
 
 
 def test_the_signatures_of_resume_load_and_load_model() -> None:
