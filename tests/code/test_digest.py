@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hopyard as hy
 from hopyard.code.digest import Unseen, digest
 
 Make = Callable[..., ModuleType]
@@ -86,20 +87,149 @@ for one in (transform, Cleaner(Config()), functools.partial(helper, other=1), Cl
 """
 
 
+def said(folder: Path, seed: str, *command: str) -> list[str]:
+    """What a Python of its own prints."""
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=True, cwd=folder, timeout=60, env=environment
+    )
+    return done.stdout.split()
+
+
 def test_processes_agree(tmp_path: Path) -> None:
-    """Whatever the order of sets, whether compiled before or not, and wherever the lines are."""
-    script = tmp_path / "prep.py"
-    said = []
+    """Whatever the folder, the order of sets, whether compiled before or not, and wherever the lines are."""
+    found = []
     for seed, source in (("1", SCRIPT), ("2", SCRIPT), ("3", "# moved\n\n" + SCRIPT)):
-        script.write_text(source)
-        for command in ([str(script)], ["-c", "import prep"]):
-            done = subprocess.run(
-                [sys.executable, *command], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=60,
-                env={**os.environ, "PYTHONHASHSEED": seed},
-            )  # fmt: skip
-            said.append(done.stdout.split())
-    assert said == [said[0]] * len(said)
-    assert len(set(said[0])) == 5
+        folder = tmp_path / seed
+        folder.mkdir()
+        (folder / "prep.py").write_text(source)
+        found += [said(folder, seed, "prep.py"), said(folder, seed, "-c", "import prep")]
+    assert found == [found[0]] * len(found)
+    assert len(set(found[0])) == 5
+
+
+SHIPPED = """
+import enum, functools, typing
+from dataclasses import dataclass, field
+import numpy as np
+import hopyard as hy
+import nets
+from hopyard.code.digest import digest
+from hopyard.driver.ship import dump
+from nets import norm
+
+TABLE = np.arange(6.0).reshape(2, 3)
+NAMES = {"b", "a", "c", "d"}
+T = typing.TypeVar("T")
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = "two"
+
+class Flags(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+@dataclass(slots=True)
+class Options:
+    width: int = 3
+    extra: dict = field(default_factory=dict)
+
+class Kept(typing.Generic[T]):
+    __slots__ = ("kept",)
+
+class Net(hy.Trainable):
+    scale = 1.0
+    def __init__(self, config, width=4):
+        super().__init__()
+        self.mode = Mode.FAST
+    def train(self, batch):
+        return {"loss": (nets.scaled(norm(batch.inputs)) * self.scale + TABLE.sum(), Flags.READ | Flags.WRITE)}
+    @property
+    def wide(self):
+        return Options().width > 2, Kept()
+    @staticmethod
+    def once():
+        return recipe
+
+def made(bonus):
+    def recipe(config, *, bias=0.5):
+        import late
+        class Inner(Net):
+            depth = TABLE
+        return Inner(config), [name for name in sorted(NAMES)], late.shift(bonus), bias, vars(nets)
+    return recipe
+
+recipe = functools.partial(made(7))
+print(digest(recipe, imports=False))
+open("recipe.pkl", "wb").write(dump(recipe, "recipe"))
+Net({}).train, Net({}).wide, Options().__reduce_ex__(4), Flags.READ | Flags.WRITE, Mode.__annotations__
+print(digest(recipe, imports=False))
+"""
+NETS = """
+import typing
+T = typing.TypeVar("T")
+def scaled(x: T) -> T:
+    return x * 2
+def norm(x):
+    return x / 3
+"""
+LOADED = "import pickle; from hopyard.code.digest import digest as d; f = open('recipe.pkl', 'rb'); "
+LOADED += "print(d(pickle.load(f), imports=False))"
+
+
+def test_use_changes_nothing_nor_does_a_pickle(tmp_path: Path) -> None:
+    """Elsewhere, where the user's modules are not; and what bodies import need not be there at all."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "nets.py").write_text(NETS)
+    (tmp_path / "job" / "job.py").write_text(SHIPPED)
+    found = said(tmp_path, "1", "job/job.py")
+    assert said(tmp_path, "2", "-c", LOADED) * 2 == found
+
+
+CELL = """
+import functools
+import math
+OPTIONS = {"a": 1, "b": [2, 3]}
+@functools.lru_cache
+def helper(x, times=2):
+    return math.sqrt(x) * times
+class Base:
+    width = 4
+class Net(Base):
+    def go(self):
+        return helper(self.width) if OPTIONS else None
+def recipe(config):
+    return Net().go() + config["lr"]
+"""
+
+
+def of_cell(source: str) -> str:
+    """Of what a notebook's cell leaves in `__main__`."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, f"<cell {len(source)}>", "exec"), scope)
+    return digest(scope["recipe"])
+
+
+def test_a_cell_that_is_run_again_is_the_same() -> None:
+    assert of_cell(CELL) == of_cell("\n\n# again\n" + CELL)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('config["lr"]', 'config["rate"]'),
+        ("def recipe(config)", "def recipe(config, ctx)"),
+        ("math.sqrt(x)", "math.exp(x)"),
+        ("times=2", "times=3"),
+        ("[2, 3]", "[3, 2]"),
+        ("class Net(Base)", "class Net(Base, list)"),
+        ("if OPTIONS", "if not OPTIONS"),
+    ],
+)
+def test_an_edited_cell_is_another(old: str, new: str) -> None:
+    assert old in CELL
+    assert of_cell(CELL.replace(old, new)) != of_cell(CELL)
 
 
 BASE = {
@@ -179,6 +309,13 @@ def test_closures_and_globals_count_with_what_they_hold() -> None:
     assert len({first, digest(made(other, ["a"])), digest(made(array, ["b"])), digest(made(array[:-1], ["a"]))}) == 4
 
 
+def test_values_count_with_their_types() -> None:
+    several = [1, 1.0, True, "1", b"1", (1,), [1], None, {1}, {1: 1}, np.ones(1), np.ones(1, np.float32)]
+    several += [{"a": 1, "b": 2}, {"b": 2, "a": 1}, hy.Random(3), hy.Random(4)]
+    assert len({digest(value) for value in several}) == len(several)
+    assert digest(hy.Random(3)) == digest(hy.Random(3))
+
+
 def test_tensors_count_with_their_values() -> None:
     import torch
 
@@ -232,6 +369,15 @@ LOOP.append(LOOP)
 
 def test_what_reaches_itself_ends() -> None:
     assert digest(cycle) == digest(cycle) != digest(other)
+
+
+def test_equal_parts_need_not_be_one_object() -> None:
+    part = [1]
+    one: list[Any] = [part, part, [2]]
+    two: list[Any] = [[1], [1], [2]]
+    for loop in one, two:
+        loop[2].append(loop[2])
+    assert digest(one) == digest(two)
 
 
 def test_what_cannot_be_seen_is_named(make: Make, tmp_path: Path) -> None:

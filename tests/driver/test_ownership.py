@@ -322,7 +322,7 @@ def test_a_run_that_had_ended_says_that_nothing_was_trained(tmp_path: Path, capl
 def test_where_it_cannot_be_told_it_is_said_and_nothing_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(start, "likeness", lambda value: "")
+    monkeypatch.setattr(start, "_digest", lambda value: "")
     run = select(tmp_path / "run", configs=CONFIGS[:1])
     monkeypatch.undo()
     with caplog.at_level(logging.WARNING):
@@ -335,6 +335,6 @@ def test_a_digest_that_does_not_survive_its_pickle_refuses_nothing(
 ) -> None:
     run = select(tmp_path / "run", configs=CONFIGS[:1])
     digests_ever = count()
-    monkeypatch.setattr(start, "likeness", lambda value: str(next(digests_ever)))
+    monkeypatch.setattr(start, "_digest", lambda value: str(next(digests_ever)))
     assert select(run.directory, configs=CONFIGS[:1], resume=True).status == "completed"
     assert "whether the search was edited cannot be told" in caplog.text

@@ -1,7 +1,8 @@
 """The digest of code: of a function and all it reaches, by value, or of any object that holds some.
 
-Two processes that run the same script give one digest, whatever `PYTHONHASHSEED`, and so does a script in which other
-lines moved; any edit of what is reached gives another. What counts:
+Two processes that run the same script give one digest, whatever `PYTHONHASHSEED`, and so do a script in which other
+lines moved, a notebook's cell that is run again, and what a pickle of it gives back; any edit of what is reached gives
+another. What counts:
 
     a function      its byte code and constants, defaults, closure, attributes, and the globals that it names; of the
                     user's modules the functions that it names, as far as code goes on, or the whole module where it is
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 import cloudpickle
 from blake3 import blake3
@@ -39,14 +40,15 @@ _BLIND = (builtins.eval, builtins.exec, builtins.globals, builtins.__import__, i
 """Who names these may reach anything."""
 _UNTOLD = {
     "__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__firstlineno__", "__static_attributes__",
-    "__annotations_cache__", "_abc_impl",
+    "__annotations_cache__", "__slotnames__", "_abc_impl", "_value2member_map_",
 }  # fmt: skip
-"""Entries of a class that do not say what it does, or that Python makes anew."""
+"""Entries of a class that do not say what it does, or that Python makes anew, or adds while it is used."""
 _STATIC = 1 << 9
 """Of a type's flags; not set: made in C, not at run time."""
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _VARIABLE = _GLOBAL | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _NAMED = (type, FunctionType, BuiltinFunctionType, functools._lru_cache_wrapper)
+_NAME_ONLY = (GetSetDescriptorType, MemberDescriptorType, TypeVar, ParamSpec, TypeVarTuple)
 _ABSENT = b"absent"
 
 
@@ -54,17 +56,18 @@ class Unseen(Exception):
     """Something that code reaches, and whose code or content cannot be told; the message names it."""
 
 
-def digest(value: Any) -> str:
+def digest(value: Any, imports: bool = True) -> str:
     """64 hexadecimal digits: equal ones, equal code and equal values that it holds.
 
     Args:
         value: a function, or anything else; tensors and arrays count with their content, which is read.
+        imports: whether the user's modules that bodies of functions import count, and so are imported here.
 
     Raises:
         Unseen: it reaches something that cannot be seen.
     """
     try:
-        return _Walk().of(value).hex()
+        return _Walk(imports).of(value).hex()
     except Unseen:
         raise
     except Exception as error:  # an object may do anything when it is asked for its parts
@@ -74,9 +77,11 @@ def digest(value: Any) -> str:
 class _Walk:
     """One walk over what is reached. Objects that are met again count as equal to what they were the first time."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: bool) -> None:
+        self._imports = imports
         self._done: dict[int, bytes] = {}
         self._open: dict[int, int] = {}
+        """How deep what is being walked stands."""
         self._met: list[Any] = []
         """Kept alive, or an id might come again."""
         self._path: list[str] = []
@@ -94,7 +99,7 @@ class _Walk:
             return self._done[key]
         if key in self._open:  # it is part of itself
             return _hash("again", str(self._open[key]).encode())
-        self._open[key] = len(self._met)
+        self._open[key] = len(self._open)
         self._met.append(obj)
         try:
             self._done[key] = made = self._new(obj, kind)
@@ -111,8 +116,8 @@ class _Walk:
             return _hash(kind.__name__, *sorted(map(self.of, obj)))
         if kind is CodeType:
             return self._code(obj)
-        if kind in (GetSetDescriptorType, MemberDescriptorType):
-            return _hash("descriptor", obj.__name__.encode())
+        if kind in _NAME_ONLY:
+            return _hash("named", obj.__name__.encode())
         if isinstance(obj, ModuleType):
             return self._module(obj)
         if isinstance(obj, _NAMED) and (known := self._named(obj)) is not None:
@@ -187,7 +192,7 @@ class _Walk:
 
     def _import(self, name: str, wanted: list[str]) -> Iterator[bytes]:
         """What a body imports of the user's: the names, or the whole module where there are none."""
-        if not is_users(top(name)):
+        if not self._imports or not is_users(top(name)):
             return
         try:
             module = importlib.import_module(name)
@@ -213,8 +218,10 @@ class _Walk:
 
     def _class(self, kind: type) -> bytes:
         parts = [self.of(type(kind)), *map(self.of, kind.__bases__)]
-        for name, value in vars(kind).items():
-            if name in _UNTOLD:
+        for name, value in sorted(vars(kind).items()):
+            if name in _UNTOLD or type(value) is MemberDescriptorType:  # of a slot, which __slots__ names
+                continue
+            if name == "__annotations__" and not value:  # Python makes them when somebody looks
                 continue
             try:
                 parts += [name.encode(), self._part(f"{kind.__name__}.{name}", value)]

@@ -52,7 +52,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Keras' backend, where the engine names one."""
     encrypt: bool = False
     """Whether States that go by network are encrypted."""
-    likeness: dict[str, str] = {}
+    digests: dict[str, str] = {}
     """Digests of recipe, space and search; empty: none could be made."""
 
 

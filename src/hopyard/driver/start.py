@@ -13,13 +13,13 @@ import msgspec
 
 from hopyard import __version__
 from hopyard.agent.build import wants_context
+from hopyard.code.digest import Unseen, digest
 from hopyard.core.events import Dispatch
 from hopyard.core.machine import fold
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.drive import Drive, drive
-from hopyard.driver.likeness import likeness
 from hopyard.driver.ownership import new_folder, parent_of, take_new, take_over
 from hopyard.driver.run import About, Run, about_of, load, same_data, told
 from hopyard.driver.ship import PYTHON, Cargo, dump
@@ -270,7 +270,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
             recipe=getattr(cargo.recipe, "__name__", type(cargo.recipe).__name__),
             backend=getattr(cargo.engine, "env", {}).get("KERAS_BACKEND", ""),
             encrypt=order.encrypt,
-            likeness={name: likeness(getattr(cargo, name)) for name in BY_VALUE},
+            digests={name: _digest(getattr(cargo, name)) for name in BY_VALUE},
         )
         about, states = take_new(layout, about)
         write_whole(layout.recipe, freight)
@@ -355,12 +355,20 @@ def _absolute(store: str | None) -> str | None:
 def _differs(layout: Layout, about: About, name: str, now: Any) -> bool:
     """Whether a part of the run is another than the one that it was started with, by its code and its values. Where
     that cannot be told it is said, and the run goes on with its own."""
-    then, digest = about.likeness.get(name, ""), likeness(now)
-    if then and digest == then:
+    then, asked = about.digests.get(name, ""), _digest(now)
+    if then and asked == then:
         return False
-    if then and digest and likeness(getattr(unpickle(layout.recipe, about.python), name)) == then:
+    if then and asked and _digest(getattr(unpickle(layout.recipe, about.python), name)) == then:
         return True
     log.warning(
         "%s: whether the %s was edited cannot be told; the one that it was started with is used", layout.root, name
     )
     return False
+
+
+def _digest(value: Any) -> str:
+    """Empty: there is none. What bodies import does not count: no pickle holds it, workers import it where they are."""
+    try:
+        return digest(value, imports=False)
+    except Unseen:
+        return ""
