@@ -68,6 +68,8 @@ class Job:
     """Whether validation rows were asked for."""
     fraction: float
     """Of the rows that validate; 0: none, or others are named."""
+    seed: int
+    """Of that choice."""
 
 
 def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Manifest:
@@ -152,9 +154,11 @@ def drawn(rows: Mapping[Kind, Sequence[int]], job: Job, distinct: Distinct) -> N
     there = f"the number of different {what} is {distinct}"
     validate, every = sum(rows["validate"]), sum(map(sum, rows.values()))
     if abs(validate - job.fraction * every) > job.fraction * every / 5 > 0:
+        seed = distinct.seed(job.seed, job.fraction)
+        other = "another seed=" if seed is None else f"seed={seed[0]}, which chooses {seed[1]:.2g}"
         raise DataError(
             f"validation = {job.fraction:g} chose {validate} of {every} rows, {validate / every:.2g} of them: the "
-            f"rows' names choose, and {there}; give another seed=, or name a column of true and false with validation="
+            f"rows' names choose, and {there}; give {other}, or name a column of true and false with validation="
         )
     for kind in KINDS if job.validating else KINDS[:1]:
         if 0 in rows[kind]:

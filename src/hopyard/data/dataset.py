@@ -503,7 +503,9 @@ class Dataset:
     def _build(self, directory: Path, key: str | None = None) -> Manifest:
         validating = bool(self.fraction or self.spec.validation or self.second)
         manifest = build(
-            directory, Job(self.spec, self.partitions, self.assign, validating, self.fraction), self._blocks()
+            directory,
+            Job(self.spec, self.partitions, self.assign, validating, self.fraction, self.seed),
+            self._blocks(),
         )
         manifest.sources = [*self.source.listed(), *(self.second.source.listed() if self.second else [])]
         if key is not None and self._key(again=True) != key:

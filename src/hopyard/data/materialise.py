@@ -272,7 +272,7 @@ def _manifest(frame: Frame, spec: ColumnSpec, fields: list[Field], told: list[To
     weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     validating = bool(frame.fraction or spec.validation or len(frame.frames) > 1)
-    drawn(rows, Job(spec, index.partitions, "spread", validating, frame.fraction), distinct)
+    drawn(rows, Job(spec, index.partitions, "spread", validating, frame.fraction, frame.seed), distinct)
     given = scales(moments)
     finisher = Finisher(fields, vocabularies(spec), given)
     parts: dict[Kind, list[PartitionInfo]] = {}

@@ -153,26 +153,44 @@ class Distinct:
 
     def __init__(self) -> None:
         self._least: Array = np.zeros(0, np.uint64)
+        self._rows: Array = np.zeros(0, np.int64)
 
-    def take(self, words: Array) -> None:
-        """First words of names: a uint64 array of shape (rows,)."""
+    def take(self, words: Array, rows: Array | None = None) -> None:
+        """First words of names: a uint64 array of shape (rows,); and how many rows each stands for, if not for one."""
+        rows = np.ones(len(words), np.int64) if rows is None else rows
         if len(self._least) == _LEAST:
-            words = words[words < self._least[-1]]
+            low = words <= self._least[-1]
+            words, rows = words[low], rows[low]
         if len(words):
-            self._least = np.unique(np.concatenate([self._least, words]))[:_LEAST]
+            least, places = np.unique(np.concatenate([self._least, words]), return_inverse=True)
+            counts = np.bincount(places, np.concatenate([self._rows, rows])).astype(np.int64)
+            self._least, self._rows = least[:_LEAST], counts[:_LEAST]
 
     def __str__(self) -> str:
         if len(self._least) < _LEAST:
             return str(len(self._least))
         return f"about {(_LEAST - 1) * 2.0**64 / float(self._least[-1]):.2g}"
 
+    def seed(self, after: int, fraction: float) -> tuple[int, float] | None:
+        """The next seed of the choice of validation rows that comes nearer to `fraction` than by a fifth of it, and the
+        share that it chooses; None where the names are too many to be known, or no seed is found.
+        """
+        if len(self._least) == _LEAST:
+            return None
+        for seed in range(after + 1, after + 1000):
+            share = float(self._rows[Names(self._least[:, None]).chosen(seed, fraction)].sum() / self._rows.sum())
+            if abs(share - fraction) <= fraction / 5:
+                return seed, share
+        return None
+
     def packed(self) -> bytes:
         """What `merge` takes."""
-        return bytes(self._least.astype("<u8").tobytes())
+        return bytes(np.stack([self._least.astype("<i8"), self._rows.astype("<i8")]).tobytes())
 
     def merge(self, packed: bytes) -> None:
         """Takes the names that another has taken."""
-        self.take(np.frombuffer(packed, "<u8").astype(np.uint64))
+        least, rows = np.frombuffer(packed, "<i8").reshape(2, -1)
+        self.take(least.astype(np.uint64), rows.astype(np.int64))
 
 
 def mixed(words: Array) -> Array:
