@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from hopyard.data.arrow import to_arrow
 from hopyard.data.names import columns
-from hopyard.data.row_names import Distinct, Names, added, named, row_names, unsigned
+from hopyard.data.row_hash import row_hashes
+from hopyard.data.row_names import Distinct, Names, added, named, unsigned
 from hopyard.data.vectors import lists
 from hopyard.errors import DataError
 
@@ -27,7 +28,7 @@ DAY = datetime.datetime(2020, 1, 2, 3, 4, 5, 6)
 def names(values: Any, kind: Any = None, column: str = "c") -> list[tuple[int, ...]]:
     array = values if isinstance(values, (pa.Array, pa.ExtensionArray)) else pa.array(values, kind)
     batch = pa.RecordBatch.from_arrays([array], names=[column])
-    return [tuple(row) for row in row_names(batch, [column], "t").tolist()]
+    return [tuple(row) for row in row_hashes(batch, [column], "t").tolist()]
 
 
 def test_names_are_frozen() -> None:
@@ -40,7 +41,7 @@ def test_names_are_frozen() -> None:
             "l": [[1], [], [2, 3]],
         }
     )
-    assert row_names(batch, ["n", "x", "s", "l"], "t").tolist() == FROZEN
+    assert row_hashes(batch, ["n", "x", "s", "l"], "t").tolist() == FROZEN
 
 
 FROZEN: Any = [
@@ -119,9 +120,9 @@ def test_other_values_have_other_names(values: Any) -> None:
 
 def test_columns_are_told_apart_by_name_and_not_by_place() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1.0, 2.0], "b": [2.0, 1.0]})
-    first, second = row_names(batch, ["a", "b"], "t").tolist()
+    first, second = row_hashes(batch, ["a", "b"], "t").tolist()
     assert first != second
-    assert row_names(batch.select(["b", "a"]), ["b", "a"], "t").tolist() == [first, second]
+    assert row_hashes(batch.select(["b", "a"]), ["b", "a"], "t").tolist() == [first, second]
 
 
 @given(st.lists(st.integers(0, 40), max_size=6), st.integers(0, 40))

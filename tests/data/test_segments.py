@@ -20,7 +20,8 @@ from hopyard.data.finish import Finisher
 from hopyard.data.folder import Folder, absolute, reaching
 from hopyard.data.limits import Limits
 from hopyard.data.manifest import Column, Field, Manifest, PartitionInfo, Stored
-from hopyard.data.row_names import Names, row_names
+from hopyard.data.row_hash import row_hashes
+from hopyard.data.row_names import Names
 from hopyard.data.segments import Index, Segment, Writer, infos, ranges, run_bytes, views
 from hopyard.data.vectors import LIST, is_vector, lists, without_vectors
 from hopyard.errors import DataError, ResourceError, SpecError
@@ -38,7 +39,7 @@ def rows(start: int, stop: int) -> list[Any]:
 
 def named_rows(start: int, stop: int) -> Names:
     """By the number of the row, in an order that is neither that of the rows nor its reverse."""
-    return Names(row_names(pa.RecordBatch.from_arrays([pa.array(range(start, stop))], names=["n"]), ["n"], "t"))
+    return Names(row_hashes(pa.RecordBatch.from_arrays([pa.array(range(start, stop))], names=["n"]), ["n"], "t"))
 
 
 def written(folder: Folder, batches: list[tuple[int, int]], limit: int, partitions: int = 3) -> Segment:

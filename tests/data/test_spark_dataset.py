@@ -24,7 +24,8 @@ import hopyard as hy
 from hopyard.data import spark as asked
 from hopyard.data.cache import open_partition
 from hopyard.data.manifest import FORMAT
-from hopyard.data.row_names import Names, row_names
+from hopyard.data.row_hash import row_hashes
+from hopyard.data.row_names import Names
 from hopyard.errors import DataError, ResourceError, SpecError
 
 pytest.importorskip("pyspark")
@@ -74,8 +75,8 @@ def test_rows_go_by_their_names(spark: Any, store: Path, validation: Any, key: A
     read = ["n", "x", *(["held"] if validation == "held" else [])]
     table = df.toPandas()
     batch = pa.RecordBatch.from_pandas(table)
-    content = row_names(batch, read, "t")
-    names = Names(content if key is None else np.concatenate([row_names(batch, [key], "t"), content], axis=1))
+    content = row_hashes(batch, read, "t")
+    names = Names(content if key is None else np.concatenate([row_hashes(batch, [key], "t"), content], axis=1))
     chosen = table["held"].to_numpy() if validation == "held" else names.chosen(3, validation)
     runs = {run: mine for run, mine, _ in names.dealt(PARTITIONS, chosen)}
     for kind, first in (("train", 0), ("validate", PARTITIONS)):
@@ -710,7 +711,8 @@ from pyspark.sql import SparkSession, functions as F
 import hopyard as hy
 from hopyard.data.cache import open_partition
 from hopyard.data.manifest import FORMAT
-from hopyard.data.row_names import Names, row_names
+from hopyard.data.row_hash import row_hashes
+from hopyard.data.row_names import Names
 
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 df = spark.range(0, 40, 1, 3).select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
