@@ -107,10 +107,12 @@ def test_what_cannot_be_is_refused(users: pa.Table, cache: Path, change: Any, er
 def test_a_key_may_be_null_and_anything_with_a_value(users: pa.Table, cache: Path, read: Any) -> None:
     days = pa.array([None if n % 30 == 0 else n % 30 for n in range(300)], pa.int32()).cast(pa.date32())
     users = users.append_column("day", days)
-    manifest = hy.Dataset.arrow(users, **{**OPTIONS, "key": ["day", "carrier"], "partitions": 1, "seed": 2}).prepare(
-        cache
-    )
-    assert manifest.rows == 300
+    options = {"key": ["day", "carrier"], "partitions": 2, "seed": 2, "validation": 0.3}
+    seen = [
+        set((part % 30).tolist())
+        for part in sides(hy.Dataset.arrow(users, features="n", **options).prepare(cache), read)
+    ]
+    assert len(seen) == 4 and sum(map(len, seen)) == len(set.union(*seen)) == 30
 
 
 def test_more_rows_than_memory_are_the_same(users: pa.Table, tmp_path: Path, read: Any, monkeypatch: Any) -> None:
@@ -134,6 +136,7 @@ def test_what_differs_is_said(users: pa.Table, cache: Path) -> None:
         == "on the same rows, but in other partitions, or encoded otherwise"
     )
     assert difference(whole, made(users, key=None)) == "on other data"
+    assert difference(made(users, key=None), made(users.slice(1), key=None)) == "on 300 rows, now there are 299: 1 went"
     assert split(made(users, key=None)) == "by the number of the row"
 
 

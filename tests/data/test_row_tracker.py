@@ -244,3 +244,11 @@ def test_a_label_that_is_not_read_may_be_anything(manifest: Manifest, caplog: py
     table = TABLE.set_column(3, "y", pa.array(np.full(ROWS, np.nan)))
     assert apply(manifest, table, positive, targets=False).places.tolist() == LEFT.tolist()
     assert caplog.records == []
+
+
+def test_a_batch_with_nan_does_not_stop_later_ones_from_being_followed() -> None:
+    tracker = RowTracker(positive)
+    first = pa.RecordBatch.from_pydict({"a": [1.0, -1.0, float("nan")], "b": [float("nan"), 1.0, 2.0]})
+    for start in (0, 3):
+        made, rows = tracker(first, start, ["a", "b"], "t")
+        assert made.num_rows == 1 and rows is not None and rows.tolist() == [start]

@@ -116,8 +116,8 @@ class Frame:
             manifest.stored = Stored(folder.url, blake3(data).hexdigest())
             with reaching(folder.url, "write to"):
                 folder.put(manifest.stored.file, data)
+                named = {segment.name for segment in index.segments}  # `put` may raise, and the manifest be there
                 folder.put(FILE, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-            named = {segment.name for segment in index.segments}
         finally:
             _sweep(folder, token, named)
 
@@ -298,6 +298,7 @@ def _part(index: Index, kind: Kind, partition: int, rows: int, finisher: Finishe
 def _sweep(folder: Folder, token: str, named: set[str]) -> None:
     """Removes what this attempt wrote, but for what is named: probe, failed and doubled tasks; else the folder too."""
     try:
+        named = named if folder.has(FILE) else set()
         for name in folder.sizes():
             if name.startswith(token) and name not in named:
                 folder.remove(name)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from hopyard.data.blocks import transformed
 from hopyard.data.columns import Array
+from hopyard.data.content import Content
 
 NAME = "__hopyard_row__"
 """Of the column; with underscores behind it where the rows have such a column themselves."""
@@ -117,6 +118,16 @@ def _alike(one: Any, other: Any, names: Collection[str]) -> bool:
         return False
     for name in names:
         mine, theirs = one.schema.get_field_index(name), other.schema.get_field_index(name)
-        if mine >= 0 and (theirs < 0 or not one.column(mine).equals(other.column(theirs))):
+        if mine >= 0 and (theirs < 0 or not _equal(one.column(mine), other.column(theirs))):
             return False
     return True
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two columns have the same type and values; NaN is equal to NaN."""
+    digests = []
+    for column in (one, other):
+        content = Content()
+        content.update(pa.RecordBatch.from_arrays([column], names=["column"]))
+        digests.append(content.hexdigest())
+    return digests[0] == digests[1]
