@@ -1,4 +1,4 @@
-"""Whose a module is: the user's own, or a library's.
+"""Which modules are the user's own, and which a library's.
 
 A library is known by its name: wherever the code runs, it is installed. The user's modules go by value, as hosts
 elsewhere lack them or hold them as they were. A module is a library's when it is in the standard library or in a

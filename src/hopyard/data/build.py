@@ -67,9 +67,9 @@ class Job:
     validating: bool
     """Whether validation rows were asked for."""
     fraction: float
-    """Of the rows that validate; 0: none, or others are named."""
+    """Share of the rows that validate; 0: none, or a column or a second data set names them."""
     seed: int
-    """Of that choice."""
+    """Seed of that choice."""
 
 
 def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Manifest:
@@ -141,7 +141,7 @@ def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> Non
         )
 
 
-def drawn(rows: Mapping[Kind, Sequence[int]], job: Job, distinct: Distinct) -> None:
+def check_split(rows: Mapping[Kind, Sequence[int]], job: Job, distinct: Distinct) -> None:
     """Raises DataError where rows that went by their names left a partition empty, or chose too few or too many for
     validation.
 
@@ -169,7 +169,7 @@ def drawn(rows: Mapping[Kind, Sequence[int]], job: Job, distinct: Distinct) -> N
 
 
 def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionInfo:
-    """Of rows in the order of their names: its digest is the sum of these, which tells what they hold."""
+    """A partition whose rows go by name: its digest is the sum of the names, which tells what the rows hold."""
     return PartitionInfo(rows, rows * sum(info.row_bytes for info in infos), f"{total:032x}")
 
 
@@ -237,7 +237,7 @@ class _Writer:
         """Closes what is written; rewrites it first when it was staged."""
         counts = {kind: sum(self._rows[kind]) if self._words else self._dealers[kind].rows for kind in KINDS}
         if self._words:
-            drawn(self._rows, self._job, self._distinct)
+            check_split(self._rows, self._job, self._distinct)
         else:
             enough(counts, self._job.partitions, self._job.validating)
         given: dict[str, Scale] = {}

@@ -75,11 +75,11 @@ class ExactSums:
         self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]
 
     def mean(self, at: int) -> float:
-        """Of value `at`, rounded once."""
+        """The mean of value `at`, rounded once."""
         return float(Fraction(self.sums[at], self.rows << UNIT))
 
     def deviation(self, at: int) -> float:
-        """Population deviation of value `at`: the root of the exact variance."""
+        """The population deviation of value `at`: the root of its exact variance."""
         spread = self.rows * (self.squares[at] << UNIT) - self.sums[at] ** 2
         return math.sqrt(Fraction(max(spread, 0), (self.rows << UNIT) ** 2))
 

@@ -60,9 +60,9 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of rows → the largest weight."""
     moments: dict[str, PackedSums] = {}
     sum: str = "0"
-    """Of the names of its rows."""
+    """The sum of the names of its rows, in hexadecimal."""
     distinct: bytes = b""
-    """Of the names that decide where rows go: see row_names.Distinct."""
+    """The names that decide where rows go, as row_names.Distinct packs them."""
     values: dict[str, list[Value]] = {}
     """Of the columns to be encoded, if these were asked for."""
     error: tuple[str, str] | None = None

@@ -104,13 +104,13 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class RowNames(msgspec.Struct, frozen=True):
-    """By what rows went to their partitions, and were put in order there: names, which are hashes of what they hold."""
+    """How rows went to their partitions: by names, which are hashes of what the rows hold."""
 
     key: list[str]
     """Columns that decided; none: all that are read."""
     rows: int
     sum: str
-    """Of all names, modulo 2¹²⁸, in hexadecimal: equal for equal rows in any order."""
+    """The sum of all names modulo 2¹²⁸, in hexadecimal: equal for equal rows in any order."""
 
 
 class Stored(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from blake3 import blake3
 
 from hopyard.data.assign import Kind
 from hopyard.data.blocks import Transform, identity, pickled
-from hopyard.data.build import KINDS, Job, described, drawn, named_partition, vocabularies
+from hopyard.data.build import KINDS, Job, check_split, described, named_partition, vocabularies
 from hopyard.data.cache import evict
 from hopyard.data.encoder import Fault, check
 from hopyard.data.exact_sums import ExactSums
@@ -272,7 +272,7 @@ def _manifest(frame: Frame, spec: ColumnSpec, fields: list[Field], told: list[To
     weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     validating = bool(frame.fraction or spec.validation or len(frame.frames) > 1)
-    drawn(rows, Job(spec, index.partitions, "spread", validating, frame.fraction, frame.seed), distinct)
+    check_split(rows, Job(spec, index.partitions, "spread", validating, frame.fraction, frame.seed), distinct)
     given = scales(moments)
     finisher = Finisher(fields, vocabularies(spec), given)
     parts: dict[Kind, list[PartitionInfo]] = {}

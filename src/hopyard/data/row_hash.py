@@ -160,7 +160,7 @@ def _floating(values: Array) -> Array:
 
 
 def _whole(values: Array) -> Array:
-    """Of integers of 64 bits: as floats where these hold them, else as they are, with a mark."""
+    """Words for integers of 64 bits: their floats where these are exact, else the integers, marked and scrambled."""
     words = _floating(values)
     if not len(values) or (values.max() <= _EXACT and (values.dtype.kind == "u" or values.min() >= -_EXACT)):
         return words
@@ -172,7 +172,7 @@ def _whole(values: Array) -> Array:
 
 
 def _microseconds(array: Any) -> Array:
-    """int64: of times since 1970 in UTC, of times of day since midnight, of durations."""
+    """int64 array: times since 1970 in UTC, times of day since midnight, or durations, in microseconds."""
     kind, test = array.type, pa.types
     if test.is_date32(kind):
         return _filled(array.cast(pa.int32())).astype(np.int64) * 86_400_000_000

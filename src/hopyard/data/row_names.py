@@ -67,7 +67,7 @@ class Names:
         return added(*self._sums(np.arange(len(self)), np.zeros(min(1, len(self)), np.int64)))
 
     def _sums(self, order: Array, starts: Array) -> list[int]:
-        """Of the names from each of `starts` to the next, in `order`."""
+        """Sums of the names from each of `starts` to the next, in `order`."""
         words = [self.words[:, at] for at in range(WORDS)]
         if self.words.shape[1] > WORDS:  # one of key and content
             words = [mixed(word ^ mixed(self.words[:, WORDS + at].copy())) for at, word in enumerate(words)]

@@ -39,7 +39,7 @@ class Segment(msgspec.Struct, frozen=True):
     digests: list[str]
     """BLAKE3 of each run, over all chunks; empty where it has no rows."""
     sums: list[str]
-    """Of the names of the rows of each run, in hexadecimal."""
+    """The sum of the names of the rows of each run, in hexadecimal."""
 
     def rows(self, run: int) -> int:
         """Rows of one run."""
@@ -51,7 +51,7 @@ class Index(msgspec.Struct, frozen=True):
 
     partitions: int
     words: int
-    """Of a row's name."""
+    """How many words a row's name has."""
     segments: list[Segment]
 
     def run(self, kind: Kind, partition: int) -> int:

@@ -217,7 +217,7 @@ def _is(value: Any) -> bool:
 
 
 def identity(df: Any) -> str | None:
-    """Equal ones, equal rows: of the plan, and of path, size and time of the files that it reads.
+    """A digest that is equal for equal rows: of the plan, and of path, size and time of the files that it reads.
 
     A classic plan over files is known again in another session; any other for as long as the session's JVM lives. None
     where nobody tells: what the plan runs or reads cannot be seen, or the files cannot be asked for their time.

@@ -1,4 +1,4 @@
-"""Whose the States in a folder are, where runs are copied, moved, and resumed from several places.
+"""Which run owns a folder of States, where runs are copied, moved, and resumed from several places.
 
 Each driver puts one new mark into the folder of its run's States, and its journal holds the id. The run whose journal
 holds the newest mark owns the folder: it alone deletes there. Whoever else needs States of it copies them into a folder
