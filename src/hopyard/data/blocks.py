@@ -35,8 +35,8 @@ def transformed(transform: Transform, batch: Any, where: str) -> Any:
 
 
 def identity(transform: Transform | None) -> str:
-    """Equal ones, equal code and values that it uses. One that reaches what cannot be seen equals none, also not itself
-    in another process, so its rows are not found again: that is logged.
+    """A digest that is equal for equal code and values. Where something cannot be seen, it is another each time, so the
+    rows are not found again: that is logged.
     """
     if transform is None:
         return ""
