@@ -18,6 +18,7 @@ from hopyard.data.needed import needed
 from hopyard.driver import start
 from hopyard.driver.run import Run, about_of, place
 from hopyard.spec import Ref
+from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
 from hopyard.store.states import claim, open_store
 from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select
@@ -92,6 +93,24 @@ def test_a_journal_is_kept_under_another_name(tmp_path: Path) -> None:
         journals.append(Layout(tmp_path / "run").journal.read_bytes())
     run = select(tmp_path / "run")
     assert [(run.directory / f"journal-{number}.jsonl").read_bytes() for number in (1, 2)] == journals
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1)], ids=["inline", "local"])
+def test_a_start_that_was_killed_before_it_had_a_journal_leaves_the_directory_free(
+    tmp_path: Path, engine: Any, again: bool
+) -> None:
+    with pytest.raises(hy.PreflightError):
+        select(tmp_path / "run", metric="los", engine=engine)
+    before = retire(Layout(tmp_path / "run").journal)
+    assert before is not None
+    text = before.read_bytes()
+    (tmp_path / "run" / "mine").touch()
+    with pytest.raises(hy.RunDirectoryError, match="exists: give another"):
+        select(tmp_path / "run", configs=CONFIGS[:1], resume=again)
+    (tmp_path / "run" / "mine").unlink()
+    assert select(tmp_path / "run", configs=CONFIGS[:1], resume=again).status == "completed"
+    assert before.read_bytes() == text
 
 
 def test_a_start_that_was_killed_while_it_read_the_data_leaves_the_directory_free(tmp_path: Path) -> None:

@@ -198,12 +198,17 @@ def retire(path: Path) -> Path | None:
     never deleted, and a name never used twice. The caller holds the lock. None: there is no journal."""
     if not path.exists():
         return None
-    taken = [left.stem.rpartition("-")[2] for left in path.parent.glob(f"{path.stem}-*{path.suffix}")]
-    number = 1 + max((int(text) for text in taken if text.isdecimal()), default=0)
+    number = 1 + max(retired(path), default=0)
     new = path.with_name(f"{path.stem}-{number}{path.suffix}")
     path.rename(new)
     sync_directory(path.parent)
     return new
+
+
+def retired(path: Path) -> dict[int, Path]:
+    """Number → earlier journals in the place of this one."""
+    names = {left.stem.rpartition("-")[2]: left for left in path.parent.glob(f"{path.stem}-*{path.suffix}")}
+    return {int(text): left for text, left in names.items() if text.isdecimal()}
 
 
 def sync_directory(path: Path) -> None:
