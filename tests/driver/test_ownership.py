@@ -18,6 +18,7 @@ from hopyard.data.needed import needed
 from hopyard.driver import start
 from hopyard.driver.run import Run, about_of, place
 from hopyard.spec import Ref
+from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
 from hopyard.store.states import claim, open_store
 from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select
@@ -92,6 +93,24 @@ def test_a_journal_is_kept_under_another_name(tmp_path: Path) -> None:
         journals.append(Layout(tmp_path / "run").journal.read_bytes())
     run = select(tmp_path / "run")
     assert [(run.directory / f"journal-{number}.jsonl").read_bytes() for number in (1, 2)] == journals
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1)], ids=["inline", "local"])
+def test_a_start_that_was_killed_before_it_had_a_journal_leaves_the_directory_free(
+    tmp_path: Path, engine: Any, again: bool
+) -> None:
+    with pytest.raises(hy.PreflightError):
+        select(tmp_path / "run", metric="los", engine=engine)
+    before = retire(Layout(tmp_path / "run").journal)
+    assert before is not None
+    text = before.read_bytes()
+    (tmp_path / "run" / "mine").touch()
+    with pytest.raises(hy.RunDirectoryError, match="exists: give another"):
+        select(tmp_path / "run", configs=CONFIGS[:1], resume=again)
+    (tmp_path / "run" / "mine").unlink()
+    assert select(tmp_path / "run", configs=CONFIGS[:1], resume=again).status == "completed"
+    assert before.read_bytes() == text
 
 
 def test_a_start_that_was_killed_while_it_read_the_data_leaves_the_directory_free(tmp_path: Path) -> None:
@@ -185,13 +204,63 @@ def test_a_run_that_was_moved_owns_its_folder(
     assert len(list((tmp_path / "store").iterdir())) == 1
 
 
+def failing_twice(run: Path) -> None:
+    """Two resumes that end between taking the States' folder over and writing the journal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.driver.drive.Folder", lambda *_: (_ for _ in ()).throw(hy.SpecError("no session")))
+        for _ in range(2):
+            with pytest.raises(hy.SpecError, match="no session"):
+                hy.resume(run)
+
+
 @pytest.mark.parametrize("store", STORES)
-def test_a_driver_killed_between_marking_and_writing_its_journal_costs_a_copy(
+def test_resumes_that_fail_before_they_begin_cost_nothing(
+    interrupted: Callable[..., Path],
+    undisturbed: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    store: str,
+) -> None:
+    run = interrupted(STORES[store](tmp_path))
+    folder = place(Layout(run), about_of(Layout(run)))
+    failing_twice(run)
+    assert digests(hy.resume(run)) == undisturbed
+    assert place(Layout(run), about_of(Layout(run))) == folder
+    assert list(states(run).marks()) == [line.mark for line in journal(run) if isinstance(line, Resumed)]
+    assert "another run's" not in caplog.text
+
+
+def test_resumes_of_a_copy_that_fail_make_one_folder(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path
+) -> None:
+    run = interrupted(tmp_path / "store")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    failing_twice(copy)
+    assert len(list((tmp_path / "store").iterdir())) == 2
+    for directory in (copy, run):
+        assert digests(hy.resume(directory)) == undisturbed
+    assert len(list((tmp_path / "store").iterdir())) == 2
+
+
+def test_a_copy_of_a_run_whose_resume_failed_leaves_it_its_folder(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path
+) -> None:
+    run = interrupted(tmp_path / "store")
+    before = about_of(Layout(run)).store
+    failing_twice(run)
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for directory in (copy, run):
+        assert digests(hy.resume(directory)) == undisturbed
+    assert about_of(Layout(run)).store == before != about_of(Layout(copy)).store
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_mark_that_the_run_does_not_know_costs_a_copy(
     interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path, store: str
 ) -> None:
     run = interrupted(STORES[store](tmp_path))
     folder = states(run)
-    assert claim(folder, [line.mark for line in journal(run) if isinstance(line, Began)], "of the killed one")
+    assert claim(folder, [line.mark for line in journal(run) if isinstance(line, Began)], "of another")
     before = folder.refs()
     assert before
     assert digests(hy.resume(run)) == undisturbed

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT, RunSpec
 from hopyard.store import journal as journals
 from hopyard.store.journal import Journal, Lock, read, retire, sweep_temporary, write_whole
+from hopyard.store.standing import held
 from jobs import fill
 
 LINES: list[Line] = [
@@ -188,6 +190,39 @@ def test_a_lock_says_who_holds_it(tmp_path: Path) -> None:
     assert caught.value.exit_code == 2
     lock.free()
     Lock(tmp_path / "lock").free()
+
+
+def test_a_lock_waits_for_who_only_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lock").touch()
+    asking = (tmp_path / "lock").open()
+    journals.fcntl.flock(asking, journals.fcntl.LOCK_SH)
+    monkeypatch.setattr("time.sleep", lambda seconds: asking.close())
+    Lock(tmp_path / "lock").free()
+    monkeypatch.setattr(journals, "PATIENCE", 0.0)
+    with (tmp_path / "lock").open() as asking:
+        journals.fcntl.flock(asking, journals.fcntl.LOCK_SH)
+        with pytest.raises(RunDirectoryError, match="in use"):
+            Lock(tmp_path / "lock")
+
+
+def test_a_lock_that_is_asked_for_all_the_time_is_taken(tmp_path: Path) -> None:
+    Lock(tmp_path / "lock").free()
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            held(tmp_path / "lock")
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    try:
+        for _ in range(100):
+            Lock(tmp_path / "lock").free()
+    finally:
+        ended.set()
+        for thread in asking:
+            thread.join()
 
 
 def test_a_lock_that_is_free_closes_no_other_file(tmp_path: Path) -> None:

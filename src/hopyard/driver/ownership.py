@@ -2,7 +2,8 @@
 
 Each driver puts one new mark into the folder of its run's States, and its journal holds the id. The run whose journal
 holds the newest mark owns the folder: it alone deletes there. Whoever else needs States of it copies them into a folder
-of its own. A driver that is killed between marking and writing the journal costs the next one a copy, and no State.
+of its own. A driver that resumes writes its mark into `run.json` before it puts it into the folder: one that ends
+before it wrote the journal, killed or by an error, costs the next one nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,10 +82,14 @@ def take_over(layout: Layout, about: About, lines: Sequence[Line], machine: Mach
     kept = {state.ref: state.digest for trial in machine.trials.values() for state in trial.states.values()}
     kept = {ref: seal for ref, seal in kept.items() if seal}
     known = {line.mark for line in lines if isinstance(line, (Began, Resumed))}
+    marks = {} if known & about.marks.keys() else about.marks  # what came before a mark in the journal is over
     there = store.refs()
-    if there <= named(lines) and not _is_copy(layout, about, lines) and claim(store, known, mark):
-        return Owned(place(layout, about), mark, tuple(sorted(kept.keys() - there, key=str)))
-    about = msgspec.structs.replace(about, store=new_folder(layout, about.store))
+    if there <= named(lines) and not _is_copy(layout, about, lines, marks):
+        about = msgspec.structs.replace(about, marks={**marks, mark: here(layout)})
+        write_whole(layout.about, msgspec.json.encode(about))
+        if claim(store, known | marks.keys(), mark):
+            return Owned(place(layout, about), mark, tuple(sorted(kept.keys() - there, key=str)))
+    about = msgspec.structs.replace(about, store=new_folder(layout, about.store), marks={mark: here(layout)})
     own = open_store(place(layout, about))
     gone = tuple(ref for ref, seal in kept.items() if not _copied(store, own, ref, seal))
     claim(own, (), mark)
@@ -108,9 +113,10 @@ def here(layout: Layout) -> str:
     return f"{socket.gethostname()}:{layout.root.resolve()}"
 
 
-def _is_copy(layout: Layout, about: About, lines: Sequence[Line]) -> bool:
+def _is_copy(layout: Layout, about: About, lines: Sequence[Line], marks: Mapping[str, str]) -> bool:
     """Whether the run that the last driver drove may be somewhere else still: that one owns the folder."""
-    last = next((line.directory for line in reversed(lines) if isinstance(line, (Began, Resumed))), "")
+    drivers = [line.directory for line in lines if isinstance(line, (Began, Resumed))]
+    last = [*drivers, *marks.values()][-1]
     host, _, path = last.partition(":")
     if not last or _is_inside(about.store) or path == str(layout.root.resolve()):
         return False

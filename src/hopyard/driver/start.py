@@ -30,7 +30,7 @@ from hopyard.ports import Engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
 from hopyard.spec import Config, Hopper, RunSpec
-from hopyard.store.journal import Lock, read, retire, sweep_temporary, write_whole
+from hopyard.store.journal import Lock, read, retire, retired, sweep_temporary, write_whole
 from hopyard.store.layout import Layout, find
 
 log = logging.getLogger(__name__)
@@ -295,9 +295,10 @@ def _holds_a_run(layout: Layout, lock: Lock, again: bool) -> bool:
             return True
         raise refused(layout)
     others = [path for path in layout.root.iterdir() if path != layout.lock]
-    ours = {layout.recipe, layout.manifest, layout.about}
+    earlier = retired(layout.journal).values()  # of runs that trained nothing; the driver of the next was killed
+    ours = {layout.recipe, layout.manifest, layout.about, layout.logs, *earlier}
     free = [path in ours or path.name.startswith((".", layout.states.name)) for path in others]
-    if others and not (again and not lock.made and all(free)):
+    if others and not ((earlier or (again and not lock.made)) and all(free)):
         raise refused(layout)
     return False
 

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PATIENCE = 2.0
+"""Seconds for which those who only ask for the lock are waited for."""
 _TEMPORARY = re.compile(r"\.[^.].*\.\d+")
 """Names that `write_whole` uses."""
 
@@ -142,7 +145,7 @@ class Lock:
             self.made = not path.exists()
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._take()
             except BlockingIOError:
                 holder = os.pread(self._file, 100, 0).decode(errors="replace").strip() or "unknown"
                 os.close(self._file)
@@ -156,6 +159,20 @@ class Lock:
         with contextlib.suppress(OSError):  # a full disk: only whose it is cannot be said then
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, str(os.getpid()).encode(), 0)
+
+    def _take(self) -> None:
+        """Whoever asks whether a driver lives (`standing.held`) holds a lock that is shared, for a moment: that one is
+        waited for. Raises BlockingIOError: a driver holds it."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails, if it is a driver
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            time.sleep(0.001)
 
     def _is_there(self) -> bool:
         try:
@@ -181,12 +198,17 @@ def retire(path: Path) -> Path | None:
     never deleted, and a name never used twice. The caller holds the lock. None: there is no journal."""
     if not path.exists():
         return None
-    taken = [left.stem.rpartition("-")[2] for left in path.parent.glob(f"{path.stem}-*{path.suffix}")]
-    number = 1 + max((int(text) for text in taken if text.isdecimal()), default=0)
+    number = 1 + max(retired(path), default=0)
     new = path.with_name(f"{path.stem}-{number}{path.suffix}")
     path.rename(new)
     sync_directory(path.parent)
     return new
+
+
+def retired(path: Path) -> dict[int, Path]:
+    """Number → earlier journals in the place of this one."""
+    names = {left.stem.rpartition("-")[2]: left for left in path.parent.glob(f"{path.stem}-*{path.suffix}")}
+    return {int(text): left for text, left in names.items() if text.isdecimal()}
 
 
 def sync_directory(path: Path) -> None:
