@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 import hopyard as hy
+from hopyard.data.needed import need
+from hopyard.driver.loop import Loop
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.array import Linear
 from hopyard.spark.estimator import HopyardEstimator, HopyardModel, _Each
@@ -130,6 +133,24 @@ class TestFit:
         assert list(store.glob("spark-*")) == []
         assert set(seen) == {1}
 
+    def test_the_rows_of_an_interrupted_fit_stay_for_its_run(
+        self, df: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        turn = Loop.turn
+
+        def stopped(loop: Loop) -> None:
+            turn(loop)
+            if loop.machine.status == "running":
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Loop, "turn", stopped)
+            make(store=str(tmp_path / "rows")).fit(df)
+        (run,) = (tmp_path / "runs").iterdir()
+        (rows,) = (tmp_path / "rows").glob("spark-*")
+        assert f"the rows in {rows} stay there: `hopyard resume {run}` goes on with them" in caplog.text
+        assert hy.resume(run).status == "completed"
+
 
 class TestWhatIsWritten:
     """Of the rows, without Spark."""
@@ -169,6 +190,16 @@ class TestWhatIsWritten:
         with pytest.raises(DataError, match="bad rows"):
             next(each)
         assert list(tmp_path.iterdir()) == []
+
+    def test_what_a_run_needs_stays(self, prepared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        for name in "ab":
+            prepared.get(Rows({"name": name}))
+        (tmp_path / "run").mkdir()
+        manifest: Any = SimpleNamespace(key="k", path=str(tmp_path / "spark-a"), stored=None)
+        need(manifest, tmp_path / "run")
+        prepared.close()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "spark-a"]
+        assert f"`hopyard resume {tmp_path / 'run'}` goes on with them" in caplog.text
 
 
 def test_rows_go_with_their_owner(tmp_path: Path) -> None:
