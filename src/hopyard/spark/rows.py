@@ -148,8 +148,8 @@ def _remove(urls: list[str]) -> None:
         try:
             if runs := needed(url):
                 log.warning(
-                    "the rows in %s stay there: `hopyard resume %s` goes on with them. `hopyard clean %s --yes` removes "
-                    "them when that run has ended or is removed",
+                    "the rows in %s stay there: `hopyard resume %s` goes on with them. `hopyard clean %s --yes` "
+                    "removes them when that run has ended or is removed",
                     url,
                     runs[0],
                     url,
