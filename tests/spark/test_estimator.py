@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -19,6 +20,7 @@ from hopyard.driver.loop import Loop
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.array import Linear
 from hopyard.spark.estimator import HopyardEstimator, HopyardModel, _Each
+from hopyard.spark.portable import portable
 from hopyard.spark.rows import Prepared, Rows
 from hopyard.spark.scoring import probabilities, told
 
@@ -357,6 +359,27 @@ class TestMeaning:
         model = make(**recipe).fit(df)
         assert model.meaning == "probabilities"
         assert accuracy(model.transform(df)) == 1.0
+
+    @pytest.mark.parametrize("lost", [True, False], ids=["query", "values"])
+    def test_told_by_made_up_rows_where_those_of_the_data_fail(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: bool
+    ) -> None:
+        class Few:
+            def limit(self, rows: int) -> Few:
+                return self
+
+            def toArrow(self) -> pa.Table:
+                if lost:
+                    raise RuntimeError("the executor is lost")
+                return pa.table({"x": ["no number"]})
+
+        rows = frame(40)
+        data = hy.Dataset.numpy(rows[["a", "b", "c"]].to_numpy(), rows.label.astype(int).to_numpy(), partitions=2)
+        run = hy.fit(classes, {"lr": 0.3}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
+        monkeypatch.setattr("hopyard.spark.model.narrowed", lambda *_: Few())
+        assert HopyardModel.of(portable(run), df=object()).meaning == "logits"
+        assert "made-up rows are taken in their place" in caplog.text
+        assert ("RuntimeError: the executor is lost" in caplog.text) == lost
 
     def test_rows_that_say_nothing(self) -> None:
         assert told(np.full((64, 1), 0.37), 2) == "probabilities"  # of a model that makes no difference
