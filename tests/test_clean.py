@@ -82,20 +82,46 @@ def test_what_is_needed_or_in_use_stays(home: Path) -> None:
     assert run.exists()
 
 
-def test_rows_in_a_store_are_looked_at_when_it_is_named(home: Path) -> None:
-    store = home / "store"
+def test_rows_at_a_path_are_looked_at_when_it_is_named(home: Path) -> None:
+    path = home / "rows"
     for name, age in (("spark-a", 0.0), ("spark-b", 9.0), ("spark-half", 0.0), ("spark-dead", 9.0), ("mine", 0.0)):
-        (store / name).mkdir(parents=True)
+        (path / name).mkdir(parents=True)
         for file in ("x.seg",) if name in ("spark-half", "spark-dead") else ("x.seg", FILE):
-            (store / name / file).write_text("{}")
-            os.utime(store / name / file, (time.time() - age * 86_400,) * 2)
+            (path / name / file).write_text("{}")
+            os.utime(path / name / file, (time.time() - age * 86_400,) * 2)
     assert call().stdout == "nothing to remove\n"
-    found = call(store, "--yes", "--older-than", "1w")
+    found = call(path, "--yes", "--older-than", "1w")
     assert "2 of 4 removed" in found.stdout
     assert "it may be written right now" in found.stdout
-    assert {path.name for path in store.iterdir()} == {"spark-a", "spark-half", "mine"}
-    assert "1 of 2 removed" in call(store, "--yes").stdout
-    assert {path.name for path in store.iterdir()} == {"spark-half", "mine"}
+    assert {folder.name for folder in path.iterdir()} == {"spark-a", "spark-half", "mine"}
+    found = call(path, "--yes")
+    assert "0 of 2 removed" in found.stdout
+    assert "it is not a day old; --older-than 0 removes it" in found.stdout
+    assert "1 of 2 removed" in call(path, "--yes", "--older-than", "0").stdout
+    assert {folder.name for folder in path.iterdir()} == {"spark-half", "mine"}
+
+
+@pytest.mark.parametrize("days", [0.9, 1.1])
+def test_rows_at_a_path_may_be_read_for_a_day(home: Path, days: float) -> None:
+    """Who reads them, a program for example, may leave neither a lock nor a note."""
+    rows, cached = home / "rows" / "spark-a", entry(home, 1).key
+    rows.mkdir(parents=True)
+    (rows / FILE).write_text("{}")
+    os.utime(rows / FILE, (time.time() - days * 86_400,) * 2)
+    call(rows.parent, "--yes")
+    assert rows.exists() == (days < 1)
+    assert cached not in there(home)  # its readers hold a lock
+
+
+def test_rows_whose_age_the_file_system_does_not_tell(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = home / "rows" / "spark-a"
+    rows.mkdir(parents=True)
+    (rows / FILE).write_text("{}")
+    monkeypatch.setattr("hopyard.data.folder.Folder.times", lambda self: {})
+    assert "its age is unknown; --older-than 0 removes it" in call(rows.parent, "--yes").stdout
+    assert rows.exists()
+    call(rows.parent, "--yes", "--older-than", "0")
+    assert not rows.exists()
 
 
 def test_what_killed_processes_left(home: Path) -> None:
@@ -126,7 +152,7 @@ def test_what_killed_processes_left(home: Path) -> None:
     here.close()
 
 
-@pytest.mark.parametrize("text", ["7", "d", "7 d", "-1d", "7y", ""])
+@pytest.mark.parametrize("text", ["7", "00", "d", "7 d", "-1d", "7y", ""])
 def test_ages_that_are_none(home: Path, text: str) -> None:
     found = call("--older-than", text)
     assert found.exit_code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,12 +66,43 @@ def test_what_a_run_needs_stays_until_it_ends_or_is_removed(cache: Path, tmp_pat
     assert keys(cache) == []
 
 
-def test_a_run_of_another_host_counts(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("remote", [False, True], ids=["path", "url"])
+def test_a_run_of_another_host_counts_for_30_days(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    manifest, run = made(cache, 1), tmp_path / "never"
+    where = f"file://{manifest.path}" if remote else manifest.path
+    noted: Any = SimpleNamespace(key="k", path="", stored=SimpleNamespace(url=where)) if remote else manifest
+
+    def need_elsewhere() -> Path:
+        with monkeypatch.context() as patch:
+            patch.setattr("hopyard.data.needed.socket.gethostname", lambda: "elsewhere")
+            need(noted, run)
+        (note,) = Path(manifest.path).glob(".needed-*")
+        return note
+
+    def days_ago(note: Path, days: float) -> None:
+        os.utime(note, (time.time() - days * 86_400,) * 2)
+
+    days_ago(need_elsewhere(), 29)
+    assert needed(where) == [f"elsewhere:{run}"]
+    evict(cache, 0)
+    assert keys(cache) == [manifest.key]
+    days_ago(need_elsewhere(), 31)
+    assert needed(where) == []
+    need_elsewhere()  # the run was resumed
+    assert needed(where) == [f"elsewhere:{run}"]
+    days_ago(need_elsewhere(), 31)
+    evict(cache, 0)
+    assert keys(cache) == []
+
+
+def test_a_run_of_this_host_counts_whatever_the_age_of_its_note(cache: Path, tmp_path: Path) -> None:
     manifest = made(cache, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr("hopyard.data.needed.socket.gethostname", lambda: "elsewhere")
-        need(manifest, tmp_path / "never")
-    assert needed(manifest.path) == [f"elsewhere:{tmp_path / 'never'}"]
+    need(manifest, tmp_path)
+    (note,) = Path(manifest.path).glob(".needed-*")
+    os.utime(note, (0, 0))
+    assert needed(manifest.path) == [str(tmp_path)]
 
 
 def test_nothing_is_said_where_nothing_can_be_written(cache: Path, tmp_path: Path) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
 
 import hopyard as hy
+from hopyard.data.needed import need
+from hopyard.driver.loop import Loop
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.array import Linear
 from hopyard.spark.estimator import HopyardEstimator, HopyardModel, _Each
+from hopyard.spark.portable import portable
 from hopyard.spark.rows import Prepared, Rows
 from hopyard.spark.scoring import probabilities, told
 
@@ -130,6 +135,24 @@ class TestFit:
         assert list(store.glob("spark-*")) == []
         assert set(seen) == {1}
 
+    def test_the_rows_of_an_interrupted_fit_stay_for_its_run(
+        self, df: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        turn = Loop.turn
+
+        def stopped(loop: Loop) -> None:
+            turn(loop)
+            if loop.machine.status == "running":
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Loop, "turn", stopped)
+            make(store=str(tmp_path / "rows")).fit(df)
+        (run,) = (tmp_path / "runs").iterdir()
+        (rows,) = (tmp_path / "rows").glob("spark-*")
+        assert f"the rows in {rows} stay there: `hopyard resume {run}` goes on with them" in caplog.text
+        assert hy.resume(run).status == "completed"
+
 
 class TestWhatIsWritten:
     """Of the rows, without Spark."""
@@ -169,6 +192,16 @@ class TestWhatIsWritten:
         with pytest.raises(DataError, match="bad rows"):
             next(each)
         assert list(tmp_path.iterdir()) == []
+
+    def test_what_a_run_needs_stays(self, prepared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        for name in "ab":
+            prepared.get(Rows({"name": name}))
+        (tmp_path / "run").mkdir()
+        manifest: Any = SimpleNamespace(key="k", path=str(tmp_path / "spark-a"), stored=None)
+        need(manifest, tmp_path / "run")
+        prepared.close()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "spark-a"]
+        assert f"`hopyard resume {tmp_path / 'run'}` goes on with them" in caplog.text
 
 
 def test_rows_go_with_their_owner(tmp_path: Path) -> None:
@@ -326,6 +359,27 @@ class TestMeaning:
         model = make(**recipe).fit(df)
         assert model.meaning == "probabilities"
         assert accuracy(model.transform(df)) == 1.0
+
+    @pytest.mark.parametrize("lost", [True, False], ids=["query", "values"])
+    def test_told_by_made_up_rows_where_those_of_the_data_fail(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: bool
+    ) -> None:
+        class Few:
+            def limit(self, rows: int) -> Few:
+                return self
+
+            def toArrow(self) -> pa.Table:
+                if lost:
+                    raise RuntimeError("the executor is lost")
+                return pa.table({"x": ["no number"]})
+
+        rows = frame(40)
+        data = hy.Dataset.numpy(rows[["a", "b", "c"]].to_numpy(), rows.label.astype(int).to_numpy(), partitions=2)
+        run = hy.fit(classes, {"lr": 0.3}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
+        monkeypatch.setattr("hopyard.spark.model.narrowed", lambda *_: Few())
+        assert HopyardModel.of(portable(run), df=object()).meaning == "logits"
+        assert "made-up rows are taken in their place" in caplog.text
+        assert ("RuntimeError: the executor is lost" in caplog.text) == lost
 
     def test_rows_that_say_nothing(self) -> None:
         assert told(np.full((64, 1), 0.37), 2) == "probabilities"  # of a model that makes no difference

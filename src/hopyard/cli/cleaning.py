@@ -46,22 +46,27 @@ class Item:
 
 @verb
 def clean(
-    stores: Annotated[
+    paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STORE", help="Also the rows that Dataset.spark(…, path=STORE) wrote: paths or URLs."),
+        typer.Argument(metavar="PATH", help="Also the rows that Dataset.spark(…, path=PATH) wrote: paths or URLs."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it. Without this it is only listed.")] = False,
     older_than: Annotated[
-        str, typer.Option(metavar="AGE", help="Only what was last used longer ago: 12h, 30d, 8w.")
-    ] = "0d",
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Only what was last used longer ago: 12h, 30d, 8w. Default: any age, but 1d for rows at a PATH, as "
+            "who reads them leaves no lock; 0 removes these too.",
+        ),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Where run directories are: they are counted, never removed.")] = Path(
         "runs"
     ),
     as_json: AsJson = False,
 ) -> None:
     """List what runs have left here (cached rows, temporary files, shared memory), and remove it with --yes."""
-    age, now = seconds(older_than), time.time()
-    items = [*_cached(), *_rows([*(stores or [])]), *_left()]
+    age, now = 0.0 if older_than is None else seconds(older_than), time.time()
+    items = [*_cached(), *_rows(paths or [], older_than is None), *_left()]
     chosen = [
         item for item in items if not item.kept and (age == 0 or (item.used is not None and now - item.used >= age))
     ]
@@ -80,12 +85,12 @@ def clean(
 
 
 def seconds(text: str) -> float:
-    """ "12h" in seconds.
+    """ "12h" in seconds; "0" needs no unit.
 
     Raises:
         UsageError: it is no such text.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", "0d" if text == "0" else text)
     if not found:
         raise UsageError(f"--older-than {text!r}: a number with s, m, h, d or w is needed, for example 30d")
     return float(found[1]) * _UNITS[found[2]]
@@ -151,17 +156,17 @@ def _needed(runs: list[str]) -> str:
     return f"{runs[0]} may go on" + (f", and {len(runs) - 1} more" if len(runs) > 1 else "") if runs else ""
 
 
-def _rows(stores: list[str]) -> Iterator[Item]:
+def _rows(paths: list[str], young_stay: bool) -> Iterator[Item]:
     """Folders that Dataset.spark wrote to these places."""
     from hopyard.data.cache import rows_in
     from hopyard.data.folder import absolute
 
-    for store in stores:
-        for url in rows_in(absolute(store)):
-            yield _folder(url)
+    for path in paths:
+        for url in rows_in(absolute(path)):
+            yield _folder(url, young_stay)
 
 
-def _folder(url: str) -> Item:
+def _folder(url: str, young_stays: bool) -> Item:
     from hopyard.data.cache import KILLED_SECONDS, remove_rows
     from hopyard.data.folder import Folder
     from hopyard.data.manifest import FILE
@@ -171,8 +176,11 @@ def _folder(url: str) -> Item:
     sizes, times = folder.sizes(), folder.times()
     used = max(times.values(), default=None)
     kept = _needed(needed(url))
-    if not kept and FILE not in sizes and (used is None or time.time() - used < KILLED_SECONDS):
+    young = used is None or time.time() - used < KILLED_SECONDS
+    if not kept and young and FILE not in sizes:
         kept = "it may be written right now"
+    elif not kept and young and young_stays:
+        kept = f"{'its age is unknown' if used is None else 'it is not a day old'}; --older-than 0 removes it"
 
     def remove() -> bool:
         try:

@@ -218,15 +218,16 @@ def evict(root: Path, limit: int) -> None:
             total -= entry.bytes
 
 
-def rows_in(store: str) -> list[str]:
-    """The folders of rows that Dataset.spark(…, path=store) made there; or `store` itself, if it is one."""
-    with reaching(store, "read"):
-        if Folder(store).has(FILE):
-            return [store]
-        files, root = open_url(store)
+def rows_in(path: str) -> list[str]:
+    """The folders of rows that Dataset.spark(…, path=path) made there; or `path` itself, if it is one. Raises as
+    `reaching`."""
+    with reaching(path, "read"):
+        if Folder(path).has(FILE):
+            return [path]
+        files, root = open_url(path)
         listed: list[Any] = files.ls(root, detail=True) if is_there(files, root) else []
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
-    return sorted(f"{store}/{name}" for name in names if name.startswith("spark-"))
+    return sorted(f"{path}/{name}" for name in names if name.startswith("spark-"))
 
 
 def remove_rows(url: str) -> None:

@@ -1,13 +1,15 @@
 """Which runs may still need which rows: a note in the folder of the rows, for each run that has not ended.
 
-A note names the host and the directory of its run. It counts for as long as that directory is there; of a directory on
-another host nobody here can tell, so it counts.
+A note names the host and the directory of its run. It counts for as long as that directory is there. Of a directory on
+another host nobody here can tell: its note counts for ELSEWHERE_SECONDS after the run was last started or resumed, as
+containers have a new host name each time, and would pin all that they ever read.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import time
 from pathlib import Path
 
 from blake3 import blake3
@@ -17,6 +19,8 @@ from hopyard.data.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
+ELSEWHERE_SECONDS = 30 * 86_400.0
+"""For which the note of a run on another host counts."""
 _NOTE = ".needed-"
 
 
@@ -47,16 +51,20 @@ def spare(manifest: Manifest, run: Path) -> None:
 
 def needed(where: str | Path) -> list[str]:
     """The run directories that may still need the rows in this folder; with the host, when it is another one."""
+    now = time.time()
     if isinstance(where, str) and "://" in where:
         folder = Folder(where)
-        texts = [folder.get(name).decode() for name in folder.sizes() if name.startswith(_NOTE)]
+        names = [name for name in folder.sizes() if name.startswith(_NOTE)]
+        times = folder.times() if names else {}
+        notes = [(folder.get(name).decode(), times.get(name, now)) for name in names]
     else:
-        texts = [note.read_text() for note in Path(where).glob(f"{_NOTE}*")]
+        notes = [(note.read_text(), note.stat().st_mtime) for note in Path(where).glob(f"{_NOTE}*")]
     found = []
-    for text in texts:
+    for text, written in notes:
         host, _, path = text.partition(":")
         if host != socket.gethostname():
-            found.append(text)
+            if now - written < ELSEWHERE_SECONDS:
+                found.append(text)
         elif Path(path).is_dir():
             found.append(path)
     return sorted(found)

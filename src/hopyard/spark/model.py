@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +19,8 @@ from hopyard.spark.params import begin, has, value
 from hopyard.spark.portable import Portable
 from hopyard.spark.predict import check, with_scores
 from hopyard.spark.scoring import Meaning, Score, added, told
+
+log = logging.getLogger(__name__)
 
 
 @has("predictionCol", "probabilityCol", "outputs")
@@ -112,12 +116,27 @@ def _meaning(model: Portable, df: Any) -> Meaning:
     manifest = model.about.manifest
     if manifest.classes is None:
         return "values"
-    names = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
-    rows = [] if df is None else narrowed(df, names, "the DataFrame").limit(PROBES).toArrow().to_batches()
+    if df is not None:
+        names = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
+        try:
+            return _shown_by(model, narrowed(df, names, "the DataFrame").limit(PROBES).toArrow().to_batches())
+        except Exception as error:  # noqa: BLE001 - any query may fail, and the model is trained
+            log.warning(
+                "%d rows of the DataFrame, which show what the model's outputs mean, could not be read or predicted "
+                "(%s: %s); made-up rows are taken in their place. Check model.meaning, or set outputs",
+                PROBES,
+                type(error).__name__,
+                error,
+            )
+    return _shown_by(model, [])
+
+
+def _shown_by(model: Portable, rows: Sequence[Any]) -> Meaning:
+    """What the outputs for these rows, and for made-up ones, are taken for."""
     outputs = tried(model, rows)
     if not outputs or isinstance(outputs[0], dict):
         return "values"
-    return told(np.concatenate(outputs), manifest.classes)
+    return told(np.concatenate(outputs), model.about.manifest.classes)
 
 
 def _first(outputs: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from hopyard.data.cache import remove_rows
 from hopyard.data.dataset import Dataset
 from hopyard.data.names import closest
+from hopyard.data.needed import needed
 from hopyard.data.spark import quoted
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.params import value
@@ -109,7 +110,7 @@ class Rows:
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Prepared:
     """The Datasets of one DataFrame, each made and prepared once, also for fits that run side by side. Owner of the
-    rows that are written for them: they go with `close`, or with this object."""
+    rows that are written for them: they go with `close`, or with this object, but for those that a run still needs."""
 
     df: Any
     _made: dict[str, tuple[Dataset, Any]] = field(default_factory=dict)
@@ -140,11 +141,21 @@ class Prepared:
 
 
 def _remove(urls: list[str]) -> None:
-    """Remove these folders of rows. Never raises: it must not hide how the fit ended."""
+    """Remove these folders of rows, but for those of a run that was interrupted and may go on. Never raises: it must
+    not hide how the fit ended."""
     while urls:
         url = urls.pop()
         try:
-            remove_rows(url)
+            if runs := needed(url):
+                log.warning(
+                    "the rows in %s stay there: `hopyard resume %s` goes on with them. `hopyard clean %s --yes` "
+                    "removes them when that run has ended or is removed",
+                    url,
+                    runs[0],
+                    url,
+                )
+            else:
+                remove_rows(url)
         except Exception as error:  # noqa: BLE001 - any file system
             log.warning("the rows in %s stay there: %s", url, error)
 
