@@ -19,6 +19,7 @@ from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import FILE
 from hopyard.data.needed import need
 from hopyard.store import arena
+from spark_rows import NAME, spark_rows
 
 
 def call(*words: Any) -> Any:
@@ -84,39 +85,37 @@ def test_what_is_needed_or_in_use_stays(home: Path) -> None:
 
 def test_rows_at_a_path_are_looked_at_when_it_is_named(home: Path) -> None:
     path = home / "rows"
-    for name, age in (("spark-a", 0.0), ("spark-b", 9.0), ("spark-half", 0.0), ("spark-dead", 9.0), ("mine", 0.0)):
-        (path / name).mkdir(parents=True)
-        for file in ("x.seg",) if name in ("spark-half", "spark-dead") else ("x.seg", FILE):
-            (path / name / file).write_text("{}")
-            os.utime(path / name / file, (time.time() - age * 86_400,) * 2)
+    young, half = NAME.format(0), NAME.format(2)
+    for number, age in enumerate((0.0, 9.0, 0.0, 9.0)):
+        for file in Path(spark_rows(str(path), number, half=number > 1)).iterdir():
+            os.utime(file, (time.time() - age * 86_400,) * 2)
+    (path / "mine").mkdir()
+    (path / "mine" / FILE).write_text("{}")
     assert call().stdout == "nothing to remove\n"
     found = call(path, "--yes", "--older-than", "1w")
     assert "2 of 4 removed" in found.stdout
     assert "it may be written right now" in found.stdout
-    assert {folder.name for folder in path.iterdir()} == {"spark-a", "spark-half", "mine"}
+    assert {folder.name for folder in path.iterdir()} == {young, half, "mine"}
     found = call(path, "--yes")
     assert "0 of 2 removed" in found.stdout
     assert "it is not a day old; --older-than 0 removes it" in found.stdout
     assert "1 of 2 removed" in call(path, "--yes", "--older-than", "0").stdout
-    assert {folder.name for folder in path.iterdir()} == {"spark-half", "mine"}
+    assert {folder.name for folder in path.iterdir()} == {half, "mine"}
 
 
 @pytest.mark.parametrize("days", [0.9, 1.1])
 def test_rows_at_a_path_may_be_read_for_a_day(home: Path, days: float) -> None:
     """Who reads them, a program for example, may leave neither a lock nor a note."""
-    rows, cached = home / "rows" / "spark-a", entry(home, 1).key
-    rows.mkdir(parents=True)
-    (rows / FILE).write_text("{}")
-    os.utime(rows / FILE, (time.time() - days * 86_400,) * 2)
+    rows, cached = Path(spark_rows(str(home / "rows"))), entry(home, 1).key
+    for file in rows.iterdir():
+        os.utime(file, (time.time() - days * 86_400,) * 2)
     call(rows.parent, "--yes")
     assert rows.exists() == (days < 1)
     assert cached not in there(home)  # its readers hold a lock
 
 
 def test_rows_whose_age_the_file_system_does_not_tell(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = home / "rows" / "spark-a"
-    rows.mkdir(parents=True)
-    (rows / FILE).write_text("{}")
+    rows = Path(spark_rows(str(home / "rows")))
     monkeypatch.setattr("hopyard.data.folder.Folder.times", lambda self: {})
     assert "its age is unknown; --older-than 0 removes it" in call(rows.parent, "--yes").stdout
     assert rows.exists()

@@ -16,6 +16,8 @@ from hopyard.data.cache import Entry, entries, evict, remove_rows, rows_in
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import FILE, Manifest
 from hopyard.data.needed import need, needed, spare
+from hopyard.errors import SpecError
+from spark_rows import NAME, spark_rows
 
 
 def made(cache: Path, seed: int) -> Manifest:
@@ -112,23 +114,12 @@ def test_nothing_is_said_where_nothing_can_be_written(cache: Path, tmp_path: Pat
     spare(manifest, tmp_path)
 
 
-def rows(store: str) -> str:
-    """As Dataset.spark leaves them."""
-    import fsspec
-
-    files, root = fsspec.core.url_to_fs(f"{store}/spark-0123")
-    files.makedirs(root, exist_ok=True)
-    for name in (FILE, "a.seg", "index-1.json"):
-        files.pipe_file(f"{root}/{name}", b"{}")
-    return f"{store}/spark-0123"
-
-
 @pytest.mark.parametrize("remote", [False, True], ids=["path", "url"])
 def test_folders_of_rows_are_found_and_removed(tmp_path: Path, remote: bool) -> None:
     import fsspec
 
     store = f"memory://{tmp_path.name}" if remote else str(tmp_path / "store")
-    url = rows(store)
+    url = spark_rows(store)
     assert rows_in(store) == rows_in(url) == [url]
     assert rows_in(f"{store}/nothing") == []
     remove_rows(url)
@@ -137,12 +128,45 @@ def test_folders_of_rows_are_found_and_removed(tmp_path: Path, remote: bool) -> 
     assert files.find(root) == []
 
 
+@pytest.mark.parametrize("victim", ["run", "web", "notes", "spark-3.5.1-bin-hadoop3", NAME.format(7)])
+def test_what_somebody_else_put_there_is_not_touched(tmp_path: Path, victim: str) -> None:
+    """A run directory has the manifest of its rows; a browser's app a file of that name; a download Spark's name."""
+    rows = Path(spark_rows(str(tmp_path / "rows")))
+    folder = tmp_path / victim
+    folder.mkdir()
+    files = {
+        "run": {FILE: (rows / FILE).read_text(), "journal.jsonl": "{}", "run.json": "{}"},
+        "web": {FILE: '{"name": "app"}', "app.js": "1"},
+        "notes": {"thesis.txt": "x"},
+    }.get(victim, {"README": "x"})
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        os.utime(folder / name, (0, 0))
+    os.utime(folder, (0, 0))
+    assert rows_in(str(tmp_path)) == [] and rows_in(str(folder)) == []
+    evict(tmp_path, 0)
+    for url in (str(tmp_path), str(folder)):
+        with pytest.raises(SpecError, match=r"is no folder of rows that Dataset\.spark wrote; nothing is removed"):
+            remove_rows(url)
+    assert {path.name for path in folder.iterdir()} == set(files)
+
+
+def test_a_file_that_somebody_put_beside_rows_stays(tmp_path: Path) -> None:
+    url = spark_rows(str(tmp_path))
+    (Path(url) / "notes.txt").write_text("x")
+    remove_rows(url)
+    assert [path.name for path in Path(url).iterdir()] == ["notes.txt"]
+
+
 def test_partitions_that_this_host_fetched_go_too(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caches, "default_root", lambda: cache)
     manifest = made(cache, 1)
     Path(manifest.path).rename(cache / f"{manifest.key}-train-00000")
-    url = rows(str(tmp_path))
-    (Path(url) / FILE).write_bytes((cache / f"{manifest.key}-train-00000" / FILE).read_bytes())
+    path = cache / f"{manifest.key}-train-00000" / FILE
+    fetched = Manifest.load(path, check=False)
+    fetched.key = path.parent.name  # as `adopt` names it
+    fetched.save(path)
+    url = spark_rows(str(tmp_path), key=manifest.key)
     other = made(cache, 2)
     remove_rows(url)
     assert not Path(url).exists()

@@ -14,12 +14,13 @@ import errno
 import fcntl
 import glob
 import os
+import re
 import shutil
 import stat
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -44,6 +45,12 @@ STALE_SECONDS = 30 * 86_400.0
 """After which an entry that nobody used is rubbish."""
 KILLED_SECONDS = 86_400.0
 """After which a folder that Spark's tasks wrote to, and that still has no manifest, is rubbish."""
+_ROWS = re.compile(r"spark-[0-9a-f]{24,32}")
+"""Names of the folders that Dataset.spark makes."""
+_WRITTEN = re.compile(
+    rf"(\.part-.+|\.needed-.+|{re.escape(FILE)}|index-[0-9a-f]{{64}}\.json|[0-9a-f]{{12}}-(probe|\d{{5,}}-[0-9a-f]{{12}}\.seg))"
+)
+"""Names of the files in them."""
 OPEN = 256
 """Partitions of one manifest that stay mapped."""
 _OPENED: dict[int, Callable[..., Columns]] = {}
@@ -175,15 +182,35 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """All entries of the cache at `root`, what was used longest ago first."""
+    """All entries of the cache at `root`, what was used longest ago first; what is no entry is not touched."""
     found = []
     for manifest in root.glob(f"*/{FILE}"):
         try:
+            if not _is_entry(manifest.parent.name, manifest.read_bytes()):
+                continue
             size = sum(file.stat().st_size for file in manifest.parent.rglob("*") if file.is_file())
             found.append(Entry(manifest.parent, size, manifest.stat().st_mtime, needed(manifest.parent)))
         except FileNotFoundError:  # another process evicts as well
             continue
     return sorted(found, key=lambda entry: entry.used)
+
+
+def _is_entry(name: str, data: bytes) -> bool:
+    """Whether a folder of this name with this manifest is one that a cache has, of whatever version."""
+    try:
+        manifest = msgspec.json.decode(data, type=_Identity)
+    except msgspec.MsgspecError:
+        return False
+    return manifest.key == name or (manifest.stored is not None and _ROWS.fullmatch(name) is not None)
+
+
+class _Identity(msgspec.Struct):
+    """What every manifest has had."""
+
+    format: int
+    key: str
+    digest: str
+    stored: Any = None
 
 
 def held(path: Path) -> bool:
@@ -202,7 +229,12 @@ def sweep(root: Path) -> None:
         _remove(root, left.name[5:].rpartition("-")[0], left)
     for left in root.glob("spark-*"):  # of a driver that was killed before there was a manifest
         with suppress(OSError):
-            if not (left / FILE).exists() and time.time() - left.stat().st_mtime > KILLED_SECONDS:
+            young = time.time() - left.stat().st_mtime <= KILLED_SECONDS
+            if (
+                not young
+                and not (left / FILE).exists()
+                and _is_begun(left.name, [file.name for file in left.iterdir()])
+            ):
                 _remove(root, left.name, left)
 
 
@@ -222,23 +254,45 @@ def rows_in(path: str) -> list[str]:
     """The folders of rows that Dataset.spark(…, path=path) made there; or `path` itself, if it is one. Raises as
     `reaching`."""
     with reaching(path, "read"):
-        if Folder(path).has(FILE):
+        if _are_rows(Folder(path)):
             return [path]
         files, root = open_url(path)
         listed: list[Any] = files.ls(root, detail=True) if is_there(files, root) else []
-    names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
-    return sorted(f"{path}/{name}" for name in names if name.startswith("spark-"))
+        names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
+        urls = sorted(f"{path}/{name}" for name in names if _ROWS.fullmatch(name))
+        return [url for url in urls if _are_rows(Folder(url))]
+
+
+def _are_rows(folder: Folder) -> bool:
+    """Whether Dataset.spark wrote what is in a folder, or began to: it removes nothing that somebody else put there."""
+    names = folder.sizes()
+    if FILE not in names:
+        return _is_begun(folder.url.rpartition("/")[2], names)
+    try:
+        manifest = msgspec.json.decode(folder.get(FILE), type=Manifest)
+    except msgspec.MsgspecError:
+        return False
+    return manifest.stored is not None and manifest.stored.file in names  # a run directory has a copy, and no index
+
+
+def _is_begun(name: str, files: Iterable[str]) -> bool:
+    """Whether a folder is one that tasks have written to, of a driver that was killed before it wrote the manifest."""
+    return _ROWS.fullmatch(name) is not None and all(_WRITTEN.fullmatch(file) for file in files)
 
 
 def remove_rows(url: str) -> None:
-    """Removes a folder of rows that Dataset.spark wrote, and the partitions of it that this host has fetched."""
+    """Removes the rows that Dataset.spark wrote to a folder, and the partitions of them that this host has fetched.
+
+    Raises:
+        SpecError: somebody else wrote what is there, or it cannot be removed.
+    """
     folder = Folder(url)
     with reaching(url, "remove"):
-        try:
-            key = msgspec.json.decode(folder.get(FILE), type=Manifest).key
-        except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
-            key = ""
-        for name in sorted(folder.sizes(), key=lambda name: name != FILE):  # first what makes it a data set
+        if not _are_rows(folder):
+            raise SpecError(f"{url} is no folder of rows that Dataset.spark wrote; nothing is removed")
+        names = sorted(folder.sizes(), key=lambda name: name != FILE)  # first what makes it a data set
+        key = msgspec.json.decode(folder.get(FILE), type=Manifest).key if FILE in names else ""
+        for name in filter(_WRITTEN.fullmatch, names):
             folder.remove(name)
         folder.drop()
     for kind in ("train", "validate") if key else ():

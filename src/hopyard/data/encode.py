@@ -44,11 +44,10 @@ def apply(
 
     Args:
         manifest: of the training data; its cache entry is not needed.
-        data: a Dataset (its own transform is applied; its `validation` is not), a pandas DataFrame, a pyarrow Table,
-            RecordBatch or RecordBatchReader, a dict from column to array, or one array: the single input, or, when that
-            is a list of number columns, these side by side.
-        transform: of the training Dataset, if it had one; not used for a Dataset. A RowTracker keeps what it found out
-            for the next call.
+        data: a Dataset (where it has a transform itself, that takes the other's place; its `validation` is not used), a
+            pandas DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a dict from column to array, or one
+            array: the single input, or, when that is a list of number columns, these side by side.
+        transform: that of the training Dataset, if it had one. A RowTracker keeps what it found out for the next call.
         targets: whether to give targets and weights, where their columns are there. Without them (`predict`) the place
             of each row must be known, with them (`evaluate`) it is enough to know how many there are.
 
@@ -56,7 +55,7 @@ def apply(
         DataError: a column is missing, has another type or shape, holds NaN, or a value that training never saw; the
             transform doubles rows; it drops some, and does not tell which (without `targets`).
     """
-    if isinstance(data, Dataset):
+    if isinstance(data, Dataset) and data.transform is not None:
         transform = data.transform
     tracker = RowTracker(transform) if callable(transform) and not isinstance(transform, RowTracker) else transform
     read = [c.name for field in manifest.fields if targets or field.role == "inputs" for c in field.columns]
@@ -67,7 +66,7 @@ def apply(
     finisher: Finisher | None = None
     places = Places()
     rows = 0
-    for piece, where in _pieces(manifest, data):
+    for piece, where in _pieces(manifest, data, tracker is not None):
         if not piece.num_rows:
             continue
         batch, place, numbers = piece, where, None
@@ -164,9 +163,9 @@ def _fields(manifest: Manifest, schema: pa.Schema, where: str, targets: bool) ->
     return chosen
 
 
-def _pieces(manifest: Manifest, data: Any) -> Iterator[tuple[Any, Place]]:
-    """The rows before any transform."""
-    if isinstance(data, Dataset) and data.transform is None:
+def _pieces(manifest: Manifest, data: Any, every: bool) -> Iterator[tuple[Any, Place]]:
+    """The rows before any transform; `every`: all columns, not only those that a model reads."""
+    if isinstance(data, Dataset) and not every:
         yield from data.batches(
             list(dict.fromkeys(column.name for field in manifest.fields for column in field.columns))
         )

@@ -76,6 +76,8 @@ class Finisher:
 
 def measure(moments: dict[str, ExactSums], fields: list[Field], number: int, block: Array) -> None:
     """Adds a raw block of field `number` to the sums of its standardized columns."""
+    if not len(block):
+        return
     stack, start = block.reshape(len(block), -1), 0
     for column in fields[number].columns:
         wide = math.prod(column.shape)

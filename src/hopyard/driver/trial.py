@@ -88,8 +88,9 @@ class Trial:
         and that the order is trusted.
 
         Args:
-            data: a Dataset, a pandas DataFrame, an Arrow table, arrays, or a dict of arrays. The encoding that the
-                run's own data had is applied; a label is not needed.
+            data: a Dataset, a pandas DataFrame, an Arrow table, arrays, or a dict of arrays. The transform and the
+                encoding that the run's own data had are applied (a Dataset with a transform has its own in its place);
+                a label is not needed.
             which: whose weights.
 
         Returns:

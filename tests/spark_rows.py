@@ -1,0 +1,32 @@
+"""Folders of rows as Dataset.spark leaves them, without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fsspec
+import msgspec
+
+from hopyard.data.build import described
+from hopyard.data.finish import Finisher
+from hopyard.data.limits import Limits
+from hopyard.data.manifest import FILE, Stored
+
+NAME = "spark-{:024x}"
+"""Of the folder with some number."""
+
+
+def spark_rows(place: str, number: int = 0, *, key: str = "", half: bool = False) -> str:
+    """The URL of a new folder of rows at a place; `half`: of a driver that was killed before it wrote the manifest."""
+    url = f"{place}/{NAME.format(number)}"
+    files, root = fsspec.core.url_to_fs(url)
+    files.makedirs(root, exist_ok=True)
+    stored = Stored(url, f"{number:064x}")
+    manifest: Any = described(Finisher([], {}, {}), {}, Limits([]), {"train": [], "validate": []}, [])
+    manifest = msgspec.structs.replace(manifest, key=key or f"{number:032x}", stored=stored)
+    written = {f"{number:012x}-00003-{number:012x}.seg": b"rows"}
+    if not half:
+        written |= {stored.file: b"{}", FILE: msgspec.json.encode(manifest)}
+    for name, data in written.items():
+        files.pipe_file(f"{root}/{name}", data)
+    return url
