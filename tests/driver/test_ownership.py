@@ -9,11 +9,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 
 import hopyard as hy
 from hopyard.core.events import Began, Resumed
 from hopyard.core.machine import fold
+from hopyard.data import materialise
+from hopyard.data.frame import Told
+from hopyard.data.kept import Kept
+from hopyard.data.names import columns
 from hopyard.data.needed import needed
 from hopyard.driver import start
 from hopyard.driver.run import Run, about_of, place
@@ -21,7 +27,7 @@ from hopyard.spec import Ref
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
 from hopyard.store.states import claim, open_store
-from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select
+from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, table
 
 
 @pytest.fixture(scope="module")
@@ -204,13 +210,21 @@ def test_a_run_that_was_moved_owns_its_folder(
     assert len(list((tmp_path / "store").iterdir())) == 1
 
 
-def failing_twice(run: Path) -> None:
-    """Two resumes that end between taking the States' folder over and writing the journal."""
+def failing(again: Callable[[], Any]) -> None:
+    """It ends between taking the States' folder over and writing the journal."""
+
+    def fails(*_: Any) -> None:
+        raise hy.SpecError("no session")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.driver.drive.Folder", lambda *_: (_ for _ in ()).throw(hy.SpecError("no session")))
-        for _ in range(2):
-            with pytest.raises(hy.SpecError, match="no session"):
-                hy.resume(run)
+        patch.setattr("hopyard.driver.drive.Folder", fails)
+        with pytest.raises(hy.SpecError, match="no session"):
+            again()
+
+
+def failing_twice(run: Path) -> None:
+    for _ in range(2):
+        failing(lambda: hy.resume(run))
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -319,6 +333,54 @@ def test_rows_stay_as_long_as_a_run_may_go_on(interrupted: Callable[..., Path]) 
     assert str(run) in needed(rows)
     hy.resume(run)
     assert str(run) not in needed(rows)
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.Dataset]:
+    """As Dataset.spark(df, path=…) gives, each with a folder of its own; an Arrow table stands for the DataFrame, and
+    its one partition is written here."""
+    monkeypatch.setattr(materialise, "alive", lambda df: None)
+    monkeypatch.setattr(materialise, "listed", lambda spec, frames, task: (spec, []))
+    monkeypatch.setattr(
+        materialise,
+        "tell",
+        lambda df, task, what: [msgspec.msgpack.decode(task.run(0, df.to_batches()), type=Told)],
+    )
+    x, y = table()
+    rows = pa.table({**{f"x{number}": x[:, number] for number in range(WIDTH)}, "y": y})
+    names = [f"x{number}" for number in range(WIDTH)]
+    spec = columns(features=names, label="y", weight=None, validation=None, encode={}, standardize=False)
+    numbers = count()
+
+    def make() -> hy.Dataset:
+        kept = Kept(str(tmp_path / "rows" / f"spark-{next(numbers)}"))
+        source = materialise.Frame((rows,), spec, 4, 0.25, 0, None, kept)
+        return hy.Dataset(source, spec, 0.25, None, 4, None, 0, "spread", 1 << 30)
+
+    return make
+
+
+@pytest.mark.parametrize("old", ["there", "gone"])
+def test_a_run_goes_on_with_the_rows_that_were_compared(
+    tmp_path: Path, written: Callable[[], hy.Dataset], old: str
+) -> None:
+    files = {"once": str(tmp_path / "once"), "journal": str(tmp_path / "run" / "journal.jsonl")}
+    configs = [{**config, **files} for config in CONFIGS]
+    first, second = written(), written()
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "run", interrupting, configs, data=first)
+    if old == "gone":
+        shutil.rmtree(str(first.url))
+    failing(lambda: select(tmp_path / "run", interrupting, configs, data=second, resume=True))
+    assert needed(str(second.url)) == [str(tmp_path / "run")]
+    if old == "there":
+        assert needed(str(first.url)) == []
+        shutil.rmtree(str(first.url))
+    found = hy.resume(tmp_path / "run")
+    assert found.status == "completed"
+    assert found.cargo.data.url == second.url
+    assert needed(str(second.url)) == []
+    assert digests(select(tmp_path / "other", interrupting, configs, data=written())) == digests(found)
 
 
 # ------------------------------------------------------------------------------------------ the run that is asked for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from hopyard.core.events import Dispatch
 from hopyard.core.machine import fold
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
+from hopyard.data.needed import need, spare
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.drive import Drive, drive
 from hopyard.driver.ownership import new_folder, parent_of, take_new, take_over
@@ -34,6 +35,9 @@ from hopyard.store.journal import Lock, read, retire, retired, sweep_temporary, 
 from hopyard.store.layout import Layout, find
 
 log = logging.getLogger(__name__)
+
+WHOLE = "the run (recipe, data, space, search, engine)"
+"""What is pickled, for messages."""
 
 BY_VALUE = ("recipe", "space", "search")
 """Parts of a run that are known again by what they are."""
@@ -180,8 +184,15 @@ def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: boo
         return _go_on(layout, lock, engine, wait)
 
 
-def _go_on(layout: Layout, lock: Lock, engine: Engine | None, wait: bool) -> Run:
-    """The run in a directory whose lock is ours, from where its journal ends."""
+def _go_on(
+    layout: Layout, lock: Lock, engine: Engine | None, wait: bool, data: tuple[Dataset, Manifest] | None = None
+) -> Run:
+    """The run in a directory whose lock is ours, from where its journal ends.
+
+    Args:
+        layout, lock, engine, wait: as everywhere here.
+        data: a Dataset that has the run's rows, and its manifest; None: the run's own.
+    """
     lines = told(layout)
     machine = fold(lines)
     if machine.status in ("completed", "partial", "failed"):
@@ -190,13 +201,27 @@ def _go_on(layout: Layout, lock: Lock, engine: Engine | None, wait: bool) -> Run
         return load(layout.root)
     about = about_of(layout)
     cargo: Cargo = unpickle(layout.recipe, about.python)
-    manifest = same_data(layout, cargo.data)
+    manifest = same_data(layout, cargo.data) if data is None else data[1]
     with room(layout.root):
         sweep_temporary(layout.root)
+        if data is not None:
+            cargo = _on(layout, cargo, *data)
         states = take_over(layout, about, lines, machine)
     chosen = engine or cargo.engine
     ready = Drive(layout, lock, chosen, cargo, manifest, machine.spec, states, again=True, encrypt=about.encrypt)
     return drive(ready, wait)
+
+
+def _on(layout: Layout, cargo: Cargo, data: Dataset, manifest: Manifest) -> Cargo:
+    """What the run was started with, but on this Dataset of the same rows. Where they are in another folder than its
+    own, the run needs that one from now on."""
+    before, cargo = cargo.data.url, replace(cargo, data=data)
+    if data.url != before:
+        need(manifest, layout.root)
+        write_whole(layout.recipe, dump(cargo, WHOLE))
+        spare(Manifest.load(layout.manifest, check=False), layout.root)
+        write_whole(layout.manifest, msgspec.json.encode(manifest))
+    return cargo
 
 
 def _engine(engine: Engine | None) -> Engine:
@@ -240,7 +265,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         group_seconds=0.0 if group == "off" else 1.0,
         **order.limits,
     )
-    freight = dump(cargo, "the run (recipe, data, space, search, engine)") if _pickles(cargo) else b""
+    freight = dump(cargo, WHOLE) if _pickles(cargo) else b""
     with claimed(directory) as (layout, lock):
         if _holds_a_run(layout, lock, again):
             return _again(order, layout, lock, wait)
@@ -330,8 +355,9 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
     }
     differ = [f"with {name}={then!r}, not {now!r}" for name, (then, now) in asked.items() if then != now]
     differ += [f"with another {name}" for name in BY_VALUE if _differs(layout, about, name, getattr(cargo, name))]
-    if (now := cargo.data.prepare()).digest != about.data:
-        differ.append(difference(Manifest.load(layout.manifest, check=False), now) or "on other data")
+    manifest = cargo.data.prepare()
+    if manifest.digest != about.data:
+        differ.append(difference(Manifest.load(layout.manifest, check=False), manifest) or "on other data")
     sampler = cargo.search.open(cargo.space, order.seed)
     if machine.exhausted and sampler.total != len(machine.trials):
         differ.append(f"of {len(machine.trials)} trials, the search proposes {sampler.total}")
@@ -344,7 +370,7 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
             f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
             "with what it was started with"
         )
-    return _go_on(layout, lock, cargo.engine, wait)
+    return _go_on(layout, lock, cargo.engine, wait, (cargo.data, manifest))
 
 
 def _absolute(store: str | None) -> str | None:
