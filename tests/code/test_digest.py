@@ -426,3 +426,10 @@ def test_a_library_counts_with_its_version(monkeypatch: pytest.MonkeyPatch) -> N
     before = digest(cloudpickle.dumps)
     monkeypatch.setattr(cloudpickle, "__version__", "99")
     assert digest(cloudpickle.dumps) != before
+
+
+def test_nothing_of_a_library_is_imported_to_look_at_it(tmp_path: Path) -> None:
+    """`hopyard.keras` is imported when it is asked for; so are the parts of many a library."""
+    script = "import sys, hopyard as hy\ndef recipe(config):\n    return hy.keras.Model(None)\n"
+    script += "from hopyard.code.digest import digest\ndigest(recipe)\nassert 'keras' not in sys.modules\n"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)

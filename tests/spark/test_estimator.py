@@ -355,6 +355,7 @@ class TestMeaning:
             "recipe": lambda config: Lookup(1, 2, lr=0.1, batch_size=16),
             "outputs": "auto",
             "featuresCols": ["code"],
+            "partitions": 1,
         }
         model = make(**recipe).fit(df)
         assert model.meaning == "probabilities"

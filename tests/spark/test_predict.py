@@ -291,5 +291,5 @@ class TestMapBatches:
             map_batches(lambda block: block, df.where("false"))
         with pytest.raises(PythonException, match=r"with keep=True all need 2"):
             map_batches(lambda b: {"z": [1]}, df, "z long", columns=[], keep=True).collect()
-        with pytest.raises(PythonException, match=r"the function gave a column 'N', which is there already"):
+        with pytest.raises(SpecError, match="a new column is to be named 'N', and there is 'n' already"):
             map_batches(lambda b: {"N": [1, 2]}, df, "N long", columns=[], keep=True).collect()

@@ -184,11 +184,17 @@ class _Walk:
         for chain in sorted(chains or ()):
             found, at = value, 0
             while at < len(chain) and isinstance(found, ModuleType):
-                found, at = getattr(found, chain[at], _ABSENT), at + 1
+                found, at = self._attribute(found, chain[at]), at + 1
             if is_users(value.__name__) or any(found is one for one in _BLIND):
                 yield _hash("attribute", ".".join(chain).encode(), self._part(f"{name}.{'.'.join(chain[:at])}", found))
         if chains is None or not is_users(value.__name__):
             yield self._part(name, value)
+
+    def _attribute(self, module: ModuleType, name: str) -> Any:
+        """An attribute of a module; of a library's only what is there: asking for more may import a framework."""
+        if is_users(module.__name__):
+            return getattr(module, name, _ABSENT)
+        return vars(module).get(name, _ABSENT)
 
     def _import(self, name: str, wanted: list[str]) -> Iterator[bytes]:
         """What a body imports of the user's: the names, or the whole module where there are none."""

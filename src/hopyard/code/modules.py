@@ -18,6 +18,7 @@ import os
 import sys
 import sysconfig
 from functools import lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
 
 MAIN = ("__main__", "__mp_main__")
@@ -58,7 +59,7 @@ def is_users(name: str) -> bool:
 def is_extension(name: str) -> bool:
     """Whether a module is compiled, so that nobody sees what its functions do."""
     file = _file(sys.modules.get(name))
-    return file is not None and not file.endswith((".py", ".pyc", ".pyo", ".ipynb"))
+    return file is not None and file.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def top(name: str) -> str:
