@@ -453,9 +453,9 @@ def test_a_run_that_had_ended_says_that_nothing_was_trained(tmp_path: Path, capl
 def test_where_it_cannot_be_told_it_is_said_and_nothing_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(start, "_digest", lambda value: "")
-    run = select(tmp_path / "run", configs=CONFIGS[:1])
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "_digest", lambda value: "")
+        run = select(tmp_path / "run", configs=CONFIGS[:1])
     with caplog.at_level(logging.WARNING):
         select(run.directory, linear, configs=CONFIGS[:1], resume=True)
     assert "whether the recipe was edited cannot be told" in caplog.text
