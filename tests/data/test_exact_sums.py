@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from hopyard.data.columns import Array
 from hopyard.data.exact_sums import UNIT, ExactSums
+from hopyard.data.finish import measure, scales
+from hopyard.data.manifest import Column, Field
 
 RNG = np.random.default_rng(0)
 
@@ -57,3 +59,11 @@ def test_neither_cuts_nor_orders_change_them(values: list[float], cut: int, rng:
     for part in (shuffled[:cut], shuffled[cut:]):
         two.add(np.array(part).reshape(-1, 1))
     assert one.packed() == two.packed()
+
+
+def test_a_block_whose_rows_all_validate_is_measured() -> None:
+    fields = [Field("inputs", "inputs", True, [Column("a", "double:float64", (), scaled=True)], "float64", "float32")]
+    moments: dict[str, ExactSums] = {}
+    measure(moments, fields, 0, np.zeros((0, 1)))
+    measure(moments, fields, 0, np.array([[1.0], [3.0]]))
+    assert scales(moments)["a"].means == [2.0]

@@ -252,3 +252,12 @@ def test_a_batch_with_nan_does_not_stop_later_ones_from_being_followed() -> None
     for start in (0, 3):
         made, rows = tracker(first, start, ["a", "b"], "t")
         assert made.num_rows == 1 and rows is not None and rows.tolist() == [start]
+
+
+def test_a_dataset_without_a_transform_takes_that_of_the_run(manifest: Manifest) -> None:
+    """Else rows of a Dataset and of a table would get other answers, without a word."""
+    options: Any = {"features": ["a", "b"], "label": "y"}
+    plain = apply(manifest, Dataset.arrow(TABLE, **options), positive, targets=False)
+    assert plain.places is not None and plain.places.tolist() == LEFT.tolist()
+    own = apply(manifest, Dataset.arrow(TABLE, transform=lambda batch: batch, **options), positive, targets=False)
+    assert own.rows == ROWS
