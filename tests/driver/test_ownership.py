@@ -469,3 +469,20 @@ def test_a_digest_that_does_not_survive_its_pickle_refuses_nothing(
     monkeypatch.setattr(start, "_digest", lambda value: str(next(digests_ever)))
     assert select(run.directory, configs=CONFIGS[:1], resume=True).status == "completed"
     assert "whether the search was edited cannot be told" in caplog.text
+
+
+def test_another_number_of_threads_is_said(
+    interrupted: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = interrupted()
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "drive", lambda ready, wait: None)  # the sentence comes before anything is trained
+        hy.resume(run, engine=hy.Local(1, threads=2, devices=None))
+    assert "workers have threads=2, the run was begun with 1: its results may differ in the last bits" in caplog.text
+    about = start.about_of(Layout(run))
+    with pytest.raises(hy.HopyardError, match="exact=True does not go on: give an engine with threads=1"):
+        start._compare_threads(Layout(run), about, hy.Local(1, threads=2, devices=None), True)
+    caplog.clear()
+    start._compare_threads(Layout(run), about, hy.Local(2, devices=None), True)
+    start._compare_threads(Layout(run), about, hy.Local(1, threads=2, devices=None), False)
+    assert not caplog.text

@@ -26,7 +26,7 @@ from hopyard.driver.run import About, Run, about_of, load, same_data, told
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.ship import load as unpickle
 from hopyard.engines.local import Local
-from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
@@ -201,15 +201,33 @@ def _go_on(
         return load(layout.root)
     about = about_of(layout)
     cargo: Cargo = unpickle(layout.recipe, about.python)
+    chosen = engine or cargo.engine
+    _compare_threads(layout, about, chosen, machine.spec.exact)
     manifest = same_data(layout, cargo.data) if data is None else data[1]
     with room(layout.root):
         sweep_temporary(layout.root)
         if data is not None:
             cargo = _on(layout, cargo, *data)
         states = take_over(layout, about, lines, machine)
-    chosen = engine or cargo.engine
     ready = Drive(layout, lock, chosen, cargo, manifest, machine.spec, states, again=True, encrypt=about.encrypt)
     return drive(ready, wait)
+
+
+def _compare_threads(layout: Layout, about: About, engine: Engine, exact: bool | Literal["warn"]) -> None:
+    """Equal digests are promised for an equal number of threads only: sums are cut by it.
+
+    Raises:
+        Inexact: it is another, and exact=True.
+    """
+    if engine.threads == about.threads or exact is False:
+        return
+    text = (
+        f"{layout.root}: workers have threads={engine.threads}, the run was begun with {about.threads}: its results "
+        "may differ in the last bits"
+    )
+    if exact is True:
+        raise Inexact(f"{text}; exact=True does not go on: give an engine with threads={about.threads}")
+    log.warning("%s", text)
 
 
 def _on(layout: Layout, cargo: Cargo, data: Dataset, manifest: Manifest) -> Cargo:
