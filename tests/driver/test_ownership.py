@@ -319,6 +319,20 @@ def test_states_that_somebody_deleted_are_made_again(interrupted: Callable[..., 
     assert any(line.gone for line in journal(run) if isinstance(line, Resumed))
 
 
+@pytest.mark.parametrize("store", STORES)
+def test_states_that_were_cut_are_made_again(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path, store: str, caplog: Any
+) -> None:
+    run = interrupted(STORES[store](tmp_path))
+    cut = states(run)
+    for number, ref in enumerate(sorted(cut.refs(), key=str)):
+        data = cut.get(ref)
+        cut.delete(ref)
+        cut.put(ref, memoryview(data[: len(data) // 2 if number % 2 else 0]))
+    assert digests(hy.resume(run)) == undisturbed
+    assert "is damaged: it has 0 bytes; it is made again" in caplog.text
+
+
 def test_a_state_that_is_gone_from_a_run_that_ended_is_said(tmp_path: Path) -> None:
     run = select(tmp_path / "run", configs=CONFIGS[:1])
     for ref in states(run.directory).refs():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from hopyard.core.events import Began, Dispatch, Line, Resumed
+from hopyard.core.events import Began, Dispatch, Durable, Line, Resumed
 from hopyard.core.machine import Machine
 from hopyard.driver.run import About, place
 from hopyard.spec import Ref
@@ -83,12 +83,18 @@ def take_over(layout: Layout, about: About, lines: Sequence[Line], machine: Mach
     kept = {ref: seal for ref, seal in kept.items() if seal}
     known = {line.mark for line in lines if isinstance(line, (Began, Resumed))}
     marks = {} if known & about.marks.keys() else about.marks  # what came before a mark in the journal is over
-    there = store.refs()
+    sizes = store.sizes()
+    there = set(sizes)
     if there <= named(lines) and not _is_copy(layout, about, lines, marks):
         about = msgspec.structs.replace(about, marks={**marks, mark: here(layout)})
         write_whole(layout.about, msgspec.json.encode(about))
         if claim(store, known | marks.keys(), mark):
-            return Owned(place(layout, about), mark, tuple(sorted(kept.keys() - there, key=str)))
+            wanted = {line.ref: line.bytes for line in lines if isinstance(line, Durable)}
+            damaged = {ref for ref in kept.keys() & there if sizes[ref] != wanted.get(ref, sizes[ref])}
+            for ref in damaged:  # or it would stand where the one that is made again is put
+                log.warning("the stored State %s is damaged: it has %d bytes; it is made again", ref, sizes[ref])
+                store.delete(ref)
+            return Owned(place(layout, about), mark, tuple(sorted(kept.keys() - there | damaged, key=str)))
     about = msgspec.structs.replace(about, store=new_folder(layout, about.store), marks={mark: here(layout)})
     own = open_store(place(layout, about))
     gone = tuple(ref for ref, seal in kept.items() if not _copied(store, own, ref, seal))

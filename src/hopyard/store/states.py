@@ -195,6 +195,11 @@ class LocalStore:
         """All that is stored; one listing of the directory."""
         return {ref for name in os.listdir(self.directory) if (ref := _ref(name))}  # noqa: PTH208 (3× faster)
 
+    def sizes(self) -> dict[Ref, int]:
+        """Bytes of all that is stored."""
+        with os.scandir(self.directory) as entries:
+            return {ref: entry.stat().st_size for entry in entries if (ref := _ref(entry.name))}
+
     def marks(self) -> dict[str, int]:
         """Marks of drivers: id → number; the largest is the newest."""
         return _marks(os.listdir(self.directory))  # noqa: PTH208
@@ -275,6 +280,10 @@ class FsspecStore:
         """All that is stored; one listing of the URL, never from a cache."""
         return {ref for name in self._names() if (ref := _ref(name))}
 
+    def sizes(self) -> dict[Ref, int]:
+        """Bytes of all that is stored; one listing of the URL, never from a cache."""
+        return {ref: int(entry["size"] or 0) for name, entry in self._entries().items() if (ref := _ref(name))}
+
     def marks(self) -> dict[str, int]:
         """Marks of drivers: id → number; the largest is the newest."""
         return _marks(self._names())
@@ -298,12 +307,15 @@ class FsspecStore:
         return f"{self._root}/{name}"
 
     def _names(self) -> list[str]:
+        return list(self._entries())
+
+    def _entries(self) -> dict[str, Any]:
         self._files.invalidate_cache()
         try:
-            entries: list[Any] = self._files.ls(self._root, detail=False)
+            entries: list[Any] = self._files.ls(self._root, detail=True)
         except FileNotFoundError:  # object stores have no empty directories
-            return []
-        return [posixpath.basename(entry.rstrip("/")) for entry in entries]
+            return {}
+        return {posixpath.basename(entry["name"].rstrip("/")): entry for entry in entries}
 
     def _remove(self, path: str) -> None:
         try:
