@@ -23,6 +23,7 @@ from hopyard.spark.estimator import HopyardEstimator, HopyardModel, _Each
 from hopyard.spark.portable import portable
 from hopyard.spark.rows import Prepared, Rows
 from hopyard.spark.scoring import probabilities, told
+from spark_rows import NAME, spark_rows
 
 pytestmark = pytest.mark.timeout(300)  # with the start of Spark
 
@@ -154,6 +155,11 @@ class TestFit:
         assert hy.resume(run).status == "completed"
 
 
+def folder(name: str) -> str:
+    """Of the rows with the name "a", "b", …; those of "d" are bad."""
+    return NAME.format(int(name, 16))
+
+
 class TestWhatIsWritten:
     """Of the rows, without Spark."""
 
@@ -161,12 +167,11 @@ class TestWhatIsWritten:
     def prepared(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         class Written:
             def __init__(self, name: str) -> None:
-                self.url = str(tmp_path / f"spark-{name}")
+                self.url = str(tmp_path / folder(name))
 
             def prepare(self) -> Any:
-                (tmp_path / self.url).mkdir()
-                (tmp_path / self.url / "manifest.json").write_text("{}")
-                if self.url.endswith("bad"):
+                spark_rows(str(tmp_path), int(self.url[-1], 16), half=self.url == str(tmp_path / folder("d")))
+                if self.url == str(tmp_path / folder("d")):
                     raise DataError("bad rows")
 
         monkeypatch.setattr(Rows, "dataset", lambda self, df: Written(self.given["name"]))
@@ -178,16 +183,14 @@ class TestWhatIsWritten:
             return sorted(path.name for path in tmp_path.iterdir())
 
         each = _Each([lambda name=name: fitted(name) for name in "aba"], prepared.close)
-        assert next(each) == (0, ["spark-a"])
-        assert next(each) == (1, ["spark-a", "spark-b"])
-        assert next(each) == (2, ["spark-a", "spark-b"])
+        assert next(each) == (0, [folder("a")])
+        assert next(each) == (1, [folder("a"), folder("b")])
+        assert next(each) == (2, [folder("a"), folder("b")])
         assert list(tmp_path.iterdir()) == []
         assert list(each) == []
 
     def test_with_one_that_fails(self, prepared: Any, tmp_path: Path) -> None:
-        each = _Each(
-            [lambda name=name: prepared.get(Rows({"name": name})) for name in ("a", "bad", "c")], prepared.close
-        )
+        each = _Each([lambda name=name: prepared.get(Rows({"name": name})) for name in ("a", "d", "c")], prepared.close)
         next(each)
         with pytest.raises(DataError, match="bad rows"):
             next(each)
@@ -197,18 +200,16 @@ class TestWhatIsWritten:
         for name in "ab":
             prepared.get(Rows({"name": name}))
         (tmp_path / "run").mkdir()
-        manifest: Any = SimpleNamespace(key="k", path=str(tmp_path / "spark-a"), stored=None)
+        manifest: Any = SimpleNamespace(key="k", path=str(tmp_path / folder("a")), stored=None)
         need(manifest, tmp_path / "run")
         prepared.close()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "spark-a"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run", folder("a")]
         assert f"`hopyard resume {tmp_path / 'run'}` goes on with them" in caplog.text
 
 
 def test_rows_go_with_their_owner(tmp_path: Path) -> None:
     prepared = Prepared(None)
-    (tmp_path / "spark-x").mkdir()
-    (tmp_path / "spark-x" / "manifest.json").touch()
-    prepared._urls.append(str(tmp_path / "spark-x"))
+    prepared._urls.append(spark_rows(str(tmp_path)))
     del prepared
     gc.collect()
     assert list(tmp_path.iterdir()) == []
