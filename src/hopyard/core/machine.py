@@ -512,7 +512,7 @@ class Machine:
             return
         for step in missing:
             del trial.states[step]
-        trial.safe = max([step for step in trial.states if step < missing[0] and step <= trial.safe], default=0)
+        trial.safe = max([step for step in trial.states if step < min(missing) and step <= trial.safe], default=0)
         if trial.status == "failed":
             chain.cut(trial, self.slots, self._out)
             return
