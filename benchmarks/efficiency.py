@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.events import Began, Done, Finished, Joined
+from hopyard.core.events import Began, Dispatch, Done, Finished, Joined
 
 FEATURES, PARTITIONS, EPOCHS, CONFIGS, WORKERS = 40, 4, 2, 16, 2
 SIZES = {"long": 24_000, "short": 1_600}
@@ -182,7 +182,10 @@ def run_hopyard(data: Any, folder: Path, group: Any) -> tuple[float, float, floa
         for trial in run.trials:
             weights = b"".join(p.detach().numpy().tobytes() for p in trial.model("last").parameters())
             made[trial.id] = blake3(weights).hexdigest()
-        units = [part.seconds for line in lines if isinstance(line, Done) and line.where for part in line.parts]
+        trained = {line.unit.lease for line in lines if isinstance(line, Dispatch) and line.unit.kind == "train"}
+        units = [
+            part.seconds for line in lines if isinstance(line, Done) and line.lease in trained for part in line.parts
+        ]
         return end - up, up - began, statistics.median(units), made
 
 

@@ -86,7 +86,7 @@ def workers(directory: Path) -> list[int]:
     journal = directory / "journal.jsonl"
     if not journal.exists():
         return []
-    pids = [line.pid for line in read(journal)[0] if isinstance(line, Joined)]
+    pids = [line.pid for line in read(journal) if isinstance(line, Joined)]
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 

@@ -147,7 +147,7 @@ def digests(run: Run) -> list[str]:
 
 
 def journal(directory: Path) -> list[Line]:
-    return read(Layout(directory).journal)[0]
+    return list(read(Layout(directory).journal))
 
 
 def agents(directory: Path) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hopyard.checks import unwritable
 from hopyard.errors import SpecError
 from hopyard.spec import Config
 
@@ -38,6 +39,8 @@ def plain(value: Any, where: str) -> Any:
     if hasattr(value, "item") and not getattr(value, "shape", ()):
         value = value.item()
     if value is None or isinstance(value, (bool, int, str)):
+        if fault := unwritable(value):
+            raise SpecError(f"{where}: {value!a}: {fault}")
         return value
     if isinstance(value, float):
         if math.isfinite(value):
@@ -165,6 +168,8 @@ def randint(low: int, high: int, grid: int | None = None) -> RandInt:
     _range("randint", low, high, grid)
     if not isinstance(low, int) or not isinstance(high, int):
         raise SpecError(f"randint({low!r}, {high!r}): whole numbers are needed")
+    if fault := unwritable(low) or unwritable(high):
+        raise SpecError(f"randint({low!r}, {high!r}): {fault}")
     return RandInt(low, high, grid)
 
 
@@ -179,6 +184,8 @@ class Space:
     def __init__(self, **parameters: Any) -> None:
         if not parameters:
             raise SpecError("Space(): at least one parameter is needed, for example lr=hy.loguniform(1e-4, 1e-1)")
+        for name in parameters:
+            plain(name, "Space, the name of a parameter")
         self.parameters = {
             name: value if isinstance(value, Distribution) or callable(value) else plain(value, f"Space({name}=…)")
             for name, value in parameters.items()

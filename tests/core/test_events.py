@@ -1,6 +1,8 @@
 """The journal's words: what is written is read back, for ever."""
 
 import math
+import random
+import struct
 
 import msgspec
 import pytest
@@ -21,15 +23,18 @@ from hopyard.core.events import (
     Proposed,
     Resumed,
     Tick,
+    _Dispatch,
+    _Given,
     decode,
     encode,
 )
 from hopyard.errors import JournalError
-from hopyard.spec import Part, Ref, RunSpec, Unit
+from hopyard.spec import Array, Part, Ref, RunSpec, Unit
 
 SPEC = RunSpec(epochs=2, partitions=3, validation=1, trials=4, metric="loss", exact=True)
-UNIT = Unit(3, 1, "validate", 0, (0, 2), Ref(1, 3, 2), "shm-1", "ab")
-PART = Part(2, {"loss": (0.1, 7.0), "bins": ([1.0, 2.5], 7.0)}, 0.25)
+UNIT = Unit(3, 1, "validate", 0, (0, 2), Ref(1, 3, 2))
+UNIT_OF_FOLD = Unit(3, 1, "fold", 0, (0, 2), Ref(1, 3, 2))
+PART = Part(2, {"loss": (0.1, 7.0), "bins": (Array.of([1.0, 2.5]), 7.0)}, 0.25)
 LINES = [
     Began(at=1.5, spec=SPEC, fingerprint={"torch": "2.9", "threads": 1}),
     Proposed(at=2.0, trial=0, config={"lr": 1e-5, "name": "NaN", "deep": [1, None, True, [0.5]]}),
@@ -39,8 +44,9 @@ LINES = [
     Checked(at=2.0, slot=3, trial=0, faults=("no label",), names=("loss",)),
     Check(at=2.0, slot=3, trial=0),
     Dispatch(at=2.0, slot=3, unit=UNIT),
-    Dispatch(at=2.0, slot=3, unit=Unit(4, 1, "fold", 0, (), None, totals={"auc": ([1.0, 0.0], 3.0)})),
-    Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, where="m", hop_bytes=5, values={"auc": 0.5}),
+    Dispatch(at=2.0, slot=3, unit=Unit(4, 1, "fold", 0, (), None)),
+    Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, hop_bytes=5, values={"auc": 0.5}),
+    Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0),
     Durable(at=3.0, slot=3, ref=Ref(1, 3, 2), digest="ab", bytes=10),
     Failed(at=3.0, slot=3, lease=3, fault="data", error="é “quoted”\n", trace="…"),
     Lost(at=3.0, slot=3, reason="killed"),
@@ -68,14 +74,15 @@ def test_floats_keep_every_bit():
 
 
 def test_nan_and_infinities_of_metrics():
-    sums = {"a": (math.inf, 1.0), "b": ([-math.inf, math.nan, 1.0], 2.0)}
+    sums = {"a": (math.inf, 1.0), "b": (Array.of([-math.inf, math.nan, 1.0]), 2.0), "c": (1.0, -math.inf)}
     done = Done(at=0.0, slot=0, lease=1, parts=(Part(0, sums, 0.5),), seconds=0.5, values={"c": math.nan})
     text = encode(done)
     assert b'"Infinity"' in text and b'"-Infinity"' in text and b'"NaN"' in text and b"null" not in text
     back = decode(text)
     assert isinstance(back, Done)
     assert back.parts[0].sums["a"] == (math.inf, 1.0)
-    low, nan, one = back.parts[0].sums["b"][0]
+    assert back.parts[0].sums["c"] == (1.0, -math.inf)
+    low, nan, one = back.parts[0].sums["b"][0].numbers()
     assert (low, one) == (-math.inf, 1.0) and math.isnan(nan) and math.isnan(back.values["c"])
 
 
@@ -107,12 +114,56 @@ def test_a_newer_version_may_add_fields_and_is_told_by_its_format():
     assert isinstance(newer, Began) and newer.format == 2  # store.journal refuses it
 
 
-def test_nan_and_infinities_in_the_totals_of_a_fold():
-    totals = {"auc": ([1.0, math.inf, math.nan], 2.0)}
-    unit = Unit(3, 0, "fold", 1, (), None, totals=totals)
-    text = encode(Dispatch(at=1.0, slot=0, unit=unit))
-    assert b"null" not in text.replace(b'"start":null', b"")
-    values, rows = decode(text).unit.totals["auc"]
-    assert values[:2] == [1.0, math.inf] and math.isnan(values[2]) and rows == 2.0
-    done = Done(at=0.0, slot=0, lease=1, parts=(Part(0, {"loss": (1.0, math.nan)}, 0.5),), seconds=0.5)
-    assert math.isnan(decode(encode(done)).parts[0].sums["loss"][1])
+def test_a_line_leaves_out_what_no_later_driver_can_use():
+    totals = {"auc": (Array.of([1.0, math.inf]), 2.0)}
+    full = Unit(3, 1, "fold", 0, (0, 2), Ref(1, 3, 2), "shm-1", "ab", totals)
+    assert decode(encode(Dispatch(at=2.0, slot=3, unit=full))) == Dispatch(at=2.0, slot=3, unit=UNIT_OF_FOLD)
+    done = Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, where="m")
+    assert decode(encode(done)) == msgspec.structs.replace(done, where="")
+
+
+def test_every_other_field_is_in_the_journal():
+    """A field that is added to a unit is written, or is one of those that are left out on purpose."""
+    assert set(Unit.__struct_fields__) == {*_Given.__struct_fields__, "where", "digest", "totals"}
+    assert set(Dispatch.__struct_fields__) == set(_Dispatch.__struct_fields__)
+
+
+def test_three_lines_of_a_unit_are_short():
+    """Of a run of 10,000 trials, ten epochs and eight partitions, late in it."""
+    at = 1_760_000_000.123456
+    sums = {"loss": (107.49139528992097, 4096.0), "accuracy": (3412.0, 4096.0)}
+    unit = Unit(823456, 5234, "train", 7, (3,), Ref(5234, 59, 399999), "17-1a2b3c4d-17.36", "a1" * 32)
+    lines = [
+        Dispatch(at=at, slot=17, unit=unit),
+        Done(
+            at=at,
+            slot=17,
+            lease=823456,
+            parts=(Part(3, sums, 1.012345),),
+            seconds=1.034567,
+            where="17-1a2b3c4d-17.36",
+            hop_seconds=0.012345,
+            hop_bytes=1234567,
+        ),
+        Durable(at=at, slot=17, ref=Ref(5234, 60, 423456), digest="a1" * 32, bytes=1234567),
+    ]
+    assert sum(len(encode(line)) + 1 for line in lines) <= 500
+
+
+@pytest.mark.parametrize("kind", ["noise", "counts", "zeros", "few"])
+def test_arrays_keep_every_bit_in_little_space(kind):
+    dice = random.Random(0)
+    numbers = {
+        "noise": [dice.gauss(0, 1) for _ in range(1000)],
+        "counts": [float(dice.randrange(4096)) for _ in range(1000)],
+        "zeros": [0.0] * 100_000,
+        "few": [-0.0, math.nan, math.inf, 5e-324, *map(float, range(16))],
+    }[kind]
+    array = Array.of(numbers)
+    sums = {"loss": (1.0, 2.0), "bins": (array, 7.0)}
+    text = encode(Done(at=0.0, slot=0, lease=1, parts=(Part(0, sums, 0.5),), seconds=0.5))
+    back = decode(text).parts[0].sums["bins"][0]
+    assert [struct.pack("<d", x) for x in back.numbers()] == [struct.pack("<d", x) for x in numbers]
+    without = encode(Done(at=0.0, slot=0, lease=1, parts=(Part(0, {"loss": (1.0, 2.0)}, 0.5),), seconds=0.5))
+    assert len(text) - len(without) - len(',"bins":[,7.0]') <= 1.4 * 8 * len(numbers)
+    assert len(array.data) <= 8 * len(numbers)

@@ -27,7 +27,7 @@ from hopyard.core.events import (
     Warn,
 )
 from hopyard.core.machine import Machine, fold
-from hopyard.spec import Part, Ref, RunSpec, Unit
+from hopyard.spec import Array, Part, Ref, RunSpec, Unit, packed
 
 
 class Run:
@@ -65,7 +65,7 @@ class Run:
         unit = self.unit(slot) if lease is None else None
         lease = unit.lease if unit else lease
         partitions = unit.partitions if unit else more.pop("partitions")
-        parts = tuple(Part(p, sums or {"loss": (1.0, 1.0)}, 1.0) for p in partitions)
+        parts = tuple(Part(p, packed(sums or {"loss": (1.0, 1.0)}), 1.0) for p in partitions)
         where = f"m{lease}" if where is None else where
         return self.give(Done(at=self.at, slot=slot, lease=lease, parts=parts, seconds=1.0, where=where, **more))
 
@@ -160,7 +160,7 @@ def test_groups_end_with_the_epoch_and_with_what_the_slot_holds():
 def test_arrays_are_folded_by_a_slot():
     run = Run(partitions=1)
     out = run.done(0, sums={"loss": (2.0, 4.0), "bins": ([1.0, 3.0], 4.0)})
-    assert [c.unit.totals for c in out if type(c) is Dispatch] == [{"bins": ([1.0, 3.0], 4.0)}]
+    assert [c.unit.totals for c in out if type(c) is Dispatch] == [{"bins": (Array.of([1.0, 3.0]), 4.0)}]
     run.done(0, values={"bins": 0.75}, where="")
     assert run.machine.trials[0].history == {0: {"loss": 0.5, "bins": 0.75}}
 

@@ -111,7 +111,7 @@ class Stage:
         self.seen.append("closed")
 
     def lines(self) -> list[Any]:
-        return read(self.journal.path)[0]
+        return list(read(self.journal.path))
 
 
 @pytest.fixture

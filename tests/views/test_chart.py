@@ -14,7 +14,7 @@ from hopyard.core.events import (
     Resumed,
     Tick,
 )
-from hopyard.core.machine import Machine, fold
+from hopyard.core.machine import fold
 from hopyard.sim.world import World, lengths
 from hopyard.spec import Part, Ref, RunSpec, Unit
 from hopyard.views.chart import chart
@@ -31,6 +31,13 @@ def done(at, slot, lease, *partitions, hop=0.0):
 
 def joined(at, slot, host="a"):
     return Joined(at=at, slot=slot, host=host, pid=1)
+
+
+def spans(lines):
+    """(the chart, its spans in the order in which they began)"""
+    ended = []
+    found = chart(lines, ended.append)
+    return found, sorted([*ended, *found.open.values()], key=lambda span: span.start)
 
 
 SPEC = RunSpec(epochs=1, partitions=4, validation=0)
@@ -57,13 +64,13 @@ def test_idle_share_runs_from_the_first_unit_to_the_last():
 
 
 def test_a_running_unit_counts_up_to_now():
-    found = chart([Began(at=0, spec=SPEC), joined(1, 0), joined(1, 1), Dispatch(at=10, slot=0, unit=unit(1))])
+    found, there = spans([Began(at=0, spec=SPEC), joined(1, 0), joined(1, 1), Dispatch(at=10, slot=0, unit=unit(1))])
     assert found.idle(now=20) == pytest.approx(0.5)
-    assert found.spans[0].end is None
+    assert there[0].end is None
 
 
 def test_a_replacement_takes_the_lane_of_its_host():
-    found = chart(
+    found, there = spans(
         [
             Began(at=0, spec=SPEC),
             joined(1, 0, "a"),
@@ -78,14 +85,14 @@ def test_a_replacement_takes_the_lane_of_its_host():
         ]
     )
     assert [(seat.slot, seat.lane) for seat in found.seats] == [(0, 0), (1, 1), (2, 2), (3, 0)]
-    assert [(span.outcome, span.lane, span.end) for span in found.spans] == [("lost", 0, 5), ("done", 0, 9)]
+    assert [(span.outcome, span.lane, span.end) for span in there] == [("lost", 0, 5), ("done", 0, 9)]
     assert found.redone == 1
     assert [mark.text for mark in found.lost] == ["worker 0 on a lost: signal 9"]
     assert found.units == 1
 
 
 def test_the_time_without_a_driver_is_nobodys():
-    found = chart(
+    found, there = spans(
         [
             Began(at=0, spec=SPEC),
             joined(0, 0),
@@ -101,21 +108,20 @@ def test_the_time_without_a_driver_is_nobodys():
     assert found.elapsed(1011) == pytest.approx(21)
     assert found.elapsed(500) == pytest.approx(10)
     assert found.idle() == pytest.approx(0.0)
-    assert [span.outcome for span in found.spans] == ["done", "lost", "done"]
+    assert [span.outcome for span in there] == ["done", "lost", "done"]
     assert found.lost == []
     assert len(found.lanes) == 1
 
 
 def test_a_slot_that_a_deadline_ended_is_gone():
-    spec = RunSpec(epochs=1, partitions=2, validation=0, trials=1, deadline_first=5.0)
-    machine, lines = Machine(spec), []
-    events = [Began(at=0, spec=spec), Proposed(at=0, trial=0, config={}), Exhausted(at=0), joined(0, 0)]
-    events += [Checked(at=1, slot=0, trial=0, faults=(), names=("loss",)), Tick(at=9), joined(10, 1)]
-    for event in events:
-        lines.append(event)
-        lines += [command for command in machine.handle(event) if isinstance(command, (Dispatch, Check))]
-    found = chart(lines)
-    assert [(span.kind, span.outcome, span.end) for span in found.spans] == [
+    spec = RunSpec(epochs=1, partitions=2, validation=0, trials=1)
+    lines = [Began(at=0, spec=spec), Proposed(at=0, trial=0, config={}), Exhausted(at=0), joined(0, 0)]
+    lines += [Check(at=0, slot=0, trial=0), Checked(at=1, slot=0, trial=0, faults=(), names=("loss",))]
+    lines += [Dispatch(at=1, slot=0, unit=unit(1)), Tick(at=9)]
+    lines += [Lost(at=9, slot=0, reason="its unit took longer than its deadline")]  # as the loop says of each Replace
+    lines += [joined(10, 1), Dispatch(at=10, slot=1, unit=unit(2))]
+    found, there = spans(lines)
+    assert [(span.kind, span.outcome, span.end) for span in there] == [
         ("check", "done", 1),
         ("train", "lost", 9),
         ("train", "running", None),
@@ -123,11 +129,12 @@ def test_a_slot_that_a_deadline_ended_is_gone():
     assert "deadline" in found.lost[0].text
 
 
-def test_defects_are_seen():
-    one = Durable(at=1, slot=0, ref=Ref(3, 4, 1), digest="aa", bytes=1)
-    other = Durable(at=2, slot=1, ref=Ref(3, 4, 9), digest="bb", bytes=1)
-    assert chart([Began(at=0, spec=SPEC), one, one]).defects == []
-    assert "trial 3, step 4" in chart([Began(at=0, spec=SPEC), one, other]).defects[0]
+def test_spans_are_not_kept():
+    world = World(RunSpec(epochs=2, partitions=4, validation=2, trials=20), 3, lengths(20, 0.5, 0.1, 0), keep=True)
+    world.run()
+    found = chart(world.journal)
+    kept = [value for value in vars(found).values() if hasattr(value, "__len__") and not isinstance(value, str)]
+    assert found.units > 100 and max(map(len, kept)) <= 2 * 2 * 20  # kinds × epochs × trials
 
 
 def test_it_agrees_with_the_simulated_world():

@@ -8,7 +8,12 @@ import pytest
 from hopyard.errors import UsageError
 from hopyard.sim.world import World, lengths
 from hopyard.spec import RunSpec
-from hopyard.views.gantt import html, png
+from hopyard.views import gantt
+from hopyard.views.gantt import png
+
+
+def html(lines, *title):
+    return "".join(gantt.html(iter(lines), *title))
 
 
 def data(page):

@@ -7,7 +7,6 @@ ports of the task outlive it: a task that is started again has its old address. 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import shutil
@@ -15,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +30,7 @@ from hopyard.core.messages import Card, End
 from hopyard.core.program_facts import Begin, Ended, Halt, Reserved, Running
 from hopyard.engines.local import story, watched
 from hopyard.hosts import address_towards
+from hopyard.scratch import scratch
 
 if TYPE_CHECKING:
     from hopyard.agent.main import Line
@@ -42,8 +41,6 @@ STORES = 3
 """Of torch's that may end by themselves: where torch is not installed, each does."""
 LOOK_SECONDS = 1.0
 """Between looks at whether the process was stopped."""
-FOLDER = "hopyard-task-"
-"""How folders of agents begin, in the system's temporary folder."""
 TERM_SECONDS = 1.0
 """From SIGTERM to SIGKILL."""
 
@@ -82,7 +79,8 @@ class Hosting:
         """Feed → how far it may go, for a process that did not read when it was to be told."""
         self._knocks = 0
         """Stores of torch's that ended by themselves."""
-        self._folder = own_folder()
+        self._folder = scratch("task")
+        """For what its tasks keep on the host."""
 
     def run(self) -> None:
         """Until the driver says that this is the end."""
@@ -305,16 +303,3 @@ class Hosting:
                 return
         with contextlib.suppress(OSError):
             self._pipe.send(message)
-
-
-def own_folder() -> Path:
-    """A folder of this process for what its tasks keep on the host; those of processes that were killed are removed."""
-    root = Path(tempfile.gettempdir())
-    for path in root.glob(f"{FOLDER}*"):
-        with contextlib.suppress(OSError), (path / "lock").open() as lock:  # held by who lives
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{FOLDER}"))  # found by no other before it is locked
-    held = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    return made.rename(made.with_name(made.name[1:]))

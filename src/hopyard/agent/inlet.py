@@ -163,8 +163,8 @@ class Inlet:
             try:
                 taken = self._takes(block, epoch, number, digest)
             finally:
-                if filed and not taken:
-                    self._spool.free()
+                if not taken and isinstance(block.body, Filed):
+                    self._spool.free(block.body)
                 if filed or not taken:
                     self._bytes -= size
                     self._changed.notify_all()
@@ -444,7 +444,7 @@ class Inlet:
         for stream in [self._shared, *self._streams]:
             for block in stream.blocks:
                 if isinstance(block.body, Filed):
-                    self._spool.free()
+                    self._spool.free(block.body)
             stream.blocks.clear()
         self._streams.clear()
         self._bytes = 0

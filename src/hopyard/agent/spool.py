@@ -1,4 +1,4 @@
-"""A file for rows that came sooner than a program takes them."""
+"""Files for rows that came sooner than a program takes them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,50 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+SEGMENT = 64 << 20
+"""Bytes after which a new file begins. Two thousand of them, as many as descriptors may be had, are 128 GB."""
+
+
+class _Segment:
+    """A file without a name. Owner: the Spool."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file: Any = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - closed with its last body
+        self.bytes = 0
+        """Where the next body goes: the file's length."""
+        self.bodies = 0
+        """Neither read nor freed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Filed:
     """Where the body of a block lies in a spool."""
 
+    segment: _Segment
     at: int
     size: int
     """In bytes."""
 
 
 class Spool:
-    """Owner of a file without a name, for bodies of blocks: one for all, as a mapping or a file of each would cost a
-    descriptor of each, and written, as a full disk under a mapping ends the process (SIGBUS). Threads take turns.
+    """Owner of files for bodies of blocks: one for many, as a mapping or a file of each would cost a descriptor of
+    each, and written, as a full disk under a mapping ends the process (SIGBUS). Threads take turns.
 
-    The file, and its space, are there while any body in it was neither read nor freed.
+    A file, and its space, are there while any body in it was neither read nor freed: so a program that always has one
+    body waiting holds two files, not all that ever came.
 
     Args:
-        folder: where it lies.
+        folder: where they lie.
+        segment: bytes after which a new file begins.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, segment: int = SEGMENT) -> None:
         self._folder = folder
+        self._most = segment
         self._lock = threading.Lock()
-        self._file: Any = None
-        self._bodies = 0
+        self._last: _Segment | None = None
         self.bytes = 0
-        """Where the next body goes: the file's length."""
+        """That the files take."""
 
     def write(self, body: Any) -> Filed:
         """Append a body.
@@ -49,17 +66,19 @@ class Spool:
             OSError: as when the disk is full.
         """
         with self._lock:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - see _freed
-            filed = Filed(self.bytes, len(body))
+            if self._last is None or self._last.bytes >= self._most:
+                self._last = _Segment(self._folder)
+            segment = self._last
+            filed = Filed(segment, segment.bytes, len(body))
             view, done = memoryview(body), 0
-            self._bodies += 1
+            segment.bodies += 1
             try:
                 while done < filed.size:
-                    done += os.pwrite(self._file.fileno(), view[done:], filed.at + done)
+                    done += os.pwrite(segment.file.fileno(), view[done:], filed.at + done)
             except OSError:
-                self._freed()
+                self._freed(segment)
                 raise
+            segment.bytes += filed.size
             self.bytes += filed.size
             return filed
 
@@ -74,25 +93,28 @@ class Spool:
         with self._lock:
             try:
                 while done < filed.size:
-                    got = os.preadv(self._file.fileno(), [view[done:]], filed.at + done)
+                    got = os.preadv(filed.segment.file.fileno(), [view[done:]], filed.at + done)
                     if not got:
                         raise OSError(errno.EIO, f"the file ends at byte {filed.at + done}")
                     done += got
             finally:
-                self._freed()
+                self._freed(filed.segment)
         return body
 
-    def free(self) -> None:
+    def free(self, filed: Filed) -> None:
         """A body is not needed."""
         with self._lock:
-            self._freed()
+            self._freed(filed.segment)
 
-    def _freed(self) -> None:
-        self._bodies -= 1
-        if not self._bodies:
-            with contextlib.suppress(OSError):  # nobody needs what a network's disk says it lost now
-                self._file.close()
-            self._file, self.bytes = None, 0
+    def _freed(self, segment: _Segment) -> None:
+        segment.bodies -= 1
+        if segment.bodies:
+            return
+        with contextlib.suppress(OSError):  # nobody needs what a network's disk says it lost now
+            segment.file.close()
+        self.bytes -= segment.bytes
+        if self._last is segment:
+            self._last = None
 
 
 def buffer(size: int) -> Any:

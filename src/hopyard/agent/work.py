@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from hopyard.agent.build import Built, Plan, build, install
 from hopyard.agent.keep import Keeper
+from hopyard.checks import escaped, sendable
 from hopyard.core.events import Checked, Done, Durable, Failed
-from hopyard.core.messages import NoRoom
+from hopyard.core.messages import LIMIT, NoRoom
 from hopyard.core.order import partition_seed, shuffle_seed, validation_seed
 from hopyard.data.cache import open_partition
 from hopyard.data.columns import Columns
@@ -25,7 +26,7 @@ from hopyard.data.feed import PartitionFeed
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
 from hopyard.frameworks import capture, restore, seed_all
 from hopyard.ports import Feed, Folding, Store, WholePartition
-from hopyard.spec import Batch, Config, Fault, Part, Ref, Sums, Unit
+from hopyard.spec import Array, Batch, Config, Fault, Part, Ref, Sums, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import StateError, decode, digest, encode, plan
 
@@ -37,6 +38,8 @@ MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectory
 """Errors of the operating system that do not go away when the unit is tried again."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras paints some of its errors for a terminal."""
+ROOM = 1 << 20
+"""Bytes of an answer for all that is no array."""
 TRACE = 6000
 """Characters of a traceback that travel."""
 PATIENCE = 5.0
@@ -99,7 +102,11 @@ class Worker:
         self._peer = peer
         install(self._plan)  # inline, the user's own code runs in between
         try:
-            return _RUN[unit.kind](self, unit, config, begin)
+            answers = _RUN[unit.kind](self, unit, config, begin)
+            for answer in answers:
+                if isinstance(answer, Done):
+                    sendable_sums([part.sums for part in answer.parts])
+            return answers
         except ResourceError as error:  # no fault of the trial, and no other slot has more room
             return [NoRoom(self.slot, str(error))]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
@@ -121,7 +128,7 @@ class Worker:
             if spec.exact is True and (notes := getattr(built.trainable, "notes", ())):
                 raise SpecError(f"exact=True: {notes[0]}")
             finite(sums, f"trial {unit.trial}, epoch {unit.epoch}, partition {partition}")
-            parts.append(Part(partition, sums, time.perf_counter() - start))
+            parts.append(Part(partition, packed(sums), _seconds(start)))
         step = unit.step + len(unit.partitions)
         always = step % spec.partitions == 0
         if always:
@@ -135,15 +142,15 @@ class Worker:
         self._holds[key] = ref
         self._bytes[key] = size
         self._bound()
-        now = time.perf_counter()
+        hop += time.perf_counter() - before
         done = Done(
             at=0.0,
             slot=self.slot,
             lease=unit.lease,
             parts=tuple(parts),
-            seconds=now - begin,
+            seconds=_seconds(begin),
             where=where,
-            hop_seconds=hop + now - before,
+            hop_seconds=round(hop, 6),
             hop_bytes=moved,
         )
         return [done, *stored]
@@ -156,15 +163,16 @@ class Worker:
             seed = validation_seed(self._plan.spec.seed, unit.trial, unit.epoch, partition)
             seed_all(seed)
             feed = PartitionFeed(self._open("validate", partition), built.batch_size, None, seed)
-            parts.append(Part(partition, over(built.trainable, feed, train=False), time.perf_counter() - start))
+            sums = over(built.trainable, feed, train=False)
+            parts.append(Part(partition, packed(sums), _seconds(start)))
         return [
             Done(
                 at=0.0,
                 slot=self.slot,
                 lease=unit.lease,
                 parts=tuple(parts),
-                seconds=time.perf_counter() - begin,
-                hop_seconds=hop,
+                seconds=_seconds(begin),
+                hop_seconds=round(hop, 6),
                 hop_bytes=moved,
             )
         ]
@@ -175,12 +183,11 @@ class Worker:
         for name, (total, rows) in (unit.totals or {}).items():
             if not isinstance(built.trainable, Folding):
                 raise HopyardError(
-                    f"metric {name!r} is an array of {len(total)} numbers; a Trainable that reports such has a method "
+                    f"metric {name!r} is an array of {total.size} numbers; a Trainable that reports such has a method "
                     "result(name, total, rows) that turns the total into a value"
                 )
-            values[name] = float(built.trainable.result(name.removeprefix("val_"), total, rows))
-        seconds = time.perf_counter() - begin
-        return [Done(at=0.0, slot=self.slot, lease=unit.lease, parts=(), seconds=seconds, values=values)]
+            values[name] = float(built.trainable.result(name.removeprefix("val_"), total.numbers(), rows))
+        return [Done(at=0.0, slot=self.slot, lease=unit.lease, parts=(), seconds=_seconds(begin), values=values)]
 
     # ---------------------------------------------------------------- preflight
 
@@ -199,13 +206,17 @@ class Worker:
                 return Checked(at=0.0, slot=self.slot, trial=trial, faults=(found,), names=())
             first = encode(capture(built.trainable))
             seed_all(0)
-            names += gather([built.trainable.train(batch)])
+            sums = gather([built.trainable.train(batch)])
             trained = encode(capture(built.trainable))
             if spec.validation:
                 batch = self._one("validate", built.batch_size)
-                names += [f"val_{name}" for name in gather([built.trainable.evaluate(batch)])]
+                report = gather([built.trainable.evaluate(batch)])
+                sums |= {f"val_{name}": total for name, total in report.items()}
                 if encode(capture(built.trainable)) != trained:
                     faults.append("evaluate changes the State: validation must leave state() as it was")
+            names += sums
+            together = spec.group or (max(spec.partitions, spec.validation) if spec.group_seconds else 1)
+            sendable_sums([sums] * together)
             restore(built.trainable, decode(first))
             if encode(capture(built.trainable)) != first:
                 faults.append(
@@ -220,7 +231,7 @@ class Worker:
             if built.likeness is not None and not notes:  # its compiled steps are worth keeping
                 self._built.setdefault(built.likeness or f"trial {trial}", built)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
-            faults.append(f"trial {trial}, config {config!r}: {_story(error)}")
+            faults.append(escaped(f"trial {trial}, config {config!r}: {_story(error)}"))
         else:
             if spec.metric is not None and spec.metric not in names:
                 faults.append(
@@ -361,7 +372,14 @@ class Worker:
         elif isinstance(error, (StateError, Lost, MemoryError, OSError)) and not isinstance(error, MISTAKES):
             fault = "system"
         trace = "".join(traceback.format_exception(error))
-        return Failed(at=0.0, slot=self.slot, lease=unit.lease, fault=fault, error=_story(error), trace=trace[-TRACE:])
+        return Failed(
+            at=0.0, slot=self.slot, lease=unit.lease, fault=fault, error=_story(error), trace=escaped(trace[-TRACE:])
+        )
+
+
+def _seconds(since: float) -> float:
+    """In whole microseconds: further digits are noise, and would be half of a line of the journal."""
+    return round(time.perf_counter() - since, 6)
 
 
 def _copied(built: Built, held: Taken) -> bool:
@@ -412,6 +430,27 @@ def _added(totals: list[Any]) -> float | list[float]:
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
+def sendable_sums(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
+    """Raises SpecError when the sums of a unit, one for each partition, are too large for one answer, or the name of a
+    metric cannot be sent. Sizes are those before packing: what packs well in one epoch may not in the next."""
+    sizes: dict[str, int] = {}
+    for one in sums:
+        for name, (total, _) in one.items():
+            count = total.size if isinstance(total, Array) else len(total) if isinstance(total, list) else 1
+            sizes[name] = sizes.get(name, 0) + 8 * count
+    for name in sizes:
+        if not isinstance(name, str) or not sendable(name):
+            raise SpecError(f"the recipe reports a metric named {name!a}: a name is text that UTF-8 can write")
+    if sum(sizes.values()) > LIMIT - ROOM:
+        largest = max(sizes, key=sizes.__getitem__)
+        count = sizes[largest] // 8 // len(sums)
+        raise SpecError(
+            f"metric {largest!r} is an array of {count:,} numbers, in each of the {len(sums)} partitions of a unit: "
+            f"{sizes[largest]:,} bytes. All metrics of a unit have room for {LIMIT - ROOM:,}. Report fewer numbers"
+            + (", or choose hy.Hopper(group=1)" if len(sums) > 1 else "")
+        )
+
+
 def finite(sums: Sums, where: str) -> None:
     """Raises NotFinite when the loss is NaN or infinite: to go on would be a waste."""
     found = sums.get("loss")
@@ -427,5 +466,5 @@ def _story(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
-    text = COLOURS.sub("", str(error))
+    text = escaped(COLOURS.sub("", str(error)))
     return f"{kind}{text}{'' if isinstance(error, HopyardError) else place}"

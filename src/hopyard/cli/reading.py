@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,31 +62,21 @@ def _row(layout: Layout) -> dict[str, Any]:
     """One run or program for `ls`."""
     if not layout.exists:
         return _program_row(layout)
+    from hopyard.store import summary
     from hopyard.store.standing import standing
-    from hopyard.views import words
     from hopyard.views.chart import Chart
+    from hopyard.views.report import brief
 
-    try:
-        lines, machine = _fold(layout)
-    except HopyardError as error:
-        return {"name": layout.root.name, "status": "damaged", "error": str(error)}
-    found = Chart(keep=False)
-    for line in lines:
-        found.see(line)
-    best = words.best(machine)
-    return {
-        "name": layout.root.name,
-        "directory": str(layout.root),
-        "status": standing(layout, machine.status),
-        "completed": sum(trial.status == "completed" for trial in machine.trials.values()),
-        "failed": sum(trial.status == "failed" for trial in machine.trials.values()),
-        "trials": machine.spec.trials if machine.spec.trials is not None else len(machine.trials),
-        "epochs": machine.spec.epochs,
-        "metric": machine.spec.metric,
-        "best": best.value(machine.spec.metric) if best is not None else None,
-        "started": found.began,
-        "seconds": found.elapsed(found.at),
-    }
+    facts = summary.read(layout)
+    if facts is None:
+        found = Chart(keep=False)
+        try:
+            machine = _fold(layout, found.see)
+        except HopyardError as error:
+            return {"name": layout.root.name, "status": "damaged", "error": str(error)}
+        facts = brief(found, machine)
+    status = standing(layout, facts.pop("folded"))
+    return {"name": layout.root.name, "directory": str(layout.root), "status": status, **facts}
 
 
 def _program_row(layout: Layout) -> dict[str, Any]:
@@ -110,6 +101,7 @@ def _program_row(layout: Layout) -> dict[str, Any]:
 @verb
 def show(run: RunName, as_json: AsJson = False) -> None:
     """The report of a run: the best, all trials, the account."""
+    from hopyard.store.journal import read
     from hopyard.store.layout import find
     from hopyard.store.standing import standing
     from hopyard.views.report import facts, report, summary
@@ -118,15 +110,15 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     if not layout.exists:
         _show_program(layout, as_json)
         return
-    lines, machine = _fold(layout)
+    machine = _fold(layout)
     status = standing(layout, machine.status)
     about = json.loads(layout.about.read_bytes()) if layout.about.exists() else {}
     about["directory"] = str(layout.root)
     if as_json:
-        state = {"directory": str(layout.root), **facts(lines, machine, status)}
+        state = {"directory": str(layout.root), **facts(read(layout.journal), machine, status)}
         typer.echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
         return
-    typer.echo(report(lines, machine, about, status), nl=False)
+    typer.echo(report(read(layout.journal), machine, about, status), nl=False)
     if layout.gantt.exists():
         typer.echo(f"Chart: {layout.gantt}")
 
@@ -187,12 +179,17 @@ def _show_rest(path: Path, start: int, named: list[str], several: bool) -> int:
     return start + len(data)
 
 
-def _fold(layout: Layout) -> tuple[list[Line], Machine]:
+def _fold(layout: Layout, watch: Callable[[Line], object] = lambda line: None) -> Machine:
+    """The machine at the end of the journal; `watch` is shown each line on the way."""
     from hopyard.core.machine import fold
     from hopyard.errors import RunDirectoryError
-    from hopyard.store.journal import read
+    from hopyard.store.journal import read, whole_bytes
 
-    lines, _ = read(layout.journal)
-    if not lines:
+    def watched() -> Iterator[Line]:
+        for line in read(layout.journal):
+            watch(line)
+            yield line
+
+    if not whole_bytes(layout.journal):
         raise RunDirectoryError(f"{layout.root}: the journal is empty, nothing has happened in this run")
-    return lines, fold(lines)
+    return fold(watched())

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from hopyard.spec import Config, Ref, RunSpec, Status, Sums, Values, better
+from hopyard.spec import Array, Config, PackedSums, Ref, RunSpec, Status, better
 
 
 class StateBook(msgspec.Struct, gc=False):
@@ -28,39 +28,40 @@ class EpochBook:
     __slots__ = ("folding", "left", "train", "validate")
 
     def __init__(self) -> None:
-        self.train: dict[int, Sums] = {}
-        self.validate: dict[int, Sums] = {}
+        self.train: dict[int, PackedSums] = {}
+        self.validate: dict[int, PackedSums] = {}
         self.left: set[int] | None = None
         """Validation partitions to be given out; None while the State at the epoch's end is not there."""
         self.folding = False
         """All sums are in, and a fold unit was asked for."""
 
-    def totals(self) -> tuple[dict[str, float], dict[str, tuple[list[float], float]]]:
+    def totals(self) -> tuple[dict[str, float], dict[str, tuple[Array, float]]]:
         """(metric → value, metric → (additive array, rows) that a fold unit must turn into a value).
 
         Raises:
             ValueError: a metric has another shape in one partition than in another.
         """
         values: dict[str, float] = {}
-        arrays: dict[str, tuple[list[float], float]] = {}
+        arrays: dict[str, tuple[Array, float]] = {}
         for prefix, parts in (("", self.train), ("val_", self.validate)):
             for name, (total, rows) in add(parts).items():
                 if isinstance(total, list):
-                    arrays[prefix + name] = total, rows
+                    arrays[prefix + name] = Array.of(total), rows
                 else:
                     values[prefix + name] = total / rows if rows else math.nan
         return values, arrays
 
 
-def add(parts: dict[int, Sums]) -> Sums:
+def add(parts: dict[int, PackedSums]) -> dict[str, tuple[float | list[float], float]]:
     """The sums of all partitions, added in the order of their numbers: floating point cares about the order.
 
     Raises:
         ValueError: a metric has another shape in one partition than in another.
     """
-    totals: dict[str, tuple[Values, float]] = {}
+    totals: dict[str, tuple[float | list[float], float]] = {}
     for partition in sorted(parts):
-        for name, (values, rows) in parts[partition].items():
+        for name, (packed, rows) in parts[partition].items():
+            values = packed.numbers() if isinstance(packed, Array) else packed
             before, count = totals.get(name, (None, 0.0))
             if before is None:
                 totals[name] = values, rows
@@ -76,7 +77,7 @@ def add(parts: dict[int, Sums]) -> Sums:
     return totals
 
 
-def _shape(values: Values) -> str:
+def _shape(values: float | list[float]) -> str:
     return f"an array of {len(values)}" if isinstance(values, list) else "a number"
 
 
@@ -96,6 +97,7 @@ class TrialBook:
         "history",
         "id",
         "lease",
+        "recent",
         "remaining",
         "safe",
         "seconds",
@@ -120,7 +122,9 @@ class TrialBook:
         self.states: dict[int, StateBook] = {}
         """Step → State, in the order of steps."""
         self.digests: dict[int, str] = {}
-        """Step → digest of every State that was ever durable: what is made again must be the same."""
+        """Step → digest of every epoch's end that was ever durable: what is made again must be the same."""
+        self.recent: dict[int, str] = {}
+        """The same of steps between, from the safe one on: trials are many, and have many steps."""
         self.lease = 0
         """Of its training unit; 0: none."""
         self.aside: set[int] = set()
@@ -156,6 +160,18 @@ class TrialBook:
         """Whether it may be the best trial: an epoch has a value of `metric` that is not NaN; without a metric, any."""
         value = self.value(metric)
         return self.best is not None and (metric is None or (value is not None and not math.isnan(value)))
+
+    def seal(self, step: int, digest: str, partitions: int) -> str:
+        """A State of this digest is durable. Gives the digest that its step had before; if none, this one."""
+        digests = self.recent if step % partitions else self.digests
+        known = digests.get(step, digest)
+        digests[step] = digest
+        return known
+
+    def forget(self) -> None:
+        """The safe step has moved on: what lies before it is made again only if its State in the store is gone."""
+        for step in [step for step in self.recent if step < self.safe]:
+            del self.recent[step]
 
     def enter(self, epoch: int, values: dict[str, float], spec: RunSpec) -> None:
         """The metrics of an epoch are all in."""

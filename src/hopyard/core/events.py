@@ -5,7 +5,9 @@ change its state, so they are facts too and enter the journal: an old journal fo
 versions would decide. The other commands only ask the driver for something and are not written down.
 
 One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
-"-Infinity" wherever a metric stands.
+"-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
+perhaps a million units, so a line leaves out what is as by default and what follows from the lines before it: where a
+State lay in shared memory, which no later driver can use, and what a unit carries for its agent (`digest`, `totals`).
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from hopyard.checks import escaped_tree
 from hopyard.errors import JournalError
-from hopyard.spec import FORMAT, Config, Fault, Part, Ref, RunSpec, Unit
+from hopyard.spec import FORMAT, Config, Fault, Kind, Part, Ref, RunSpec, Unit
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=True, gc=False):
@@ -71,7 +74,7 @@ class Checked(Fact, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Done(Fact, frozen=True):
+class Done(Fact, frozen=True, omit_defaults=True):
     """A unit ended well. `where`: where its new State lies in shared memory."""
 
     slot: int
@@ -149,7 +152,7 @@ class Finished(Fact, frozen=True):
 
 
 class Dispatch(Fact, frozen=True):
-    """Decision: `slot` gets `unit`."""
+    """Decision: `slot` gets `unit`. The journal has what decides: lease, trial, kind, epoch, partitions, start."""
 
     slot: int
     unit: Unit
@@ -218,15 +221,43 @@ Command = Dispatch | Check | Release | Delete | Replace | Warn | Finish
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding of anything may raise."""
 
+
+class _Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A Unit as the journal has it."""
+
+    lease: int
+    trial: int
+    kind: Kind
+    epoch: int
+    partitions: tuple[int, ...]
+    start: Ref | None
+
+
+class _Dispatch(Fact, frozen=True, tag="Dispatch"):
+    """A Dispatch as the journal has it."""
+
+    slot: int
+    unit: _Given
+
+
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+_decoder: msgspec.json.Decoder[Event | _Dispatch | Check] = msgspec.json.Decoder(Event | _Dispatch | Check)
 
 
 def encode(line: Line) -> bytes:
     """One line of the journal, without its newline."""
+    if isinstance(line, Dispatch):
+        unit = line.unit
+        given = _Given(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
+        return _encoder.encode(_Dispatch(at=line.at, slot=line.slot, unit=given))
+    if isinstance(line, Done) and line.where:
+        line = msgspec.structs.replace(line, where="")
     if not _finite(_metrics(line)):
         return _encoder.encode(_worded(msgspec.to_builtins(line)))
-    return _encoder.encode(line)
+    try:
+        return _encoder.encode(line)
+    except UnicodeEncodeError:  # in the words of an error, or in the name of a directory
+        return _encoder.encode(escaped_tree(msgspec.to_builtins(line)))
 
 
 def decode(text: bytes) -> Line:
@@ -236,17 +267,21 @@ def decode(text: bytes) -> Line:
         JournalError: no fact of this version; says what is wrong with it.
     """
     try:
-        return _decoder.decode(text)
+        line = _decoder.decode(text)
     except UNREADABLE as strict:
         try:  # NaN and infinities stand as strings: only then numbers may be strings
-            line: Line = msgspec.convert(_numbered(msgspec.json.decode(text)), Line)
+            line = msgspec.convert(reworded(msgspec.json.decode(text)), Done)
         except UNREADABLE:
             raise JournalError(f"no fact of format {FORMAT}: {strict}: {text[:120]!r}") from strict
-        return line
+    if isinstance(line, _Dispatch):
+        unit = line.unit
+        whole = Unit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
+        return Dispatch(at=line.at, slot=line.slot, unit=whole)
+    return line
 
 
 def _finite(tree: Any) -> bool:
-    """Whether every number in sums, totals and values is finite."""
+    """Whether every number in sums and values is finite; what is in an Array needs no words."""
     if isinstance(tree, float):
         return math.isfinite(tree)
     if isinstance(tree, dict):
@@ -260,7 +295,7 @@ def _metrics(line: Line) -> Any:
     """The part of a line that holds metrics."""
     if isinstance(line, Done):
         return [line.values, *[part.sums for part in line.parts]]
-    return line.unit.totals if isinstance(line, Dispatch) else getattr(line, "values", None)
+    return getattr(line, "values", None)
 
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -277,17 +312,8 @@ def _worded(tree: Any) -> Any:
     return tree
 
 
-def _numbered(tree: Any) -> Any:
-    """The reverse of `_worded`; only metrics are looked at, a config may hold such a word itself."""
-    if isinstance(tree, dict) and tree.get("type") == "Done":
-        return reworded(tree)
-    if isinstance(tree, dict) and tree.get("type") == "Dispatch":
-        return {**tree, "unit": {**tree["unit"], "totals": reworded(tree["unit"]["totals"])}}
-    return tree
-
-
 def reworded(tree: Any) -> Any:
-    """The reverse of `_worded`, of metrics alone."""
+    """The reverse of `_worded`, of metrics alone: a config may hold such a word itself."""
     if isinstance(tree, str):
         return _WORDS.get(tree, tree)
     if isinstance(tree, dict):

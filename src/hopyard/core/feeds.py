@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from hopyard.core.messages import sendable
+from hopyard.checks import sendable
 from hopyard.core.uneven import Count, Uneven, allowed
 from hopyard.errors import SpecError
 

@@ -75,6 +75,7 @@ class Machine:
         faults: what preflight found, when nothing could start.
         names: the metrics that preflight saw.
         exhausted: whether the search has no more to propose.
+        defects: what was promised to be equal and is not, one sentence each.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -86,6 +87,7 @@ class Machine:
         self.faults: list[str] = []
         self.names: tuple[str, ...] = ()
         self.exhausted = False
+        self.defects: list[str] = []
         self._board = Board(spec, self.trials, self.slots, self._give)
         self._steps = spec.steps
         self._checking: tuple[int, int] | None = None
@@ -144,17 +146,23 @@ class Machine:
         ]
         return found[: len(self.slots) - 1] if self.status == "running" else []
 
+    @property
+    def open(self) -> int:
+        """How many trials have not ended."""
+        return self._open
+
     def kept(self) -> set[Ref]:
         """Every State that the store should hold."""
         return {state.ref for trial in self.trials.values() for state in trial.states.values() if state.digest}
 
     def snapshot(self) -> dict[str, Any]:
-        """All state that matters, as plain values: equal for equal journals. For tests and for `hopyard show`."""
+        """All state that matters, as plain values: equal for equal journals. For tests and for `hopyard show`. (Where
+        a State lies in shared memory is not in the journal.)"""
         apart = ("stamp", "states", "epochs")
         return {
             "trials": {
                 trial.id: {name: getattr(trial, name) for name in TrialBook.__slots__ if name not in apart}
-                | {"states": {step: (s.ref, s.maker, s.where, s.digest) for step, s in trial.states.items()}}
+                | {"states": {step: (s.ref, s.maker, s.digest) for step, s in trial.states.items()}}
                 | {
                     "epochs": {
                         epoch: (book.train, book.validate, book.left, book.folding)
@@ -167,11 +175,15 @@ class Machine:
                 slot.id: (slot.host, slot.pid, slot.holds, slot.busy, slot.trial, slot.step, sorted(slot.made))
                 for slot in self.slots.values()
             },
-            "leases": self.leases.standing(),
+            "leases": {
+                lease: (slot, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
+                for lease, (slot, unit) in self.leases.standing().items()
+            },
             "deadlines": self.leases.deadlines(),
             "status": self.status,
             "exhausted": self.exhausted,
             "faults": self.faults,
+            "defects": self.defects,
             "names": self.names,
             "checking": self._checking,
             "folds": list(self._board.folds),
@@ -361,13 +373,15 @@ class Machine:
         trial = self.trials.get(ref.trial)
         if trial is None:
             return
-        known = trial.digests.setdefault(ref.step, event.digest)
+        known = trial.seal(ref.step, event.digest, self.spec.partitions)
         if known != event.digest:
-            trial.digests[ref.step] = event.digest
+            self.defects.append(
+                f"trial {ref.trial}, step {ref.step} was done again and gave another State: digest "
+                f"{event.digest[:16]} after {known[:16]}"
+            )
             self._out.append(
                 Warn(
-                    f"defect: trial {ref.trial}, step {ref.step} was done again and gave another State: digest "
-                    f"{event.digest[:16]} after {known[:16]}. The recipe is not deterministic, or Hopyard is at fault; "
+                    f"defect: {self.defects[-1]}. The recipe is not deterministic, or Hopyard is at fault; "
                     "the newer State is used",
                     defect=True,
                 )
@@ -379,6 +393,7 @@ class Machine:
         state.digest = event.digest
         state.bytes = event.bytes
         if chain.advance(trial, self.spec.partitions):
+            trial.forget()
             chain.collect(trial, self.spec.partitions, self._out)
             self._complete(trial)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from hopyard.checks import escaped_tree
 from hopyard.core.events import UNREADABLE, Checked, Done, Durable, Failed
 from hopyard.core.hosting import Door, FeedWord, Host, Shown
 from hopyard.core.program_facts import Begin, Ended, Halt, Reported, Reserved, Running
-from hopyard.errors import HopyardError
-from hopyard.spec import FORMAT, Config, RunSpec, Unit
+from hopyard.errors import HopyardError, SpecError
+from hopyard.spec import FORMAT, Array, Config, RunSpec, Unit
 
 LIMIT = 64 << 20
 """Bytes of the largest message either side takes; a recipe (with the modules it carries) is the largest there is."""
@@ -129,18 +130,38 @@ _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 
-def sendable(text: str) -> bool:
-    """Whether UTF-8 has it: a lone half of a character, as `os.fsdecode` makes of odd bytes, it has not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def pack(message: Up | Down) -> bytes:
-    """The bytes of a message."""
-    return _encoder.encode(message)
+    """The bytes of a message.
+
+    Raises:
+        SpecError: it is larger than LIMIT, so that nobody would take it; names what in it is large.
+    """
+    try:
+        data = _encoder.encode(message)
+    except UnicodeEncodeError:  # the words of an error may be anything
+        if not isinstance(message, (Checked, Failed, NoRoom, Unfit)):
+            raise
+        data = _encoder.encode(escaped_tree(msgspec.to_builtins(message)))
+    if len(data) > LIMIT:
+        raise SpecError(
+            f"a message to or from a worker ({type(message).__name__}) has {len(data):,} bytes, at most {LIMIT:,} are "
+            f"sent: {largest(message)}"
+        )
+    return data
+
+
+def largest(message: Up | Down) -> str:
+    """What in a message takes most, in words."""
+    if isinstance(message, Done):
+        sizes: dict[str, int] = {}
+        for part in message.parts:
+            for name, (total, _) in part.sums.items():
+                sizes[name] = sizes.get(name, 0) + (len(total.data) if isinstance(total, Array) else 9)
+        name = max(sizes, key=sizes.__getitem__, default="")
+        return f"metric {name!r} takes {sizes.get(name, 0):,} of them, in {len(message.parts)} partitions"
+    fields = {name: len(_encoder.encode(getattr(message, name))) for name in message.__struct_fields__}
+    name = max(fields, key=fields.__getitem__)
+    return f"its field {name!r} takes {fields[name]:,} of them"
 
 
 def unpack_up(data: bytes) -> Up:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.checks import sendable
 from hopyard.data.columns import Array
 from hopyard.errors import DataError
 
@@ -36,6 +37,11 @@ def to_arrow(array: Any, name: str) -> Any:
         return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, array.shape[1:]), storage)
     except (pa.ArrowException, TypeError) as error:
         raise DataError(f"{name} has dtype {array.dtype}, which cannot be used as numbers: {error}") from error
+    except UnicodeError as error:
+        odd = next((text for text in array.flat if isinstance(text, str) and not sendable(text)), "")
+        raise DataError(f"{name} has the value {odd!a}, which UTF-8 cannot write: {error}") from error
+    except OverflowError as error:
+        raise DataError(f"{name} has an integer of more than 64 bits: {error}") from error
 
 
 def null_rows(array: Any) -> Array | None:

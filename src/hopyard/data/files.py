@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
+from hopyard.checks import sendable
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.names import require
 from hopyard.data.sources import BYTES, ROWS, Piece
@@ -35,7 +36,11 @@ def find(source: Any) -> list[str]:
         DataError: nothing matches.
     """
     if isinstance(source, (str, os.PathLike)):
-        return _find(os.fspath(source))
+        found = _find(os.fspath(source))
+        for path in found:
+            if not sendable(path):
+                raise DataError(f"{path!a}: the name has a character that UTF-8 lacks; rename the file")
+        return found
     if isinstance(source, (list, tuple)) and source:
         return [path for one in source for path in find(one)]
     raise SpecError(f"source = {source!r}: a path, glob, directory or URL, or a list of these, is needed")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from hopyard.checks import sendable, unwritable
 from hopyard.data.manifest import Value
 from hopyard.errors import DataError, SpecError
 
@@ -130,6 +131,8 @@ def whole(name: str, value: Any, least: int | None) -> None:
         raise SpecError(
             f"{name} = {value!r}: a whole number{'' if least is None else f' of at least {least}'} is needed"
         )
+    if fault := unwritable(int(value)):
+        raise SpecError(f"{name} = {value!r}: {fault}")
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:
@@ -140,13 +143,16 @@ def _flat(named: Mapping[str, Names]) -> list[str]:
 def _named(argument: str, value: Any, single: str) -> dict[str, Names]:
     if isinstance(value, Mapping):
         for name in value:
-            if not isinstance(name, str) or not name:
-                raise SpecError(f"{argument} has the key {name!r}: names are text")
+            if not isinstance(name, str) or not name or not sendable(name):
+                raise SpecError(f"{argument} has the key {name!a}: names are text")
         return {name: _names(f"{argument}[{name!r}]", names) for name, names in value.items()}
     return {single: _names(argument, value)}
 
 
 def _names(argument: str, value: Any) -> Names:
+    for name in value if isinstance(value, (list, tuple)) else [value]:
+        if fault := unwritable(name):
+            raise SpecError(f"{argument} = {value!a}: {fault}")
     if isinstance(value, str) and value:
         return value
     if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) and name for name in value):

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import secrets
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ import msgspec
 
 from hopyard import __version__
 from hopyard.core.events import Began, Resumed
-from hopyard.core.machine import Machine, fold
+from hopyard.core.machine import Machine
 from hopyard.core.messages import LIMIT, Setup
 from hopyard.data.manifest import Manifest
 from hopyard.data.needed import need, spare
 from hopyard.driver.directory import room
 from hopyard.driver.loop import Clock, Loop, View
 from hopyard.driver.ownership import Owned, here
+from hopyard.driver.recovery import Earlier
 from hopyard.driver.run import Run, reasons
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.wire import Direct, Link, Router
@@ -29,11 +31,14 @@ from hopyard.engines.local import cores
 from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.ports import Engine, Store
 from hopyard.spec import RunSpec
+from hopyard.store import summary
 from hopyard.store.arena import Folder, memory_root, sweep
 from hopyard.store.bulk import Depot, Server
-from hopyard.store.journal import Journal, Lock, write_whole
+from hopyard.store.journal import Journal, Lock, read, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.states import open_store, sign, unsign
+from hopyard.views.chart import Chart
+from hopyard.views.report import brief
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +61,9 @@ data cache open, live for as long as their users want them."""
 ENDED = ("completed", "partial", "failed")
 """Statuses of a run that does not go on."""
 
+ROOM = 1 << 20
+"""Bytes of a message to a worker beside recipe and manifest."""
+
 IDLE = 30.0
 """Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
 
@@ -74,9 +82,11 @@ class Drive:
     engine: Engine
     cargo: Cargo
     manifest: Manifest
-    spec: RunSpec
+    machine: Machine
+    """Of a new run, or of one that goes on: folded up to where the journal ends."""
     states: Owned
-    again: bool
+    earlier: Earlier | None = None
+    """What earlier drivers of the run did; None: it is a new one."""
     encrypt: bool = False
 
 
@@ -88,23 +98,23 @@ def drive(it: Drive, wait: bool) -> Run:
             stacklevel=4,
         )
     with room(it.layout.root):
-        journal = Journal(it.layout.journal, resume=it.again)
-    machine = fold(journal.lines) if it.again else Machine(it.spec)
-    run = Run(it.layout, machine, it.cargo)
+        journal = Journal(it.layout.journal, resume=it.earlier is not None)
+    run = Run(it.layout, it.machine, it.cargo)
     DRIVEN.append(run)
     if wait:
         try:
-            _to_the_end(it, run, machine, journal)
+            _to_the_end(it, run, journal)
         finally:
             _over(run)
         return run
 
     def background() -> None:
         try:
-            _to_the_end(it, run, machine, journal)
+            _to_the_end(it, run, journal)
         except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
             if not (run._stopped and isinstance(error, KeyboardInterrupt)):
                 run._error = error
+                traceback.clear_frames(error.__traceback__)  # they hold the whole driver
                 log.error("%s ended: %s: %s", run.directory, type(error).__name__, error)
         finally:
             _over(run)
@@ -117,12 +127,14 @@ def drive(it: Drive, wait: bool) -> Run:
 
 def _over(run: Run) -> None:
     DRIVEN.remove(run)
+    run._halt = None
     OUTCOMES.add(Outcome(run.status, 0 if run._error is None else getattr(run._error, "exit_code", 1)))
 
 
-def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None:
+def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
     """Bring up the agents, loop to the end, leave nothing behind but the run directory."""
-    layout, spec = it.layout, machine.spec
+    layout, machine = it.layout, it.machine
+    spec, earlier = machine.spec, it.earlier or Earlier()
     with contextlib.ExitStack() as stack:
         stack.callback(it.lock.free)
         stack.callback(journal.close)
@@ -138,6 +150,8 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
                 "carries data or weights; load them inside the recipe, from a file"
             )
         manifest = msgspec.json.encode(it.manifest)
+        if it.engine.name not in LINKS:
+            fits(it.manifest, len(manifest))
         folder = Folder(root, token)
         stack.callback(folder.close)
         store = open_store(it.states.store)
@@ -151,10 +165,11 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
         }
         first = (
             Resumed(at=clock.now(), fingerprint=known, mark=it.states.mark, directory=here(layout), gone=it.states.gone)
-            if it.again
+            if it.earlier is not None
             else Began(at=clock.now(), spec=spec, fingerprint=known, mark=it.states.mark, directory=here(layout))
         )
 
+        sampler = it.cargo.search.open(it.cargo.space, spec.seed)
         depot = _depot(it, store, token, stack) if it.engine.apart else None
 
         def setup(device: str) -> Setup:
@@ -166,12 +181,12 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
             journal,
             make(it.engine, setup, layout, spec.silence),
             store,
-            it.cargo.search.open(it.cargo.space, spec.seed),
+            sampler,
             it.engine.workers,
             layout.log,
             _views(spec),
             first,
-            journal.lines,
+            earlier,
             folder.path,
             IDLE if it.engine.apart else None,
         )
@@ -189,10 +204,32 @@ def _to_the_end(it: Drive, run: Run, machine: Machine, journal: Journal) -> None
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()
+        found = Chart(keep=False)
+        for line in read(layout.journal):
+            found.see(line)
+        summary.write(layout, brief(found, machine))
     except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` tells the same from the journal
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
         raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+
+
+def fits(manifest: Manifest, size: int) -> None:
+    """Raises SpecError when a manifest of so many bytes is too large to send beside the largest recipe."""
+    if size <= LIMIT // 2 - ROOM:
+        return
+    sizes = {name: len(msgspec.json.encode(values)) for name, values in manifest.vocabularies.items()}
+    name = max(sizes, key=sizes.__getitem__, default="")
+    why = "it has very many partitions or sources"
+    if name:
+        count = len(manifest.vocabularies[name])
+        why = (
+            f"the vocabulary of column {name!r} has {count:,} values, {sizes[name]:,} bytes. "
+            "Hash them into fewer codes in transform=, or leave the column out of encode="
+        )
+    raise SpecError(
+        f"data: its manifest has {size:,} bytes, at most {LIMIT // 2 - ROOM:,} are sent to each worker: {why}"
+    )
 
 
 def _spared(manifest: Manifest, layout: Layout, machine: Machine) -> None:

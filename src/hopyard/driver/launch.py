@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from hopyard import __version__
 from hopyard.agent import keras3
+from hopyard.checks import sendable
 from hopyard.core.hosting import Host
-from hopyard.core.messages import LIMIT, sendable
+from hopyard.core.messages import LIMIT
 from hopyard.core.program import ProgramMachine
 from hopyard.core.program_facts import ProgramSpec, fitted, spec_of
 from hopyard.driver.directory import claimed, freed_on_error, room

@@ -9,6 +9,7 @@ away; `hopyard resume` folds the journal and goes on.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ from hopyard.core.events import (
 )
 from hopyard.core.machine import Machine
 from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
-from hopyard.driver.ownership import named
+from hopyard.driver.recovery import Earlier, named
 from hopyard.driver.wire import Gone, Link
 from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
@@ -50,6 +51,8 @@ from hopyard.store.journal import Journal, read
 
 log = logging.getLogger(__name__)
 
+AHEAD = 2
+"""Trials that are open for each slot, and for four more, where the search does not know how many there will be."""
 GLANCE = 1.0
 """Seconds after which views are shown the run again though nothing happened."""
 STILLBORN = 3
@@ -75,8 +78,8 @@ class Clock:
         self._offset = time.time() - time.monotonic()
 
     def now(self) -> float:
-        """The time."""
-        return self._offset + time.monotonic()
+        """The time, in whole microseconds: a journal has millions of times."""
+        return round(self._offset + time.monotonic(), 6)
 
     def skip(self, seconds: float) -> None:
         """Time in which the driver did not run does not count: no deadline passes in it."""
@@ -96,7 +99,7 @@ class Loop:
         log_of: slot → its log.
         views: shown what happens.
         opening: the first event of this driver, `Began` or `Resumed`.
-        known: the lines of earlier drivers.
+        earlier: what earlier drivers did.
         memory: the run's folder in shared memory; what an agent leaves there when it is ended goes with it.
         idle: seconds after which a slot that has nothing to do is given back, but for the last; None: never.
     """
@@ -112,7 +115,7 @@ class Loop:
         log_of: Callable[[int], Path],
         views: Sequence[View] = (),
         opening: Event | None = None,
-        known: Sequence[Line] = (),
+        earlier: Earlier | None = None,
         memory: Path | None = None,
         idle: float | None = None,
     ) -> None:
@@ -126,9 +129,9 @@ class Loop:
         self._views = list(views)
         self._opening = opening
         self._memory = memory
-        self._next = 1 + max((getattr(line, "slot", -1) for line in known), default=-1)
+        self._next = 0 if earlier is None else earlier.slots
         """Slots of earlier drivers keep their numbers."""
-        self._fingerprint = next((line.fingerprint for line in known if isinstance(line, Joined)), None)
+        self._fingerprint = None if earlier is None else earlier.fingerprint
         self._patience = idle
         self._leaving: set[int] = set()
         """Slots that were told to end."""
@@ -197,7 +200,7 @@ class Loop:
         """Delete what is stored and not kept: of workers that ended between storing a State and saying so. Only what
         this run has named: others may have a State of theirs there."""
         if left := self._store.refs() - self.machine.kept():
-            for ref in left & named(read(self._journal.path)[0]):
+            for ref in named(read(self._journal.path), left):
                 self._store.delete(ref)
 
     def turn(self) -> None:
@@ -208,6 +211,7 @@ class Loop:
         messages = self._link.receive(wait)
         self._clock.skip(self._link.paused())
         self._commit(self._facts(messages))
+        self._propose()
         if self._patience is not None:
             self._give_back(self._patience)
         if self._stop is not None:
@@ -224,15 +228,22 @@ class Loop:
     # ---------------------------------------------------------------- in
 
     def _propose(self) -> None:
-        """Ask the sampler for all that it has."""
-        if self.machine.exhausted:
+        """Ask the sampler for all that it has; if it does not know how much that is, for as much as keeps the slots
+        busy: it may never end."""
+        if self.machine.exhausted or self._finish is not None:
             return
         events: list[Event] = []
         trial = len(self.machine.trials)
-        while (config := self._sampler.ask(trial)) is not None:
+        most = math.inf if self._sampler.total is not None else AHEAD * (self._workers + 4)
+        while self.machine.open + len(events) < most:
+            config = self._sampler.ask(trial)
+            if config is None:
+                events.append(Exhausted(at=self._clock.now()))
+                break
             events.append(Proposed(at=self._clock.now(), trial=trial, config=config))
             trial += 1
-        self._commit([*events, Exhausted(at=self._clock.now())])
+        if events:
+            self._commit(events)
 
     def _facts(self, messages: Sequence[Up | Gone]) -> Iterator[Event]:
         """One after the other: what a message means may depend on the one before it, so the machine has it by then."""

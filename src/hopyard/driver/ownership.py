@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from hopyard.core.events import Began, Dispatch, Durable, Line, Resumed
 from hopyard.core.machine import Machine
+from hopyard.driver.recovery import Earlier, named
 from hopyard.driver.run import About, place
 from hopyard.spec import Ref
-from hopyard.store.journal import write_whole
+from hopyard.store.journal import read, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.states import FsspecStore, LocalStore, claim, open_store
 from hopyard.store.tree import digest
@@ -75,22 +75,21 @@ def take_new(layout: Layout, about: About) -> tuple[About, Owned]:
     return about, Owned(place(layout, about), mark)
 
 
-def take_over(layout: Layout, about: About, lines: Sequence[Line], machine: Machine) -> Owned:
+def take_over(layout: Layout, about: About, machine: Machine, earlier: Earlier) -> Owned:
     """The folder of the States of a run that goes on: its own; or, where another run has it, a new one with copies of
     what this one needs, which `run.json` then names. The caller holds the lock of the run directory."""
     store, mark = open_store(place(layout, about)), secrets.token_hex(8)
-    kept = {state.ref: state.digest for trial in machine.trials.values() for state in trial.states.values()}
-    kept = {ref: seal for ref, seal in kept.items() if seal}
-    known = {line.mark for line in lines if isinstance(line, (Began, Resumed))}
+    states = [state for trial in machine.trials.values() for state in trial.states.values() if state.digest]
+    kept = {state.ref: state.digest for state in states}
+    known = earlier.marks
     marks = {} if known & about.marks.keys() else about.marks  # what came before a mark in the journal is over
     sizes = store.sizes()
     there = set(sizes)
-    if there <= named(lines) and not _is_copy(layout, about, lines, marks):
+    if there == named(read(layout.journal), there) and not _is_copy(layout, about, earlier.directories, marks):
         about = msgspec.structs.replace(about, marks={**marks, mark: here(layout)})
         write_whole(layout.about, msgspec.json.encode(about))
         if claim(store, known | marks.keys(), mark):
-            wanted = {line.ref: line.bytes for line in lines if isinstance(line, Durable)}
-            damaged = {ref for ref in kept.keys() & there if sizes[ref] != wanted.get(ref, sizes[ref])}
+            damaged = {state.ref for state in states if sizes.get(state.ref, state.bytes) != state.bytes}
             for ref in damaged:  # or it would stand where the one that is made again is put
                 log.warning("the stored State %s is damaged: it has %d bytes; it is made again", ref, sizes[ref])
                 store.delete(ref)
@@ -108,20 +107,13 @@ def take_over(layout: Layout, about: About, lines: Sequence[Line], machine: Mach
     return Owned(place(layout, about), mark, gone)
 
 
-def named(lines: Sequence[Line]) -> set[Ref]:
-    """The address of every State that a worker was asked to make: nothing else in a folder is this run's to delete."""
-    units = [line.unit for line in lines if isinstance(line, Dispatch) and line.unit.kind == "train"]
-    return {Ref(unit.trial, unit.step + len(unit.partitions), unit.lease) for unit in units}
-
-
 def here(layout: Layout) -> str:
     """The run directory as the journal names it."""
     return f"{socket.gethostname()}:{layout.root.resolve()}"
 
 
-def _is_copy(layout: Layout, about: About, lines: Sequence[Line], marks: Mapping[str, str]) -> bool:
+def _is_copy(layout: Layout, about: About, drivers: list[str], marks: Mapping[str, str]) -> bool:
     """Whether the run that the last driver drove may be somewhere else still: that one owns the folder."""
-    drivers = [line.directory for line in lines if isinstance(line, (Began, Resumed))]
     last = [*drivers, *marks.values()][-1]
     host, _, path = last.partition(":")
     if not last or _is_inside(about.store) or path == str(layout.root.resolve()):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopyard.core.events import Durable
 from hopyard.driver.run import load
 from hopyard.driver.ship import Cargo
 from hopyard.driver.start import Order, begin
 from hopyard.errors import PreflightError, RunFailed
 from hopyard.ports import Engine
+from hopyard.scratch import scratch_folder
 from hopyard.search.listed import Configs
 from hopyard.spec import Hopper
+from hopyard.store.journal import read
+from hopyard.store.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
     cargo, data = told.cargo, told.checked_data()
     spec = told.spec
     configs = Configs([book.config for book in told.books])
-    with tempfile.TemporaryDirectory(prefix="hopyard-replay-") as folder:
+    with scratch_folder("replay") as folder:
         again = Order(
             Cargo(cargo.recipe, data, None, configs, engine or cargo.engine),
             spec.epochs,
@@ -55,21 +58,27 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
             spec.exact,
             None,
         )
-        directory = Path(folder) / "run"
+        directory = folder / "run"
         with contextlib.suppress(RunFailed, PreflightError):  # so did the run itself, perhaps
             begin(again, directory, again=False, wait=True)
         new = load(directory)
-        states, different = 0, []
+        before, after = _digests(told.directory), _digests(new.directory)
+        both = sorted(before.keys() & after.keys())
+        different = [
+            f"trial {trial}, step {step} (epoch {(step - 1) // spec.partitions + 1}): digest "
+            f"{after[trial, step][:16]}, the journal has {before[trial, step][:16]}"
+            for trial, step in both
+            if before[trial, step] != after[trial, step]
+        ]
         for old, now in zip(told.books, new.books, strict=True):
-            for step in sorted(old.digests.keys() & now.digests.keys()):
-                states += 1
-                if old.digests[step] != now.digests[step]:
-                    different.append(
-                        f"trial {old.id}, step {step} (epoch {(step - 1) // spec.partitions + 1}): digest "
-                        f"{now.digests[step][:16]}, the journal has {old.digests[step][:16]}"
-                    )
             if old.status == "completed" and now.status != "completed":
                 different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
-    if not states:
+    if not both:
         different.append("there was nothing to compare: no State of the run was stored again")
-    return Replayed(states, different)
+    return Replayed(len(both), different)
+
+
+def _digests(directory: Path) -> dict[tuple[int, int], str]:
+    """(trial, step) → digest of every State that the run ever stored."""
+    lines = read(Layout(directory).journal)
+    return {(line.ref.trial, line.ref.step): line.digest for line in lines if isinstance(line, Durable)}

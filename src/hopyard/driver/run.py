@@ -12,10 +12,11 @@ import msgspec
 from hopyard.agent.build import Plan
 from hopyard.core.books import TrialBook
 from hopyard.core.events import Line
-from hopyard.core.machine import Machine, fold
+from hopyard.core.machine import Machine
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference
 from hopyard.data.row_tracker import RowTracker
+from hopyard.driver.recovery import recover
 from hopyard.driver.ship import Cargo
 from hopyard.driver.ship import load as unpickle
 from hopyard.driver.trial import Shelf, Trial
@@ -66,7 +67,7 @@ def load(run_directory: str | Path) -> Run:
         JournalError: damaged, or of a newer version.
     """
     layout = find(run_directory)
-    return Run(layout, fold(told(layout)))
+    return Run(layout, recover(layout)[0])
 
 
 class Run:
@@ -90,7 +91,8 @@ class Run:
         self._error: BaseException | None = None
         self._stopped: tuple[str, bool] | None = None
         """Why it was ended before its end, and whether that is "stopped"; None: it was not."""
-        self._halt: Callable[[str, bool], None] = lambda reason, stopped: None
+        self._halt: Callable[[str, bool], None] | None = None
+        """Ends the driver that is at work on it in this process. A driver holds sockets, files and built models."""
         self.directory = layout.root
 
     def __repr__(self) -> str:
@@ -180,19 +182,21 @@ class Run:
 
     def _end(self, reason: str, stopped: bool) -> None:
         self._stopped = reason, stopped
-        self._halt(reason, stopped)
+        halt = self._halt
+        if halt is not None:
+            halt(reason, stopped)
         self._ended.wait()
 
     def lines(self) -> list[Line]:
-        """The journal."""
-        return read(self._layout.journal)[0]
+        """The journal, all of it in memory: a line of a unit takes about a kilobyte there."""
+        return list(read(self._layout.journal))
 
     def report(self) -> str:
         """The report, plain text."""
         from hopyard.views.report import report
 
         about = {**msgspec.to_builtins(about_of(self._layout)), "directory": str(self.directory)}
-        return report(self.lines(), self._machine, about, self.status)
+        return report(read(self._layout.journal), self._machine, about, self.status)
 
     def gantt(self, path: str | Path | None = None) -> Path:
         """A chart of who did what when: HTML that opens without network, or PNG by the name's ending."""
@@ -200,9 +204,10 @@ class Run:
 
         target = Path(path) if path is not None else self._layout.gantt
         if target.suffix == ".png":
-            gantt.png(self.lines(), target)
+            gantt.png(read(self._layout.journal), target)
         else:
-            target.write_text(gantt.html(self.lines(), self.directory.name), encoding="utf-8")
+            with target.open("w", encoding="utf-8") as file:
+                file.writelines(gantt.html(read(self._layout.journal), self.directory.name))
         return target
 
     def to_pandas(self) -> Any:
@@ -241,17 +246,6 @@ class Run:
             tracker = None if transform is None else RowTracker(transform)
             self._known = Shelf(plan, open_store(place(self._layout, about)), transform, tracker)
         return self._known
-
-
-def told(layout: Layout) -> list[Line]:
-    """The journal, which has at least its first line."""
-    lines, _ = read(layout.journal)
-    if not lines:
-        raise RunDirectoryError(
-            f"{layout.root}: the journal is empty, the driver ended before anything happened; start the run again, "
-            "with resume=True or in another directory"
-        )
-    return lines
 
 
 def about_of(layout: Layout) -> About:

@@ -13,16 +13,18 @@ import msgspec
 
 from hopyard import __version__
 from hopyard.agent.build import wants_context
+from hopyard.checks import unwritable
 from hopyard.code.digest import Unseen, digest
 from hopyard.core.events import Dispatch
-from hopyard.core.machine import fold
+from hopyard.core.machine import Machine
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
 from hopyard.data.needed import need, spare
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.drive import Drive, drive
 from hopyard.driver.ownership import new_folder, parent_of, take_new, take_over
-from hopyard.driver.run import About, Run, about_of, load, same_data, told
+from hopyard.driver.recovery import Earlier, recover
+from hopyard.driver.run import About, Run, about_of, load, same_data
 from hopyard.driver.ship import PYTHON, Cargo, dump
 from hopyard.driver.ship import load as unpickle
 from hopyard.engines.local import Local
@@ -185,16 +187,21 @@ def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: boo
 
 
 def _go_on(
-    layout: Layout, lock: Lock, engine: Engine | None, wait: bool, data: tuple[Dataset, Manifest] | None = None
+    layout: Layout,
+    lock: Lock,
+    engine: Engine | None,
+    wait: bool,
+    data: tuple[Dataset, Manifest] | None = None,
+    recovered: tuple[Machine, Earlier] | None = None,
 ) -> Run:
     """The run in a directory whose lock is ours, from where its journal ends.
 
     Args:
         layout, lock, engine, wait: as everywhere here.
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
+        recovered: what `recover` gives, where the journal was read already.
     """
-    lines = told(layout)
-    machine = fold(lines)
+    machine, earlier = recovered or recover(layout)
     if machine.status in ("completed", "partial", "failed"):
         lock.free()
         log.warning("%s: the run had ended before (%s), nothing was trained", layout.root, machine.status)
@@ -208,8 +215,8 @@ def _go_on(
         sweep_temporary(layout.root)
         if data is not None:
             cargo = _on(layout, cargo, *data)
-        states = take_over(layout, about, lines, machine)
-    ready = Drive(layout, lock, chosen, cargo, manifest, machine.spec, states, again=True, encrypt=about.encrypt)
+        states = take_over(layout, about, machine, earlier)
+    ready = Drive(layout, lock, chosen, cargo, manifest, machine, states, earlier, encrypt=about.encrypt)
     return drive(ready, wait)
 
 
@@ -267,6 +274,10 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         raise SpecError(f"directory = {directory!r}: a path is needed")
     if again and directory is None:
         raise SpecError("resume=True: directory= says which run")
+    root = str(Path.cwd() if directory is None else Path(directory).absolute())
+    for name, text in (("directory", root), ("store", order.store)):
+        if fault := unwritable(text):
+            raise SpecError(f"{name} = {text!a}: {fault}")
     sampler = cargo.search.open(cargo.space, order.seed)
     group = order.parallel.group
     spec = RunSpec(  # checked before the data is read
@@ -319,7 +330,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         write_whole(layout.recipe, freight)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        ready = Drive(layout, lock, cargo.engine, cargo, manifest, spec, states, again=False, encrypt=order.encrypt)
+        ready = Drive(layout, lock, cargo.engine, cargo, manifest, Machine(spec), states, encrypt=order.encrypt)
         return drive(ready, wait)
 
 
@@ -332,7 +343,7 @@ def _holds_a_run(layout: Layout, lock: Lock, again: bool) -> bool:
         JournalError: the journal is damaged.
     """
     if layout.exists:
-        if not any(isinstance(line, Dispatch) for line in read(layout.journal)[0]):
+        if not any(isinstance(line, Dispatch) for line in read(layout.journal)):
             return False
         if again:
             return True
@@ -359,7 +370,9 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
     Raises:
         RunDirectoryError: it is another; says in what.
     """
-    machine, about, cargo = fold(told(layout)), about_of(layout), order.cargo
+    recovered = recover(layout)
+    machine = recovered[0]
+    about, cargo = about_of(layout), order.cargo
     known = machine.spec
     asked = {
         "epochs": (known.epochs, order.epochs),
@@ -388,7 +401,7 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
             f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
             "with what it was started with"
         )
-    return _go_on(layout, lock, cargo.engine, wait, (cargo.data, manifest))
+    return _go_on(layout, lock, cargo.engine, wait, (cargo.data, manifest), recovered)
 
 
 def _absolute(store: str | None) -> str | None:

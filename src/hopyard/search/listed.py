@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hopyard.core.order import fraction
 from hopyard.errors import SpecError
@@ -69,7 +70,7 @@ class Configs:
 
     def open(self, space: Space | None, seed: int) -> Listed:
         """The list itself."""
-        return Listed([{k: plain(v, f"Configs, {k}") for k, v in config.items()} for config in self.configs])
+        return Listed([{_name(k): plain(v, f"Configs, {k}") for k, v in config.items()} for config in self.configs])
 
 
 Search = Grid | Random | Configs
@@ -88,6 +89,13 @@ class Listed:
 
     def tell(self, trial: int, value: float | None) -> None:
         """A list learns nothing."""
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise SpecError(f"Configs: {name!r} names a parameter: text is needed")
+    plain(name, "Configs, the name of a parameter")
+    return name
 
 
 def _needed(space: Space | None, name: str) -> Space:

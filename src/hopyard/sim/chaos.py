@@ -44,7 +44,7 @@ from hopyard.core.events import (
     encode,
 )
 from hopyard.core.machine import Machine, fold
-from hopyard.spec import Fault, Part, Ref, RunSpec, Sums, Unit, better
+from hopyard.spec import Fault, Part, Ref, RunSpec, Sums, Unit, better, packed
 
 Content = tuple[tuple[int, int], ...]
 """The (epoch, partition) that a State's trial went over, in order."""
@@ -368,12 +368,13 @@ class Chaos:
             content = found
         agent.task = None
         if unit.kind == "fold":
-            values = {name: sum(array) / rows for name, (array, rows) in (unit.totals or {}).items()}
+            values = {name: sum(array.numbers()) / rows for name, (array, rows) in (unit.totals or {}).items()}
             agent.said.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=(), seconds=0.0, values=values))
             return
         _hold(unit.partitions, f"{unit} has no partitions")
         _hold(agent.holds is None or set(unit.partitions) <= set(agent.holds), f"{unit} on slot {agent.number}")
-        parts = tuple([Part(p, self.sums(unit.kind, unit.trial, unit.epoch, p), 0.1) for p in unit.partitions])
+        sums = [self.sums(unit.kind, unit.trial, unit.epoch, p) for p in unit.partitions]
+        parts = tuple([Part(p, packed(one), 0.1) for p, one in zip(unit.partitions, sums, strict=True)])
         where = ""
         if unit.kind == "train":
             where = f"m{unit.lease}"

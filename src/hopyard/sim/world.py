@@ -27,12 +27,12 @@ from hopyard.core.events import (
     Proposed,
 )
 from hopyard.core.machine import Machine
-from hopyard.spec import Part, Ref, RunSpec, Sums, Unit
+from hopyard.spec import PackedSums, Part, Ref, RunSpec, Unit
 
 Seconds = Callable[[Unit, int], float]
 """(unit, partition) → how long that takes."""
 
-_SUMS: Sums = {"loss": (1.0, 1.0)}
+_SUMS: PackedSums = {"loss": (1.0, 1.0)}
 
 
 def lengths(trials: int, sigma: float, noise: float, seed: int, check: float = 0.3) -> Seconds:

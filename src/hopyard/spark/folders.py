@@ -22,6 +22,7 @@ from pathlib import Path
 
 import platformdirs
 
+from hopyard.scratch import scratch
 from hopyard.spark.java import VECTOR, Java
 
 KEPT_SECONDS = 30 * 86400
@@ -116,4 +117,4 @@ def _keep(place: Path, fill: Callable[[Path], None]) -> Path:
 @functools.cache
 def _scratch() -> Path:
     """A name that nobody else can foresee: what is in it is run."""
-    return Path(tempfile.mkdtemp(prefix="hopyard-"))
+    return scratch("spark")

@@ -6,12 +6,10 @@ The state of this module is the few models that were used last in this process. 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -29,6 +27,7 @@ from hopyard.driver.ship import load
 from hopyard.errors import SpecError
 from hopyard.frameworks import environment, quiet, restore, tools
 from hopyard.ports import Predicting
+from hopyard.scratch import scratch_folder
 from hopyard.spark.portable import TRANSFORM, Portable, Ticket
 from hopyard.spec import Batch
 from hopyard.store.tree import decode
@@ -97,8 +96,7 @@ def opened(files: Mapping[str, bytes], threads: int) -> Opened:
     """
     about = msgspec.json.decode(files[CONFIG], type=Saved)
     quiet(about.backend)
-    with tempfile.TemporaryDirectory(prefix="hopyard-") as place:
-        root = Path(place)
+    with scratch_folder("model") as root:
         for name, content in files.items():
             (root / name).write_bytes(content)
         plan = Plan(load(root / RECIPE, about.python), about.manifest, about.spec, threads=threads)

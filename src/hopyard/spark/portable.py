@@ -6,7 +6,6 @@ of them.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from hopyard.driver.ship import dump
 from hopyard.driver.trial import Trial
 from hopyard.errors import ResourceError, RunDirectoryError, SpecError
 from hopyard.frameworks import quiet, tools
+from hopyard.scratch import scratch_folder
 from hopyard.sessions import is_connect
 
 TRANSFORM = "transform.pkl"
@@ -108,8 +108,8 @@ def portable(model: Any, which: Literal["best", "last"] = "best") -> Portable:
     if isinstance(model, Run):
         model = model.best
     if isinstance(model, Trial):
-        with tempfile.TemporaryDirectory(prefix="hopyard-") as place:
-            files = _read(model.save(place, which))
+        with scratch_folder("model") as place:
+            files = _read(model.save(place / "model", which))
         transform = model._shelf().transform
         return Portable(files if transform is None else {**files, TRANSFORM: dump(transform, "transform")})
     if isinstance(model, (str, Path)):

@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,37 +24,55 @@ from hopyard.spec import FORMAT
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 2.0
 """Seconds for which those who only ask for the lock are waited for."""
+_CHUNK = 1 << 16
 _TEMPORARY = re.compile(r"\.[^.].*\.\d+")
 """Names that `write_whole` uses."""
 
 
-def read(path: Path) -> tuple[list[Line], int]:
-    """(all lines, bytes up to which they are whole). A torn last line is left out.
+def read(path: Path) -> Iterator[Line]:
+    """The lines one by one, so that a journal of any length needs little memory. A torn last line is left out.
 
     Raises:
-        JournalError: damaged before its end, or of a newer format.
+        JournalError: damaged before its end, or of a newer format. Nothing before is known to be wrong then.
+        FileNotFoundError: there is none.
     """
-    data = path.read_bytes()
-    lines: list[Line] = []
+    return (line for line, _ in _numbered(path))
+
+
+def _numbered(path: Path) -> Iterator[tuple[Line, int]]:
+    """Each line, and the bytes up to its end."""
     whole = 0
-    for number, text in enumerate(data.split(b"\n"), 1):
-        end = whole + len(text) + 1
-        if end > len(data):  # behind the last newline: nothing, or a torn line
-            break
-        if number == 1:
-            _refuse_newer(path, text)
-        try:
-            line = decode(text)
-        except JournalError as error:
-            raise JournalError(
-                f"{path}, line {number}: {error}. The journal is damaged here; what follows cannot be trusted. Restore "
-                "the file from a copy, or cut it off before this line to go on from there"
-            ) from error
-        lines.append(line)
-        whole = end
-    if lines and not isinstance(lines[0], Began):
-        raise JournalError(f"{path}, line 1: a journal begins with Began, not {type(lines[0]).__name__}")
-    return lines, whole
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n"):  # torn, or being written right now
+                return
+            if number == 1:
+                _refuse_newer(path, text)
+            try:
+                line = decode(text)
+            except JournalError as error:
+                raise JournalError(
+                    f"{path}, line {number}: {error}. The journal is damaged here; what follows cannot be trusted. "
+                    "Restore the file from a copy, or cut it off before this line to go on from there"
+                ) from error
+            if number == 1 and not isinstance(line, Began):
+                raise JournalError(f"{path}, line 1: a journal begins with Began, not {type(line).__name__}")
+            whole += len(text)
+            yield line, whole
+
+
+def whole_bytes(path: Path) -> int:
+    """Bytes up to the end of the last line that is not torn."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _CHUNK)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
 
 
 class _Head(msgspec.Struct):
@@ -80,20 +98,18 @@ def _refuse_newer(path: Path, text: bytes) -> None:
 class Journal:
     """The journal of a live run. Owner of the file: the driver that holds the lock.
 
-    Raises:
-        JournalError: from `resume=True`, as `read`.
+    Args:
+        path: where it is.
+        resume: go on with one that is there, which has been read (so it is known to be sound): a torn line is cut off.
     """
 
     def __init__(self, path: Path, resume: bool = False) -> None:
         self.path = path
-        self.lines: list[Line] = []
-        """What was there before, when resumed."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         if resume:
-            self.lines, whole = read(path)
+            self._size = whole_bytes(path)
             self._file = os.open(path, flags)
-            os.ftruncate(self._file, whole)
-            self._size = whole
+            os.ftruncate(self._file, self._size)
         else:
             self._file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
             self._size = 0

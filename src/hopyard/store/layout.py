@@ -10,6 +10,7 @@ states/           safetensors, one a State, unless `store=` names another place;
                   States were in it
 logs/             what agents printed, one file an agent
 report.txt        written when the run ends
+summary.json      what `hopyard ls` shows of a run that has ended
 gantt.html        written when the run ends
 """
 
@@ -79,6 +80,11 @@ class Layout:
     def log(self, slot: int) -> Path:
         """What the agent of this slot printed."""
         return self.logs / f"slot-{slot}.log"
+
+    @property
+    def summary(self) -> Path:
+        """What `hopyard ls` shows, JSON."""
+        return self.root / "summary.json"
 
     @property
     def report(self) -> Path:

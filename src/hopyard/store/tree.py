@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopyard.core.messages import sendable
+from hopyard.checks import sendable
 from hopyard.errors import HopyardError, SpecError
 from hopyard.ports import Tree
 

@@ -7,11 +7,10 @@ replaced worker stays where people look for it. Times are the journal's; no cloc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hopyard.core.events import (
-    Began,
     Check,
     Checked,
     Dispatch,
@@ -25,12 +24,8 @@ from hopyard.core.events import (
     Line,
     Lost,
     Resumed,
-    Tick,
 )
-from hopyard.core.machine import Machine
 from hopyard.spec import Part
-
-LATE = "its unit took longer than its deadline"
 
 
 @dataclass(slots=True)
@@ -88,11 +83,13 @@ class Chart:
     """What a run did, as far as it was told. Owner of its state; it changes in `see` and `gone` only.
 
     Args:
-        keep: whether to keep the spans; the live table does without.
+        each: shown each span that ended. They are not kept here: there may be a million of them.
+        keep: whether to count what was done again, for which it keeps a few bytes for each epoch of each trial; the
+            live table does without.
     """
 
+    each: Callable[[Span], object] = lambda span: None
     keep: bool = True
-    spans: list[Span] = field(default_factory=list)
     seats: list[Seat] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     lanes: list[str] = field(default_factory=list)
@@ -120,13 +117,11 @@ class Chart:
     stored: int = 0
     """States that became durable."""
     stored_bytes: int = 0
-    defects: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._there: dict[int, Seat] = {}
         self._free: dict[str, list[int]] = {}
         self._given: dict[tuple[int, str, int], int] = {}
-        self._digests: dict[tuple[int, int], str] = {}
         self._over = False
         self._told = False
 
@@ -192,11 +187,6 @@ class Chart:
             return -1
         self._end(span, at, "lost", reason)
         return span.trial
-
-    def late(self, machine: Machine, at: float) -> list[int]:
-        """After a `Tick`: the slots that the machine gave up are gone. Gives the trials that they worked on."""
-        lost = [slot for slot in self._there if slot not in machine.slots]
-        return [trial for slot in lost if (trial := self.gone(slot, at, LATE)) >= 0]
 
     def idle(self, now: float | None = None) -> float | None:
         """Share of slot-seconds without a unit, from the first unit given out to the end of the last one, or to `now`
@@ -271,8 +261,6 @@ class Chart:
 
     def _start(self, span: Span) -> None:
         self.open[span.slot] = span
-        if self.keep:
-            self.spans.append(span)
 
     def _end(self, span: Span, at: float, outcome: str, error: str = "") -> None:
         self.open.pop(span.slot, None)
@@ -283,15 +271,14 @@ class Chart:
             if seat is None:  # just gone: its seat is the last one of this slot
                 seat = next(seat for seat in reversed(self.seats) if seat.slot == span.slot)
             seat.busy += at - span.start
+        self.each(span)
 
     def _done(self, line: Done) -> int:
         span = self.open.get(line.slot)
         if span is None or span.lease != line.lease:
             return -1
+        span.hop_seconds, span.hop_bytes, span.parts = line.hop_seconds, line.hop_bytes, line.parts
         self._end(span, line.at, "done")
-        span.hop_seconds, span.hop_bytes = line.hop_seconds, line.hop_bytes
-        if self.keep:
-            span.parts = line.parts
         self.units += 1
         self.parts += len(line.parts)
         self.hop_seconds += line.hop_seconds
@@ -301,34 +288,11 @@ class Chart:
     def _durable(self, line: Durable) -> None:
         self.stored += 1
         self.stored_bytes += line.bytes
-        if self.keep:
-            key = line.ref.trial, line.ref.step
-            known = self._digests.setdefault(key, line.digest)
-            if known != line.digest:
-                self._digests[key] = line.digest
-                self.defects.append(
-                    f"trial {key[0]}, step {key[1]} was done again and gave another State: digest {line.digest[:16]} "
-                    f"after {known[:16]}"
-                )
 
 
-def chart(lines: Sequence[Line] | Iterable[Line]) -> Chart:
-    """The chart of all these lines. The first is `Began`."""
-    lines = list(lines)
-    found = Chart()
-    if not any(isinstance(line, Tick) for line in lines):
-        for line in lines:
-            found.see(line)
-        return found
-    machine: Machine | None = None  # which slot a deadline ended, only the machine can tell
+def chart(lines: Iterable[Line], each: Callable[[Span], object] = lambda span: None) -> Chart:
+    """The chart of all these lines. The first is `Began`; `each` is shown each span that ended."""
+    found = Chart(each)
     for line in lines:
-        if isinstance(line, Began):
-            machine = Machine(line.spec)
-        if machine is None:
-            raise ValueError(f"a journal begins with Began, not {type(line).__name__}")
-        machine.apply(line)
-        machine.settle()
         found.see(line)
-        if isinstance(line, Tick):
-            found.late(machine, line.at)
     return found

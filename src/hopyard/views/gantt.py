@@ -9,37 +9,47 @@ from __future__ import annotations
 import html as escaping
 import json
 import math
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from hopyard.core.events import Began, Line, Proposed
 from hopyard.errors import UsageError
-from hopyard.spec import Config
+from hopyard.spec import Array, Config
 from hopyard.views import words
-from hopyard.views.chart import Chart, Span, chart
+from hopyard.views.chart import Chart, Span
 
 KINDS = ("train", "validate", "fold", "check")
 OUTCOMES = ("done", "failed", "lost", "running")
+LARGEST = 3e38
+"""Of float32, in which means are kept."""
+PIECE = 1 << 14
+"""Units that are written at once."""
 GOLDEN = 137.508
 """Degrees between the hues of neighbouring trials: any few of them in a row look different."""
 
 
-def html(lines: Sequence[Line], title: str = "Hopyard run") -> str:
-    """A page of its own. About 50 bytes a unit."""
-    found = chart(lines)
-    data = _data(found, lines)
+def html(lines: Iterable[Line], title: str = "Hopyard run") -> Iterator[str]:
+    """A page of its own, piece by piece. About 50 bytes a unit, and twice as many of memory."""
+    seen = Units(metrics=True)
+    found = seen.read(lines)
     page = files(__package__).joinpath("gantt.html").read_text(encoding="utf-8")
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    return (
-        page.replace("{{title}}", escaping.escape(title))
-        .replace("{{summary}}", escaping.escape(_summary(found, data)))
-        .replace("{{data}}", text)
-    )
+    head, tail = page.split("{{data}}")
+    summary = escaping.escape(_summary(found, len(seen.trials)))
+    yield head.replace("{{summary}}", summary).replace("{{title}}", escaping.escape(title))
+    yield "{"
+    for number, (name, pieces) in enumerate(_data(found, seen)):
+        yield f'{"," if number else ""}"{name}":'
+        for piece in pieces:
+            yield piece.replace("<", "\\u003c")
+    yield "}"
+    yield tail
 
 
-def png(lines: Sequence[Line], path: str | Path) -> None:
+def png(lines: Iterable[Line], path: str | Path) -> None:
     """The same as a picture; the format is that of the path's ending (png, pdf, svg).
 
     Raises:
@@ -53,16 +63,19 @@ def png(lines: Sequence[Line], path: str | Path) -> None:
             f"{path}: a picture of the chart needs matplotlib, which is not installed: pip install hopyard[plot]; "
             "a path that ends in .html needs nothing"
         ) from error
-    found = chart(lines)
+    units = Units()
+    found = units.read(lines)
     lanes = max(1, len(found.lanes))
     figure = Figure(figsize=(12, min(40.0, 1.6 + 0.34 * lanes)), layout="constrained")
     axes = figure.subplots()
     boxes, fills = [], []
-    for span in found.spans:
-        a, b, y = _x(found, span.start), _x(found, _end(found, span)), span.lane
+    for index in units.order():
+        a, y = units.start[index] / 1e4, units.lane[index]
+        b = a + units.length[index] / 1e4
         boxes.append([(a, y - 0.4), (b, y - 0.4), (b, y + 0.4), (a, y + 0.4)])
-        colour = (0.6, 0.6, 0.6) if span.kind == "check" else _colour(span.trial)
-        fills.append((*colour, 1.0 if span.kind == "train" else 0.4))
+        kind = KINDS[units.kind[index]]
+        colour = (0.6, 0.6, 0.6) if kind == "check" else _colour(units.trial[index])
+        fills.append((*colour, 1.0 if kind == "train" else 0.4))
     edge = 0.3 if len(boxes) < 3000 else 0.0
     axes.add_collection(
         PolyCollection(boxes, facecolors=fills, edgecolors="white" if edge else "none", linewidths=edge)
@@ -79,16 +92,12 @@ def png(lines: Sequence[Line], path: str | Path) -> None:
     axes.set_yticks(range(lanes), names or [""], fontsize=8 if lanes < 40 else 4)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.set_title(_summary(found, None), fontsize=9)
+    axes.set_title(_summary(found), fontsize=9)
     figure.savefig(path, dpi=150)
 
 
 def _x(found: Chart, at: float) -> float:
     return found.elapsed(at)
-
-
-def _end(found: Chart, span: Span) -> float:
-    return span.end if span.end is not None else max(found.at, span.start)
 
 
 def _colour(trial: int) -> tuple[float, float, float]:
@@ -115,7 +124,7 @@ def _lane_names(found: Chart) -> list[str]:
     ]
 
 
-def _summary(found: Chart, data: dict[str, Any] | None) -> str:
+def _summary(found: Chart, trials: int | None = None) -> str:
     idle = found.idle()
     parts = [
         words.duration(found.elapsed(found.at)),
@@ -123,8 +132,8 @@ def _summary(found: Chart, data: dict[str, Any] | None) -> str:
         words.count(found.units, "unit"),
         f"{words.size(found.hop_bytes)} hopped",
     ]
-    if data is not None:
-        parts.insert(1, words.count(len(data["trials"]), "trial"))
+    if trials is not None:
+        parts.insert(1, words.count(trials, "trial"))
     if idle is not None:
         parts.insert(2, f"{idle:.1%} idle")
     if found.lost:
@@ -132,81 +141,146 @@ def _summary(found: Chart, data: dict[str, Any] | None) -> str:
     return ", ".join(parts)
 
 
-def _data(found: Chart, lines: Iterable[Line]) -> dict[str, Any]:
-    """What the page draws: blocks as columns, by lane and start; times in 0.1 ms since the beginning."""
-    trials: dict[int, Config] = {}
-    partitions = 0
-    for line in lines:
-        if isinstance(line, Proposed):
-            trials[line.trial] = line.config
-        elif isinstance(line, Began):
-            partitions = line.spec.partitions
-    spans = sorted((span for span in found.spans if span.lane >= 0), key=lambda span: (span.lane, span.start))
-    starts = [round(found.elapsed(span.start) * 1e4) for span in spans]
-    names = words.Differing()
-    for config in trials.values():
-        names.see(config)
-    metrics: dict[str, int] = {}
-    errors: dict[str, int] = {}
-    for span in spans:
-        for part in span.parts:
-            for name in part.sums:
-                metrics.setdefault(name, len(metrics))
+class Units:
+    """What the chart draws of each span, in columns: 50 bytes a unit and 4 for each metric, where a million Spans would
+    be a gigabyte. In the order in which they ended; times in 0.1 ms since the beginning.
+
+    Args:
+        metrics: whether to keep their values.
+    """
+
+    def __init__(self, metrics: bool = False) -> None:
+        self._metrics = metrics
+        self.trials: dict[int, Config] = {}
+        self.partitions = 0
+        self.start, self.length, self.bytes = array("q"), array("q"), array("q")
+        self.lane, self.slot, self.trial, self.epoch = array("i"), array("i"), array("i"), array("i")
+        self.first, self.many, self.hop = array("i"), array("i"), array("i")
+        self.kind, self.outcome = array("b"), array("b")
+        self.again: set[int] = set()
+        self.error: dict[int, int] = {}
+        self.errors: dict[str, int] = {}
+        self.values: dict[str, array[float]] = {}
+        """Metric → its mean over the rows of each unit; NaN: it has none."""
+
+    def read(self, lines: Iterable[Line]) -> Chart:
+        """All these lines, once."""
+        found = Chart(lambda span: self._add(found, span))
+        for line in lines:
+            if isinstance(line, Proposed):
+                self.trials[line.trial] = line.config
+            elif isinstance(line, Began):
+                self.partitions = line.spec.partitions
+            found.see(line)
+        for span in list(found.open.values()):
+            self._add(found, span)
+        return found
+
+    def order(self) -> list[int]:
+        """The units by lane and start. (Keys are numbers, as tuples would take more memory than all columns.)"""
+        return sorted(range(len(self.start)), key=lambda index: (self.lane[index] << 48) + self.start[index])
+
+    def _add(self, found: Chart, span: Span) -> None:
+        if span.lane < 0:
+            return
+        index = len(self.start)
+        start = round(found.elapsed(span.start) * 1e4)
+        end = span.end if span.end is not None else max(found.at, span.start)
+        self.start.append(start)
+        self.length.append(max(1, round(found.elapsed(end) * 1e4) - start))
+        self.lane.append(span.lane)
+        self.slot.append(span.slot)
+        self.trial.append(span.trial)
+        self.kind.append(KINDS.index(span.kind))
+        self.epoch.append(span.epoch)
+        self.first.append(span.partitions[0] if span.partitions else 0)
+        self.many.append(len(span.partitions))
+        self.outcome.append(OUTCOMES.index(span.outcome))
+        self.hop.append(round(span.hop_seconds * 1e4))
+        self.bytes.append(span.hop_bytes)
+        if span.again:
+            self.again.add(index)
         if span.error:
-            errors.setdefault(span.error[:300], len(errors))
+            self.error[index] = self.errors.setdefault(span.error[:300], len(self.errors))
+        if self._metrics:
+            self._means(index, span)
+
+    def _means(self, index: int, span: Span) -> None:
+        """Of each scalar metric over the rows of a unit."""
+        names = dict.fromkeys(name for part in span.parts for name in part.sums)
+        for name in names:
+            column = self.values.setdefault(name, array("f"))
+            column.extend([math.nan] * (index - len(column)))
+            sums = [part.sums[name] for part in span.parts if name in part.sums]
+            rows = sum(rows for _, rows in sums)
+            total = math.nan if any(isinstance(one, Array) for one, _ in sums) else sum(one for one, _ in sums)  # type: ignore[misc]
+            column.append(total / rows if rows and abs(total) < LARGEST * rows else math.nan)
+
+
+def _data(found: Chart, units: Units) -> Iterator[tuple[str, Iterator[str]]]:
+    """What the page draws: blocks as columns, by lane and start; times in 0.1 ms since the beginning. JSON in pieces,
+    by name."""
+    names = words.Differing()
+    for config in units.trials.values():
+        names.see(config)
     shares = [found.idle_of(lane) if len(found.lanes) <= 2000 else None for lane in range(len(found.lanes))]
-    return {
-        "lanes": [
-            {"name": name, "idle": None if idle is None else round(idle, 4)}
-            for name, idle in zip(_lane_names(found), shares, strict=True)
-        ],
-        "trials": {
-            str(n): words.named(config, names.names if len(trials) > 1 else None) for n, config in trials.items()
-        },
-        "partitions": partitions,
-        "metrics": list(metrics),
-        "errors": list(errors),
-        "start": starts,
-        "length": [
-            max(1, round(found.elapsed(_end(found, span)) * 1e4) - start)
-            for span, start in zip(spans, starts, strict=True)
-        ],
-        "lane": [span.lane for span in spans],
-        "slot": [span.slot for span in spans],
-        "trial": [span.trial for span in spans],
-        "kind": [KINDS.index(span.kind) for span in spans],
-        "epoch": [span.epoch for span in spans],
-        "first": [span.partitions[0] if span.partitions else 0 for span in spans],
-        "many": [len(span.partitions) for span in spans],
-        "outcome": [OUTCOMES.index(span.outcome) for span in spans],
-        "again": [index for index, span in enumerate(spans) if span.again],
-        "hop": [round(span.hop_seconds * 1e4) for span in spans],
-        "bytes": [span.hop_bytes for span in spans],
-        "error": {index: errors[span.error[:300]] for index, span in enumerate(spans) if span.error},
-        "values": [_values(span, metrics) for span in spans],
-        "marks": [
-            {"at": round(found.elapsed(mark.at) * 1e4), "lane": mark.lane, "what": mark.what, "text": mark.text}
-            for mark in found.marks
-        ],
-    }
+    order = array("i", units.order())
+    yield (
+        "lanes",
+        _json(
+            [
+                {"name": name, "idle": None if idle is None else round(idle, 4)}
+                for name, idle in zip(_lane_names(found), shares, strict=True)
+            ]
+        ),
+    )
+    yield (
+        "trials",
+        _json(
+            {str(n): words.named(c, names.names if len(units.trials) > 1 else None) for n, c in units.trials.items()}
+        ),
+    )
+    yield "partitions", _json(units.partitions)
+    yield "metrics", _json(list(units.values))
+    yield "errors", _json(list(units.errors))
+    columns = ("start", "length", "lane", "slot", "trial", "kind", "epoch", "first", "many", "outcome", "hop", "bytes")
+    for name in columns:
+        column = getattr(units, name)
+        yield name, _list(order, partial(_number, column))
+    yield "again", _json([place for place, index in enumerate(order) if index in units.again])
+    yield "error", _json({str(place): units.error[index] for place, index in enumerate(order) if index in units.error})
+    yield "values", _list(order, partial(_values, list(units.values.values())))
+    yield (
+        "marks",
+        _json(
+            [
+                {"at": round(found.elapsed(mark.at) * 1e4), "lane": mark.lane, "what": mark.what, "text": mark.text}
+                for mark in found.marks
+            ]
+        ),
+    )
 
 
-def _values(span: Span, metrics: dict[str, int]) -> list[float | None]:
-    """Mean of each scalar metric over the rows of a unit, four digits."""
-    values: list[float | None] = []
-    for name in metrics:
-        total = rows = 0.0
-        plain = True
-        for part in span.parts:
-            if name in part.sums:
-                one, count = part.sums[name]
-                if isinstance(one, list):
-                    plain = False
-                    break
-                total += one
-                rows += count
-        mean = total / rows if rows and plain else math.nan
-        values.append(float(f"{mean:.4g}") if math.isfinite(mean) else None)
-    while values and values[-1] is None:
-        values.pop()
-    return values
+def _number(column: Sequence[int], index: int) -> str:
+    return str(column[index])
+
+
+def _json(value: Any) -> Iterator[str]:
+    yield json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _list(order: Sequence[int], text: Callable[[int], str]) -> Iterator[str]:
+    yield "["
+    for start in range(0, len(order), PIECE):
+        yield ("," if start else "") + ",".join([text(index) for index in order[start : start + PIECE]])
+    yield "]"
+
+
+def _values(columns: list[array[float]], index: int) -> str:
+    """The means of one unit, four digits; null: none."""
+    texts = [
+        f"{column[index]:.4g}" if index < len(column) and math.isfinite(column[index]) else "null" for column in columns
+    ]
+    while texts and texts[-1] == "null":
+        texts.pop()
+    return f"[{','.join(texts)}]"

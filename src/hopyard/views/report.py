@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from hopyard.core.books import TrialBook
@@ -43,12 +43,28 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
     ]
 
 
-def facts(lines: Sequence[Line], machine: Machine, status: str) -> dict[str, Any]:
+def brief(found: Chart, machine: Machine) -> dict[str, Any]:
+    """One line's worth of a run: plain values for JSON. `folded` is the status that the journal folds to."""
+    best = words.best(machine)
+    return {
+        "folded": machine.status,
+        "completed": sum(trial.status == "completed" for trial in machine.trials.values()),
+        "failed": sum(trial.status == "failed" for trial in machine.trials.values()),
+        "trials": machine.spec.trials if machine.spec.trials is not None else len(machine.trials),
+        "epochs": machine.spec.epochs,
+        "metric": machine.spec.metric,
+        "best": best.value(machine.spec.metric) if best is not None else None,
+        "started": found.began,
+        "seconds": found.elapsed(found.at),
+    }
+
+
+def facts(lines: Iterable[Line], machine: Machine, status: str) -> dict[str, Any]:
     """What the whole run came to: plain values for JSON."""
     return _facts(chart(lines), machine, status)
 
 
-def report(lines: Sequence[Line], machine: Machine, about: dict[str, Any], status: str) -> str:
+def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], status: str) -> str:
     """The final report.
 
     Args:
@@ -65,7 +81,7 @@ def report(lines: Sequence[Line], machine: Machine, about: dict[str, Any], statu
         _ranks(machine, status),
         _account(found, machine, status),
         _failures(machine),
-        _defects(found),
+        _defects(machine),
         _next(machine, about, directory, status),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -91,7 +107,7 @@ def _facts(found: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "state_bytes": found.stored_bytes,
         "lost": [mark.text for mark in found.lost],
         "resumed": len(found.gaps),
-        "defects": found.defects,
+        "defects": machine.defects,
     }
 
 
@@ -203,14 +219,14 @@ def _failure(trial: TrialBook) -> list[str]:
     return lines + [f"    | {line}" for line in tail]
 
 
-def _defects(found: Chart) -> str:
-    if not found.defects:
+def _defects(machine: Machine) -> str:
+    if not machine.defects:
         return "Defects: none seen"
     return "\n".join(
         [
-            f"DEFECTS: {len(found.defects)}. What was promised to be equal is not: the recipe is not deterministic, or "
-            "Hopyard is at fault",
-            *(f"  {text}" for text in found.defects[:20]),
+            f"DEFECTS: {len(machine.defects)}. What was promised to be equal is not: the recipe is not deterministic, "
+            "or Hopyard is at fault",
+            *(f"  {text}" for text in machine.defects[:20]),
         ]
     )
 

@@ -20,7 +20,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from hopyard.core.books import TrialBook
-from hopyard.core.events import Began, Checked, Line, Resumed, Tick
+from hopyard.core.events import Began, Checked, Line, Resumed
 from hopyard.core.machine import Machine
 from hopyard.spec import RunSpec, Unit
 from hopyard.views import words
@@ -93,9 +93,7 @@ class Table:
             trial = self._chart.see(line)
             if trial >= 0:
                 touched[trial] = None
-            if isinstance(line, Tick):
-                touched.update(dict.fromkeys(self._chart.late(machine, line.at)))
-            elif isinstance(line, Resumed):
+            if isinstance(line, Resumed):
                 self._skip(machine)
         if self._face == "plain":
             self._tell(lines, touched, machine)
