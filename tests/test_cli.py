@@ -361,8 +361,10 @@ def test_a_script_as_a_distributed_program(tmp_path):
         (["--roles", "worker=2", "--engine", "mesos"], "local or spark is wanted"),
         (["--roles", "worker=2", "--master", "yarn"], "it goes with --engine spark"),
         (["--master", "yarn"], "go with --roles"),
-        (["--restarts", "2"], "go with --roles"),
-        (["--roles", "worker=2", "--until", "chief"], "no chief"),
+        (["--max-restarts", "2"], "go with --roles"),
+        (["--restart-scope", "task"], "go with --roles"),
+        (["--max-time", "60"], "go with --roles"),
+        (["--roles", "worker=2", "--until", "worker:2"], "from 0 to 1"),
     ],
 )
 def test_usage_of_programs(tmp_path, words, said):

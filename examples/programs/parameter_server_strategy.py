@@ -4,8 +4,8 @@
     python examples/programs/parameter_server_strategy.py --spark    # … on a Spark session of this machine
 
 Workers and parameter servers only serve, and never return: `until="chief"` ends them. Before that, a process of any of
-them that dies is a failure of the program: `restarts=` starts all of it again, and the chief goes on from its last
-checkpoint. With `restart="task"` as well, only the one that died is started again, at its old address.
+them that dies is a failure of the program: `max_restarts=` starts all of it again, and the chief goes on from its last
+checkpoint. With `restart_scope="task"` as well, only the one that died is started again, at its old address.
 """
 
 import json
@@ -80,14 +80,14 @@ def main(args, ctx):
     (ctx.directory / "result.json").write_text(json.dumps(told))
 
 
-def launch(steps=300, workers=2, fail=None, restarts=0, engine=None, directory=None):
+def launch(steps=300, workers=2, fail=None, max_restarts=0, engine=None, directory=None):
     """At which step the last attempt began, and what it came to. `fail`: at this step the first attempt breaks off."""
     program = hy.launch(
         main,
         {"steps": steps, "save": 50, "rate": 0.2, "fail": fail},
         roles={"chief": 1, "worker": workers, "ps": 1},
         until="chief",
-        restarts=restarts,
+        max_restarts=max_restarts,
         engine=engine,
         directory=directory,
     )
@@ -97,4 +97,4 @@ def launch(steps=300, workers=2, fail=None, restarts=0, engine=None, directory=N
 
 if __name__ == "__main__":
     spark = hy.Spark(hy.spark.session(executors=4, cores=1), workers=4) if "--spark" in sys.argv else None
-    print(launch(fail=150, restarts=1, engine=spark))
+    print(launch(fail=150, max_restarts=1, engine=spark))

@@ -46,7 +46,7 @@ def test_a_task_by_itself_cannot_have_its_rows_again() -> None:
     one = frozenset({1, 5})
     assert book.lacked(one) == [("a", 1)]
     words = book.doubled(OLD, one)
-    assert "'train'" in words and 'restart="program"' in words
+    assert "'train'" in words and 'restart_scope="program"' in words
     assert not book.doubled(OLD, NEW)  # its host was lost, so all were started again
     assert not book.doubled(None, one)
 

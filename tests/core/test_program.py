@@ -8,19 +8,22 @@ import msgspec
 import pytest
 
 from hopyard.core.cluster import Place, Role, assign, environment, roles_of
-from hopyard.core.events import Lost, Tick, encode
-from hopyard.core.program import ELASTIC, SETTLE, STILLBORN, ProgramMachine
+from hopyard.core.events import Fact, Lost, Tick, encode
+from hopyard.core.program import ELASTIC, LAST, SETTLE, STILLBORN, ProgramMachine, fold
 from hopyard.core.program_facts import (
     Assigned,
     Begin,
+    Closing,
     Ended,
     Finish,
     Halt,
     Launched,
     Over,
+    ProgramLine,
     Renew,
     Reported,
     Reserved,
+    Restarting,
     Running,
     Stop,
     Warned,
@@ -36,16 +39,27 @@ def place(slot: int, host: str = "a", gpus: tuple[str, ...] = ()) -> Place:
 
 
 class Play:
-    """A machine and the clock that its facts carry."""
+    """A machine, the clock that its facts carry, and the journal that a driver would have: it always folds to the
+    machine's own state. `said` is what the machine commands but its decisions, which are in `decided`."""
 
     def __init__(self, roles: Any, until: str | None = None, **more: Any) -> None:
         self.now = 0.0
         self.machine = ProgramMachine(spec_of(roles, until, **more))
-        self.said = self.machine.handle(Launched(at=0.0, spec=self.machine.spec))
+        self.lines: list[ProgramLine] = []
+        self.decided: list[Any] = []
+        self.said: list[Any] = []
+        self.tell(Launched(at=0.0, spec=self.machine.spec), 0.0)
 
     def tell(self, fact: Any, after: float = 0.01) -> list[Any]:
         self.now += after
-        self.said = self.machine.handle(msgspec.structs.replace(fact, at=self.now))
+        fact = msgspec.structs.replace(fact, at=self.now)
+        if not isinstance(fact, Tick):
+            self.lines.append(fact)
+        commands = self.machine.handle(fact)
+        self.decided = [command for command in commands if isinstance(command, Fact)]
+        self.said = [command for command in commands if not isinstance(command, Fact)]
+        self.lines += self.decided
+        assert fold(decode(encode(line)) for line in self.lines).snapshot() == self.machine.snapshot()
         return self.said
 
     def up(self, *slots: int) -> list[Any]:
@@ -89,8 +103,8 @@ def test_the_end_of_the_chief_is_the_end_and_a_ps_that_never_exits_is_ended() ->
     assert [command.slot for command in play.said] == [2, 3]
     play.end("worker 1")
     assert [command.slot for command in play.said] == [3]
-    over = play.halted()
-    assert [type(c).__name__ for c in over] == ["Over", "Finish"] and over[0].status == "done"
+    assert play.halted() == [Finish("done")]
+    assert [type(line).__name__ for line in play.lines[-4:]] == ["Ended", "Closing", "Ended", "Over"]
 
 
 def test_ranks_of_one_host_are_told_of_the_gpus_of_all() -> None:
@@ -159,7 +173,7 @@ def test_a_failing_task_ends_the_program_with_its_own_words() -> None:
     assert play.said == []
     play.end("worker 0", code=1, error="ConnectionError: peer")
     play.tell(Tick(at=0), SETTLE + 0.01)
-    over = play.said[0]
+    over = play.decided[-1]
     assert isinstance(over, Over) and over.status == "failed"
     assert over.cause == "worker 1 failed: ValueError: x\nTraceback\n  line" and over.slot == 1
 
@@ -170,7 +184,7 @@ def test_the_first_cause_is_who_was_killed_not_who_noticed() -> None:
     play.end("worker 0", code=1, error="ConnectionError: peer")
     play.end("worker 1", code=-9, story="process 9 was killed by SIGKILL", returned=False)
     play.tell(Tick(at=0), SETTLE + 0.01)
-    assert play.said[0].cause == "worker 1 failed: its process 9 was killed by SIGKILL"
+    assert play.decided[-1].cause == "worker 1 failed: its process 9 was killed by SIGKILL"
 
 
 def test_a_process_that_ends_before_main_returns_is_no_success() -> None:
@@ -178,7 +192,7 @@ def test_a_process_that_ends_before_main_returns_is_no_success() -> None:
     play.up()
     play.end("worker 0", code=0, returned=False, story="process 9 ended with exit code 0")
     play.tell(Tick(at=0), SETTLE + 0.01)
-    assert play.said[0].status == "failed" and "before main returned" in play.said[0].cause
+    assert play.machine.status == "failed" and "before main returned" in play.machine.cause
     play = Play({"worker": 1}, script=True)
     play.up()
     play.end("worker 0", code=0, returned=False)
@@ -186,7 +200,7 @@ def test_a_process_that_ends_before_main_returns_is_no_success() -> None:
 
 
 def test_a_restart_waits_until_the_old_attempt_has_ended() -> None:
-    play = Play({"worker": 3}, restarts=1)
+    play = Play({"worker": 3}, max_restarts=1)
     first = play.up()
     play.end("worker 2", code=1, error="E")
     play.tell(Tick(at=0), SETTLE + 0.01)
@@ -206,17 +220,66 @@ def test_a_restart_waits_until_the_old_attempt_has_ended() -> None:
 
 
 def test_only_the_task_is_restarted_where_the_program_can_take_it() -> None:
-    play = Play({"chief": 1, "ps": 1, "worker": 2}, restarts=2, restart="task")
+    play = Play({"chief": 1, "ps": 1, "worker": 2}, max_restarts=2, restart_scope="task")
     play.up()
-    before = play.machine.tasks[3].life
-    play.end("ps 0", code=-9, returned=False, story="process 9 was killed by SIGKILL")
-    assert play.kinds() == ["Assigned", "Begin"]
-    assert play.said[1].task.name == "ps 0" and play.said[1].life > before
+    lives = {book.task.name: book.life for book in play.machine.tasks.values()}
+    play.end("worker 1", code=-9, returned=False, story="process 9 was killed by SIGKILL")
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    (begun,) = play.said
+    assert begun.task.name == "worker 1" and begun.life > max(lives.values())
+    assert begun.environment["TORCHELASTIC_RESTART_COUNT"] == "1"
+    assert play.machine.phase == "running" and play.machine.restart == 1
+    now = {book.task.name: book.life for book in play.machine.tasks.values()}
+    assert {name for name in lives if lives[name] != now[name]} == {"worker 1"}
+
+
+def test_tasks_that_fail_together_are_one_failure() -> None:
+    """A peer that notices is started again with the one that it noticed, and that counts once."""
+    play = Play({"chief": 1, "worker": 2}, max_restarts=1, restart_scope="task")
+    play.up()
+    play.end("worker 1", code=-9, returned=False, story="process 9 was killed by SIGKILL")
+    play.end("worker 0", code=1, error="UnavailableError: worker 1")
+    assert play.said == []
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert [command.task.name for command in play.said] == ["worker 0", "worker 1"]
     assert play.machine.phase == "running"
 
 
+def test_a_peer_that_notices_a_lost_slot_first_does_not_use_up_the_restart() -> None:
+    play = Play({"chief": 1, "worker": 2}, max_restarts=1, restart_scope="task")
+    play.up()
+    play.end("chief 0", code=1, error="UnavailableError: worker 1")
+    play.tell(Lost(at=0, slot=2, reason="its executor ended"))
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert play.machine.phase == "restarting" and "its executor ended" in play.machine.cause
+
+
+def test_a_parameter_server_takes_the_variables_along_so_all_is_restarted() -> None:
+    play = Play({"chief": 1, "ps": 1, "worker": 2}, max_restarts=2, restart_scope="task")
+    play.up()
+    play.end("ps 0", code=-9, returned=False, story="process 9 was killed by SIGKILL")
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert isinstance(play.decided[0], Restarting)
+    assert [command.slot for command in play.said] == [0, 1, 2]
+    play.halted()
+    assert [command.task.name for command in play.said] == ["chief 0", "worker 0", "worker 1", "ps 0"]
+
+
+def test_a_task_is_started_again_beside_one_whose_agent_is_gone() -> None:
+    """Worker 0 is done, and its slot was lost since: worker 1 is told of its old address."""
+    play = Play({"worker": 2}, "all", max_restarts=1, restart_scope="task")
+    play.up()
+    play.end("worker 0")
+    play.tell(Lost(at=0, slot=0, reason="its executor ended"))
+    play.end("worker 1", code=1, error="E")
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    assert play.said[0].peers == {"worker": ["10.0.0.a:1000", "10.0.0.a:1001"]}
+    play.end("worker 1")
+    assert play.machine.status == "done"
+
+
 def test_a_lost_slot_takes_its_address_along_so_all_is_restarted() -> None:
-    play = Play({"worker": 2}, restarts=1, restart="task")
+    play = Play({"worker": 2}, max_restarts=1, restart_scope="task")
     play.up()
     play.tell(Lost(at=0, slot=0, reason="its executor ended"))
     play.tell(Tick(at=0), SETTLE + 0.01)
@@ -237,7 +300,7 @@ def test_a_lost_slot_is_never_success() -> None:
 
 
 def test_fewer_slots_than_roles() -> None:
-    play = Play({"worker": 3}, patience=30.0)
+    play = Play({"worker": 3}, start_timeout=30.0)
     play.up(0, 1)
     assert play.tell(Tick(at=0), 29.0) == []
     play.tell(Tick(at=0), 2.0)
@@ -246,11 +309,11 @@ def test_fewer_slots_than_roles() -> None:
 
 
 def test_an_elastic_program_goes_on_with_fewer() -> None:
-    play = Play({"worker": (2, 4)}, restarts=3)
+    play = Play({"worker": (2, 4)}, max_restarts=3)
     play.up(0, 1, 2)
     assert play.machine.phase == "reserving"
     play.tell(Tick(at=0), ELASTIC + 0.01)
-    assert isinstance(play.said[0], Assigned) and len(play.said[0].tasks) == 3
+    assert isinstance(play.decided[0], Assigned) and len(play.decided[0].tasks) == 3
     play.tell(Lost(at=0, slot=1, reason="x"))
     play.tell(Tick(at=0), SETTLE + 0.01)
     play.halted()
@@ -261,9 +324,9 @@ def test_an_elastic_program_goes_on_with_fewer() -> None:
 
 
 def test_an_elastic_program_grows_when_slots_come() -> None:
-    play = Play({"worker": (2, 4)}, restarts=1)
+    play = Play({"worker": (2, 4)}, max_restarts=1)
     play.up(0, 1)
-    for command in play.tell(Tick(at=0), ELASTIC + 0.01)[1:]:
+    for command in play.tell(Tick(at=0), ELASTIC + 0.01):
         play.tell(Running(at=0, slot=command.task.slot, life=command.life))
     play.tell(Reserved(at=0, place=place(2)))
     assert play.said == [] == play.tell(Tick(at=0), ELASTIC - 0.1)  # others may come
@@ -272,7 +335,7 @@ def test_an_elastic_program_grows_when_slots_come() -> None:
     play.tell(Tick(at=0), ELASTIC + 0.01)
     begun = [c for c in play.said if isinstance(c, Begin)]
     assert [c.environment["WORLD_SIZE"] for c in begun] == ["3"] * 3
-    assert begun[0].environment["TORCHELASTIC_RESTART_COUNT"] == "1"
+    assert begun[0].restart == 1 and begun[0].environment["TORCHELASTIC_RESTART_COUNT"] == "0"  # as in torchrun
     for command in begun:
         play.tell(Running(at=0, slot=command.task.slot, life=command.life))
     play.end("worker 1", code=1, error="ValueError: x")  # the one restart that failures have is still there
@@ -283,14 +346,14 @@ def test_an_elastic_program_grows_when_slots_come() -> None:
 def test_a_program_that_may_not_be_started_again_does_not_grow() -> None:
     play = Play({"worker": (2, 4)})
     play.up(0, 1)
-    for command in play.tell(Tick(at=0), ELASTIC + 0.01)[1:]:
+    for command in play.tell(Tick(at=0), ELASTIC + 0.01):
         play.tell(Running(at=0, slot=command.task.slot, life=command.life))
     play.tell(Reserved(at=0, place=place(2)))
     assert play.tell(Tick(at=0), 10 * ELASTIC) == []
 
 
 def test_one_that_does_not_begin() -> None:
-    play = Play({"worker": 2}, patience=10.0)
+    play = Play({"worker": 2}, start_timeout=10.0)
     for slot in (0, 1):
         play.tell(Reserved(at=0, place=place(slot)))
     play.tell(Tick(at=0), 11.0)
@@ -376,6 +439,129 @@ def test_gpus_go_to_the_roles_that_ask() -> None:
 
 
 @pytest.mark.parametrize(
+    "roles, until, chosen",
+    [
+        ({"chief": 1, "worker": 2}, None, "chief"),
+        ({"master": 1, "worker": 2}, "chief", "chief"),
+        ({"worker": 2, "ps": 1}, None, "workers"),
+        ({"worker": 2, "ps": 1}, "chief", "worker:0"),
+        ({"trainer": 2, "ps": 1}, "chief", "trainer:0"),
+        ({"worker": 2, "ps": 1}, "ps:0", "ps:0"),
+        ({"worker": 2, "ps": 1}, "worker:01", "worker:1"),
+        ({"worker": (2, 4)}, "chief", "worker:0"),
+    ],
+)
+def test_which_tasks_must_end(roles: Any, until: Any, chosen: str) -> None:
+    assert spec_of(roles, until).until == chosen
+
+
+def test_the_end_of_worker_0_is_the_end_where_others_only_serve() -> None:
+    play = Play({"worker": 3, "ps": 1}, "chief", grace=1.0)
+    play.up()
+    play.end("worker 1")
+    assert play.machine.phase == "running"
+    play.end("worker 0")
+    assert [type(command) for command in play.said] == [Warned, Warned]
+    play.tell(Tick(at=0), 1.1)
+    play.halted()
+    assert play.machine.status == "done"
+
+
+def test_worker_0_of_an_elastic_program_is_the_first_of_those_that_run() -> None:
+    play = Play({"worker": (1, 2)}, "chief", max_restarts=1)
+    play.up()
+    play.tell(Lost(at=0, slot=0, reason="x"))
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    play.halted()
+    play.tell(Tick(at=0), ELASTIC + 0.01)
+    assert play.machine.tasks[1].task.name == "worker 0"
+    play.end("worker 0")
+    assert play.machine.status == "done"
+
+
+class TestMaxTime:
+    def test_tasks_may_end_by_themselves_then_they_are_ended(self) -> None:
+        play = Play({"worker": 2, "ps": 1}, max_time=60.0, grace=3.0)
+        play.up()
+        assert play.tell(Tick(at=0), 59.0) == []
+        play.tell(Tick(at=0), 1.0)
+        assert [type(command) for command in play.said] == [Warned] * 3
+        play.end("worker 0")
+        assert play.tell(Tick(at=0), 2.0) == []
+        play.tell(Tick(at=0), 1.0)
+        assert play.kinds() == ["Halt", "Halt"]
+        play.halted()
+        over = play.decided[-1]
+        assert (over.status, over.cause, over.slot) == ("failed", "it took longer than max_time=60 seconds", -1)
+
+    def test_restarts_do_not_begin_it_anew(self) -> None:
+        play = Play({"worker": 1}, max_time=60.0, max_restarts=5)
+        play.up()
+        play.tell(Tick(at=0), 50.0)
+        play.end("worker 0", code=1, error="E")
+        play.tell(Tick(at=0), SETTLE + 0.01)
+        assert play.kinds() == ["Begin"]
+        play.tell(Tick(at=0), 10.0)
+        assert isinstance(play.decided[0], Closing)
+        play.halted()
+        play.tell(Tick(at=0), 20.0)
+        play.halted()
+        assert play.machine.cause == "it took longer than max_time=60 seconds, its 1 restart(s) included"
+
+    def test_while_it_waits_for_slots(self) -> None:
+        play = Play({"worker": 2}, max_time=10.0)
+        play.up(0)
+        play.tell(Tick(at=0), 11.0)
+        assert play.machine.status == "failed" and not play.machine.starved
+        assert play.machine.cause.endswith("it waited for slots, and there were 1 of the 2 that it needs")
+
+    def test_a_failure_of_the_same_moment_is_told_first(self) -> None:
+        play = Play({"worker": 1}, max_time=10.0)
+        play.up()
+        play.tell(Tick(at=0), 9.9)
+        play.end("worker 0", code=1, error="ValueError: x")
+        play.tell(Tick(at=0), SETTLE + 0.01)
+        assert "ValueError: x" in play.machine.cause
+
+    def test_a_program_that_is_done_is_done(self) -> None:
+        play = Play({"worker": 1, "ps": 1}, max_time=10.0)
+        play.up()
+        play.end("worker 0")
+        play.tell(Tick(at=0), 11.0)
+        play.halted()
+        assert play.machine.status == "done"
+
+    def test_a_stop_does_not_wait_for_the_grace(self) -> None:
+        play = Play({"worker": 1}, max_time=10.0, grace=60.0)
+        play.up()
+        play.tell(Tick(at=0), 11.0)
+        play.tell(Stop(at=0, reason="stopped by the user"))
+        assert play.kinds() == ["Halt"]
+        play.halted()
+        assert play.machine.status == "failed" and "max_time" in play.machine.cause
+
+
+def test_the_id_of_a_program_is_that_of_all_its_tasks_and_restarts() -> None:
+    play = Play({"worker": 2}, max_restarts=1, run_id="abc")
+    ids = [command.environment["TORCHELASTIC_RUN_ID"] for command in play.up()]
+    play.end("worker 0", code=1, error="E")
+    play.tell(Tick(at=0), SETTLE + 0.01)
+    play.halted()
+    ids += [command.environment["TORCHELASTIC_RUN_ID"] for command in play.said]
+    assert ids == ["abc"] * 4
+
+
+def test_groups_are_the_hosts_of_ranks_counted_from_0() -> None:
+    """As torchrun has it: GROUP_RANK is below GROUP_WORLD_SIZE, also where the first host has no rank."""
+    gpus = {0: (), 1: ("0",), 2: ("0",)}
+    places = {slot: place(slot, "abc"[slot], gpus[slot]) for slot in gpus}
+    tasks = assign(roles_of({"worker": Role(2, gpus=1), "ps": 1}), list(places.values()))
+    told = {task.name: environment(task, tasks, places, 0, 0, "r") for task in tasks}
+    assert [told[f"worker {n}"]["GROUP_RANK"] for n in (0, 1)] == ["0", "1"]
+    assert {one["GROUP_WORLD_SIZE"] for one in told.values()} == {"2"}
+
+
+@pytest.mark.parametrize(
     "roles, until, words",
     [
         ({}, None, "a dict such as"),
@@ -386,9 +572,16 @@ def test_gpus_go_to_the_roles_that_ask() -> None:
         ({"worker": (3, 2)}, None, "from 1 to count=2"),
         ({"chief": 2}, None, "one chief"),
         ({"chief": 1, "master": 1}, None, "two names"),
-        ({"worker": 2}, "chief", "no chief"),
+        ({"ps": 2}, "chief", "never end"),
         ({"ps": 2}, "workers", "never end"),
-        ({"worker": 2}, "ever", '"chief", "workers" or "all"'),
+        ({"worker": 2}, "ever", '"chief", "workers", "all", or the name of a task, such as "worker:0"'),
+        ({"worker": 2}, 3, "until = 3"),
+        ({"worker": 2}, "worker:", 'such as "worker:0"'),
+        ({"worker": 2}, "worker:-1", 'such as "worker:0"'),
+        ({"worker": 2}, "worker:²", 'such as "worker:0"'),
+        ({"worker": 2}, "ps:0", "roles have no 'ps'; there are 'worker'"),
+        ({"worker": 2, "ps": 1}, "worker:2", "the number must be from 0 to 1"),
+        ({"worker": (2, 4)}, "worker:2", "from 0 to 1, as 'worker' may go on with 2"),
     ],
 )
 def test_bad_values(roles: Any, until: Any, words: str) -> None:
@@ -397,13 +590,14 @@ def test_bad_values(roles: Any, until: Any, words: str) -> None:
 
 
 def test_an_agent_that_does_not_answer_is_replaced() -> None:
-    play = Play({"worker": 2}, restarts=1)
+    play = Play({"worker": 2}, max_restarts=1)
     play.up()
     play.end("worker 0", code=1, error="E")
     play.tell(Tick(at=0), SETTLE + 0.01)
     assert [command.slot for command in play.said] == [1]
-    play.tell(Tick(at=0), 6.0)
+    play.tell(Tick(at=0), LAST + 1)
     assert play.said == [Renew(1)]
+    assert isinstance(play.decided[0], Lost) and "has not ended its task within 5 seconds" in play.decided[0].reason
 
 
 def test_elastic_roles_are_cut_to_the_engine() -> None:
@@ -426,7 +620,7 @@ def test_metrics_that_are_not_finite_survive_the_journal(value: float) -> None:
 def test_facts_survive_the_journal() -> None:
     play = Play({"worker": 1})
     play.tell(Reserved(at=0, place=place(0)))
-    assert isinstance(play.said[0], Assigned)
-    assert decode(msgspec.json.encode(play.said[0])) == play.said[0]
+    assert isinstance(play.decided[0], Assigned)
+    assert decode(encode(play.decided[0])) == play.decided[0]
     with pytest.raises(JournalError):
         decode(b'{"type":"Other"}')

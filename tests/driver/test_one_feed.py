@@ -32,7 +32,7 @@ class Hosts:
             status="running",
             restart=0,
             tasks={},
-            spec=SimpleNamespace(restart=restart, restarts=restarts),
+            spec=SimpleNamespace(restart_scope=restart, max_restarts=restarts),
         )
         self.lives = frozenset({1, 2})
         self.fed = [0, 1]
@@ -214,7 +214,7 @@ def test_a_restart_that_waits_for_slots_is_waited_for(hosts: Hosts, tmp_path: Pa
 
 @pytest.mark.parametrize("when", ["sending", "waiting", "later"])
 def test_one_task_by_itself_makes_it_fail(hosts: Hosts, tmp_path: Path, when: str) -> None:
-    hosts.machine.spec.restart = "task"
+    hosts.machine.spec.restart_scope = "task"
     feeds = feeding(hosts, tmp_path)
     one = frozenset({1, 5})
     if when == "later":
@@ -232,7 +232,7 @@ def test_one_task_by_itself_makes_it_fail(hosts: Hosts, tmp_path: Path, when: st
 
 
 def test_a_host_that_is_lost_starts_all_again_whatever_the_rule(hosts: Hosts, tmp_path: Path) -> None:
-    hosts.machine.spec.restart = "task"
+    hosts.machine.spec.restart_scope = "task"
     feeds = feeding(hosts, tmp_path)
     call(feeds, Rows(hosts, "A"), end=True)
     hosts.start_again(ALL_NEW)

@@ -255,7 +255,7 @@ class TestContext:
 
         pd.DataFrame({"x": range(240), "y": [0.5] * 240}).to_parquet(tmp_path / "rows.parquet")
         data = hy.Dataset.parquet(tmp_path / "rows.parquet", features=["x"], label="y", partitions=5)
-        program = launch(tmp_path, main, data, restarts=1)
+        program = launch(tmp_path, main, data, max_restarts=1)
         assert program.wait(60) == "done"
         told = [json.loads((program.directory / f"told-{rank}").read_text()) for rank in (0, 1)]
         assert [one["list"] for one in told] == [[0, 2, 4], [1, 3]]
@@ -335,7 +335,7 @@ def test_a_failure_after_the_feed_is_fed_again(tmp_path: Path) -> None:
                 raise ValueError("late")
         ctx.report({"rows": rows})
 
-    program = hy.launch(main, roles={"worker": 1}, restarts=1, directory=tmp_path / "program")
+    program = hy.launch(main, roles={"worker": 1}, max_restarts=1, directory=tmp_path / "program")
     for start in (0, 5):
         program.feed([{"a": n} for n in range(start, start + 5)], end=False)
     program.end()

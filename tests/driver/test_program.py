@@ -189,7 +189,7 @@ class TestFailures:
     def test_a_restart_ends_right(self, tmp_path: Path, who: tuple[str, int], how: str) -> None:
         args = {"who": who, "how": how, "times": 1}
         program = launch(
-            tmp_path, programs.misbehaves, args, roles={"chief": 1, "worker": 2, "ps": 1}, until="all", restarts=1
+            tmp_path, programs.misbehaves, args, roles={"chief": 1, "worker": 2, "ps": 1}, until="all", max_restarts=1
         )
         assert program.wait(60) == "done"
         assert program.status()["restarts"] == 1
@@ -207,14 +207,14 @@ class TestFailures:
             while ctx.role == "worker" and not (ctx.directory / "ps-0-1").exists():
                 time.sleep(0.01)
 
-        program = launch(tmp_path, main, roles={"worker": 1, "ps": 1}, restarts=1, restart="task")
+        program = launch(tmp_path, main, roles={"worker": 1, "ps": 1}, max_restarts=1, restart_scope="task")
         assert program.wait(60) == "done"
         root = tmp_path / "program"
         assert (root / "ps-0-0").read_text() == (root / "ps-0-1").read_text()
         assert not (root / "worker-0-1").exists()
 
     def test_too_many_failures(self, tmp_path: Path) -> None:
-        program = launch(tmp_path, programs.misbehaves, {"who": ("worker", 0), "how": "raise"}, restarts=1)
+        program = launch(tmp_path, programs.misbehaves, {"who": ("worker", 0), "how": "raise"}, max_restarts=1)
         with pytest.raises(hy.ProgramFailed, match="third wheel") as caught:
             program.wait(60)
         assert "after 1 restart(s)" in str(caught.value)
@@ -226,7 +226,7 @@ class TestFailures:
 
                 return time.sleep, (1000,)
 
-        program = launch(tmp_path, programs.who, Hangs(), patience=3.0)
+        program = launch(tmp_path, programs.who, Hangs(), start_timeout=3.0)
         with pytest.raises(hy.ProgramFailed, match="begun its main within 3 seconds"):
             program.wait(60)
         assert "time.sleep" in program.logs() or "_loaded" in program.logs()  # its stack
@@ -368,7 +368,7 @@ class TestOddPrograms:
             ctx.report({"rows": rows})
 
         table = pa.table({"a": range(40_000), "b": ["x" * 2500] * 40_000})  # 100 MB: more than a queue takes
-        program = launch(tmp_path, main, roles={"worker": 1}, restarts=1)
+        program = launch(tmp_path, main, roles={"worker": 1}, max_restarts=1)
         assert program.feed(table) == 40_000
         assert program.wait(60) == "done"
         assert program.status()["tasks"][0]["values"]["rows"] == 40_000

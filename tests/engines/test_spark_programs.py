@@ -148,7 +148,7 @@ class TestFeeding:
 
     @pytest.mark.parametrize("who", ["worker", "executor"])
     def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path, who: str) -> None:
-        program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, restarts=1)
+        program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, max_restarts=1)
         program.feed(frame(spark, 20000, 4))
         assert program.wait(60) == "done"
         assert program.status()["restarts"] == 1 and sum(values(program, "rows")) == 20000
@@ -200,7 +200,7 @@ class TestKills:
         assert gone(everyone(program), 2.0) and slots_are_free(spark)
 
     def test_a_killed_executor_restarts_the_program(self, spark: Any, tmp_path: Path) -> None:
-        program = launch(spark, tmp_path, _slow_start, restarts=1)
+        program = launch(spark, tmp_path, _slow_start, max_restarts=1)
         pids = notes(tmp_path, 2)
         executor = _executor_of(pids["worker-0"])
         os.kill(executor, signal.SIGKILL)

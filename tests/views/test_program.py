@@ -18,7 +18,7 @@ TASKS = (Task("worker", 0, 0, 0, 0, 2, 0), Task("worker", 1, 1, 1, 1, 2, 0))
 LINES = [
     Launched(at=1.0, spec=spec_of({"worker": 2}, None, name="train"), about={"engine": "local"}),
     Reserved(at=2.0, place=PLACE),
-    Assigned(at=3.0, restart=1, tasks=TASKS),
+    Assigned(at=3.0, restart=1, tasks=TASKS, lives=(1, 2)),
     Running(at=3.0, slot=0, life=1),
     Reported(at=4.0, slot=0, life=1, values={"loss": 0.5}, step=7),
     Ended(at=5.0, slot=0, life=1, returned=True),
@@ -32,17 +32,30 @@ def test_the_report_says_how_each_task_stands() -> None:
     assert text.splitlines()[0] == "train: failed"
     assert "roles      2 worker, on local" in text and "restarts   1" in text
     assert "worker 0     done      a  slot-0.log  step 7  loss 0.5" in text
-    assert "worker 1     lost" in text
+    assert "worker 1     failed" in text
 
 
 def test_a_torn_last_line_had_no_effect_and_damage_is_told(tmp_path: Path) -> None:
     path = tmp_path / "program.jsonl"
     whole = b"".join(msgspec.json.encode(line) + b"\n" for line in LINES)
     path.write_bytes(whole + b'{"type":"Ov')
-    assert read(path) == LINES
+    assert list(read(path)) == LINES
     path.write_bytes(whole + b"rubbish\n")
     with pytest.raises(JournalError, match="line 9"):
-        read(path)
+        list(read(path))
+
+
+def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "program.jsonl"
+    path.write_bytes(b'{"type":"Launched","at":1.0,"format":2,"purpose":{"roles":[]}}\n{"type":"Renamed"}\n')
+    with pytest.raises(JournalError, match=r"has format 2, this Hopyard reads up to 1: it was written by a newer"):
+        list(read(path))
+
+
+def test_a_journal_begins_with_the_launch() -> None:
+    with pytest.raises(JournalError, match="begins with Launched, not Reserved"):
+        story(LINES[1:])
+    assert story([]).status == "reserving"
 
 
 def test_what_a_driver_left_in_the_midst_is_interrupted() -> None:

@@ -30,8 +30,16 @@ def run(
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="Of Spark: spark://host:7077, yarn; default: its own settings.")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Whose end is its end: chief, workers or all.")] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="How often it is started again when a task fails.")] = 0,
+    until: Annotated[
+        str | None, typer.Option(help="Which tasks must end for it to end: chief, workers, all, or one: worker:0.")
+    ] = None,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often it is started again when a task fails.")] = 0,
+    restart_scope: Annotated[
+        str, typer.Option(help="What is started again: program, or task, where the program can take that.")
+    ] = "program",
+    max_time: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="After which it is ended, all restarts included.")
+    ] = None,
     gpus: Annotated[int, typer.Option(min=0, help="Of each chief and worker.")] = 0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="TensorBoard on the program's directory.")] = False,
     tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Show it tf.compat.v1 as tensorflow.")] = False,
@@ -50,15 +58,18 @@ def run(
                 wanted,
                 chosen,
                 until=until,
-                restarts=restarts,
+                max_restarts=max_restarts,
+                restart_scope=restart_scope,
+                max_time=max_time,
                 tensorboard=tensorboard,
                 tensorflow1=tensorflow1,
                 directory=directory,
             )
-    if engine != "local" or master or until or restarts or tensorboard or tensorflow1 or gpus or directory:
+    given = (master, until, max_restarts, max_time, tensorboard, tensorflow1, gpus, directory)
+    if engine != "local" or restart_scope != "program" or any(given):
         raise UsageError(
-            "--engine, --master, --until, --restarts, --gpus, --tensorboard, --tensorflow1 and --directory go with "
-            "--roles"
+            "--engine, --master, --until, --max-restarts, --restart-scope, --max-time, --gpus, --tensorboard, "
+            "--tensorflow1 and --directory go with --roles"
         )
     from hopyard.frameworks import quiet
 

@@ -122,7 +122,7 @@ class Task(msgspec.Struct, frozen=True):
     local_rank: int
     local_world_size: int
     group_rank: int
-    """Number of its host."""
+    """Number of its host; hosts of tasks that have a rank come first, in the order of ranks."""
     gpus: tuple[str, ...] = ()
 
     @property
@@ -163,16 +163,20 @@ def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ..
         free.remove(place)
         taken[name, index] = place
     ranked = [key for key in wanted if key[0] not in SERVING]
+    unranked = [key for key in wanted if key[0] in SERVING]
+    groups: dict[int, int] = {}
+    for key in [*ranked, *unranked]:
+        groups.setdefault(number[taken[key].slot], len(groups))
     local: dict[int, int] = {}
     places_of: dict[tuple[str, int], tuple[int, int]] = {}
     for rank, key in enumerate(ranked):
-        host = number[taken[key].slot]
+        host = groups[number[taken[key].slot]]
         places_of[key] = rank, local.get(host, 0)
         local[host] = local.get(host, 0) + 1
     tasks = []
     for key in wanted:
         place = taken[key]
-        host = number[place.slot]
+        host = groups[number[place.slot]]
         rank, local_rank = places_of.get(key, (-1, -1))
         own = place.gpus[: roles[key[0]].gpus] if sharing else place.gpus
         tasks.append(Task(*key, place.slot, rank, local_rank, local.get(host, 0) if rank >= 0 else 0, host, own))
@@ -211,9 +215,17 @@ def peers(tasks: Sequence[Task], places: Mapping[int, Place]) -> dict[str, list[
 
 
 def environment(
-    task: Task, tasks: Sequence[Task], places: Mapping[int, Place], restart: int, restarts: int, run: str
+    task: Task, tasks: Sequence[Task], places: Mapping[int, Place], restarts: int, max_restarts: int, run_id: str
 ) -> dict[str, str]:
     """What a task's process finds in its environment, whatever framework it uses.
+
+    Args:
+        task: whose process it is.
+        tasks: all of them.
+        places: slot → what its agent reserved.
+        restarts: how many came after failures; as in torchrun, one that only makes use of more slots does not count.
+        max_restarts: how many are allowed.
+        run_id: of the program: equal for all its tasks and restarts.
 
     Sources: TensorFlow, `tf.distribute.cluster_resolver.TFConfigClusterResolver` (an evaluator is in no cluster);
     torchrun, "Environment Variables"; JAX, `jax.distributed.initialize`.
@@ -232,9 +244,9 @@ def environment(
         "MASTER_PORT": str(first.ports[1]),
         "WORLD_SIZE": str(len(ranked)),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": str(restart),
-        "TORCHELASTIC_MAX_RESTARTS": str(restarts),
-        "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
         "GROUP_RANK": str(task.group_rank),
         "GROUP_WORLD_SIZE": str(len({other.group_rank for other in ranked})),
         "ROLE_NAME": task.role,

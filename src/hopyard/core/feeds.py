@@ -164,6 +164,6 @@ class FeedBook:
         if self._restart != "task" or not (had and had & now):
             return ""
         return (
-            f'feed {self.name!r}: a task was started again by itself (restart="task"), and the others have rows that '
-            'it lacks: each row could not come once. Give restart="program" to a program that is fed'
+            f'feed {self.name!r}: a task was started again by itself (restart_scope="task"), and the others have rows '
+            'that it lacks: each row could not come once. Give restart_scope="program" to a program that is fed'
         )

@@ -1,6 +1,8 @@
 """What is asked of a program, the facts of its life, and the commands that follow from them; their codec.
 
-As `events.py` for runs: a fact happened, at a time, and a program's journal is the list of them.
+As `events.py` for runs: a fact happened, at a time, and a program's journal is the list of them. Decisions of the
+machine that change its state are facts too, so that an old journal folds to the same state whatever later versions
+would decide.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from hopyard.core.cluster import CHIEFS, SERVING, Place, Role, Task, roles_of, s
 from hopyard.core.events import UNREADABLE, Fact, Lost, Tick, reworded
 from hopyard.errors import JournalError, SpecError
 
-Until = Literal["chief", "workers", "all"]
+FORMAT = 1
+"""Of a program's journal. A higher number is for changes that an older Hopyard would misread."""
 Status = Literal["done", "failed", "stopped"]
 
 
@@ -22,17 +25,24 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     roles: dict[str, tuple[int, int, int]]
     """Role → (count, least, GPUs of each), in the order of tasks."""
-    until: Until
-    restarts: int = 0
-    restart: Literal["program", "task"] = "program"
-    """What is restarted when a task fails. A slot that is lost takes its address along: then always the program."""
+    until: str
+    """Which tasks must end for the program to end: "chief", "workers", "all", or one task: "worker:0"."""
+    max_restarts: int = 0
+    """How often tasks are started again after a failure."""
+    restart_scope: Literal["program", "task"] = "program"
+    """What is started again when a task fails. A slot that is lost takes its address along, and a parameter server the
+    variables that it holds: then always the program."""
+    max_time: float | None = None
+    """Seconds from the launch, waiting and restarts included, after which the program is ended; None: any."""
     grace: float = 5.0
     """Seconds that tasks have to end by themselves when the program is over."""
-    patience: float = 120.0
+    start_timeout: float = 120.0
     """Seconds until there must be a slot for each task, and until each task must have begun."""
     name: str = "main"
     script: bool = False
     """Whether `main` is a script: then a process that ends with code 0 ended well wherever it stood."""
+    run_id: str = ""
+    """Of this program alone, equal for all its tasks and restarts: what torchrun calls the id of the rendezvous."""
 
     @property
     def wanted(self) -> dict[str, Role]:
@@ -50,26 +60,50 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
         return sum(least for _, least, _ in self.roles.values())
 
 
-def spec_of(roles: object, until: str | None, **more: object) -> ProgramSpec:
+def spec_of(roles: object, until: object, **more: object) -> ProgramSpec:
     """The spec, with every value checked.
 
     Raises:
         SpecError: names the argument, the value, what is allowed.
     """
     wanted = roles_of(roles)
-    led = any(name in wanted for name in CHIEFS)
-    chosen = until if until is not None else "chief" if led else "workers"
-    if chosen not in ("chief", "workers", "all"):
-        raise SpecError(f'until = {until!r}: "chief", "workers" or "all" is needed')
-    if chosen == "chief" and not led:
-        raise SpecError('until = "chief": roles have no chief; give roles={"chief": 1, …}, or until="workers"')
-    if chosen == "workers" and set(wanted) <= set(SERVING):
-        raise SpecError('until = "workers": roles have none, so the program would never end; give until="all"')
     plain = {name: (role.count, role.least or role.count, role.gpus) for name, role in wanted.items()}
     try:
-        return msgspec.convert({"roles": plain, "until": chosen, **more}, ProgramSpec)
+        return msgspec.convert({"roles": plain, "until": _until(until, wanted), **more}, ProgramSpec)
     except msgspec.ValidationError as error:
         raise SpecError(f"hy.launch: {error}") from None
+
+
+def _until(until: object, roles: dict[str, Role]) -> str:
+    """Which tasks must end for the program to end. Without a chief it is the task of rank 0 that leads."""
+    led = any(name in roles for name in CHIEFS)
+    chosen = until if until is not None else "chief" if led else "workers"
+    if chosen == "all" or (chosen == "chief" and led):
+        return str(chosen)
+    ranked = [name for name in roles if name not in SERVING]
+    if chosen in ("chief", "workers"):
+        if not ranked:
+            raise SpecError(
+                f'until = "{chosen}": roles have neither a chief nor a worker, so the program would never end; give '
+                f'until="all", or the name of a task, such as "{next(iter(roles))}:0"'
+            )
+        return "workers" if chosen == "workers" else f"{ranked[0]}:0"
+    role, colon, number = chosen.partition(":") if isinstance(chosen, str) else ("", "", "")
+    if not colon or not number.isdecimal() or not number.isascii():
+        raise SpecError(
+            f'until = {until!r}: "chief", "workers", "all", or the name of a task, such as "{next(iter(roles))}:0", '
+            "is needed"
+        )
+    if role not in roles:
+        raise SpecError(f"until = {until!r}: roles have no {role!r}; there are {', '.join(map(repr, roles))}")
+    least = roles[role].least or roles[role].count
+    if int(number) >= least:
+        elastic = f", as {role!r} may go on with {least}" if least < roles[role].count else ""
+        raise SpecError(
+            f'until = {until!r}: the number must be from 0 to {least - 1}{elastic}; give until="{role}:{least - 1}" '
+            "or less"
+        )
+    return f"{role}:{int(number)}"
 
 
 def fitted(spec: ProgramSpec, slots: int) -> ProgramSpec:
@@ -86,6 +120,7 @@ class Launched(Fact, frozen=True):
     """A program began. Always the first line."""
 
     spec: ProgramSpec
+    format: int = FORMAT
     about: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
 
 
@@ -101,10 +136,47 @@ class Reserved(Fact, frozen=True):
 
 
 class Assigned(Fact, frozen=True):
-    """Decision: these tasks run, each in its slot."""
+    """Decision: these tasks run, each in its slot. Those whose life is not new go on as they are."""
 
     restart: int
+    """How often tasks were started again, for whatever reason."""
     tasks: tuple[Task, ...]
+    lives: tuple[int, ...]
+    """Of each task in turn: a number that no other start of a task has."""
+    spent: int = 0
+    """How many of the restarts came after failures: these count against `max_restarts`."""
+
+
+class Restarting(Fact, frozen=True):
+    """Decision: all tasks are ended, to begin again when the last of them has ended."""
+
+    restart: int
+    spent: int
+    cause: str = ""
+    """Which failure led to it; empty: there are more slots now."""
+    slot: int = -1
+    """Of the task that failed first."""
+
+
+class Overdue(Fact, frozen=True):
+    """Decision: a task counts as failed, as its `main` has not begun in time."""
+
+    slot: int
+    life: int
+    cause: str
+
+
+class Closing(Fact, frozen=True):
+    """Decision: the program ends, this way. A second one says that the time to end by oneself is over."""
+
+    status: Status
+    halted: bool
+    """Whether the tasks are ended now; else they may end by themselves."""
+    cause: str = ""
+    slot: int = -1
+    """Of the task that failed first."""
+    starved: bool = False
+    """Whether it failed for want of slots."""
 
 
 class Running(Fact, frozen=True):
@@ -148,7 +220,7 @@ class Stop(Fact, frozen=True):
 
 
 class Over(Fact, frozen=True):
-    """The program is over."""
+    """Decision: the program is over, nothing of it runs any more."""
 
     status: Status
     cause: str = ""
@@ -195,9 +267,13 @@ class Finish(msgspec.Struct, frozen=True):
     status: Status
 
 
-ProgramEvent = Launched | Reserved | Running | Reported | Ended | Lost | Tick | Stop
-ProgramLine = ProgramEvent | Assigned | Over
-ProgramCommand = Assigned | Over | Begin | Halt | Warned | Renew | Finish
+Happened = Launched | Reserved | Running | Reported | Ended | Lost | Stop
+Decision = Assigned | Restarting | Overdue | Closing | Over | Lost
+"""What the machine decides and the journal takes. `Lost` is of a slot whose agent does not end its task."""
+ProgramEvent = Happened | Tick
+ProgramLine = Happened | Decision
+"""What a line of the journal may hold."""
+ProgramCommand = Decision | Begin | Halt | Warned | Renew | Finish
 
 _decoder: msgspec.json.Decoder[ProgramLine] = msgspec.json.Decoder(ProgramLine)
 
@@ -219,3 +295,19 @@ def decode(text: bytes) -> ProgramLine:
         except (*UNREADABLE, KeyError, TypeError):
             raise JournalError(f"no fact of a program: {strict}: {text[:120]!r}") from strict
         return line
+
+
+class _Head(msgspec.Struct):
+    """What the first line has in every format."""
+
+    type: Literal["Launched"]
+    format: int
+
+
+def format_of(text: bytes) -> int:
+    """The format that the first line of a journal names; 0: it is damaged, as `decode` will say. A newer format may
+    have changed all but two fields, so these are looked at alone."""
+    try:
+        return msgspec.json.decode(text, type=_Head).format
+    except UNREADABLE:
+        return 0

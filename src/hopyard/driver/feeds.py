@@ -91,7 +91,7 @@ class Feeding:
         with self._lock:
             if name not in self._feeds:
                 spec = self._hosts.machine.spec
-                book = FeedBook(name, uneven, spec.restart if spec.restarts else "")
+                book = FeedBook(name, uneven, spec.restart_scope if spec.max_restarts else "")
                 self._feeds[name] = Pouring(book, self._hosts, self._layout, self._token, self._room)
             return self._feeds[name]
 

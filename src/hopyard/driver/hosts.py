@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from hopyard.core.events import Lost, Tick
+from hopyard.core.events import Fact, Lost, Tick
 from hopyard.core.hosting import Door, FeedWord, Host, Shown
 from hopyard.core.program import ProgramMachine
 from hopyard.core.program_facts import (
@@ -30,7 +30,7 @@ from hopyard.core.program_facts import (
     Launched,
     Over,
     ProgramCommand,
-    ProgramLine,
+    ProgramEvent,
     Renew,
     Reported,
     Reserved,
@@ -266,13 +266,13 @@ class Hosts:
         for fact in facts:
             self.machine.handle(fact)
 
-    def _take(self, fact: ProgramLine) -> None:
+    def _take(self, fact: ProgramEvent) -> None:
         """A fact: to the journal, then to the machine; then what follows from it."""
         fact = msgspec.structs.replace(fact, at=time.time())
         if not isinstance(fact, Tick):
             self._journal.append([fact])  # type: ignore[list-item]
         commands = self.machine.handle(fact)
-        decided = [command for command in commands if isinstance(command, (Assigned, Over))]
+        decided = [command for command in commands if isinstance(command, Fact)]
         if decided:
             self._journal.append(decided)  # type: ignore[arg-type]
         for command in commands:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import logging
+import math
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
@@ -43,9 +45,10 @@ def launch(
     *,
     roles: Mapping[str, Any],
     engine: Engine | None = None,
-    until: Literal["chief", "workers", "all"] | None = None,
-    restarts: int = 0,
-    restart: Literal["program", "task"] = "program",
+    until: str | None = None,
+    max_restarts: int = 0,
+    restart_scope: Literal["program", "task"] = "program",
+    max_time: float | None = None,
     tensorboard: bool | str | Path = False,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -54,7 +57,7 @@ def launch(
     transport: Literal["auto"] | None = "auto",
     lend: bool = False,
     grace: float = 5.0,
-    patience: float | None = None,
+    start_timeout: float | None = None,
 ) -> Program:
     """Run somebody's distributed program: any TensorFlow program (parameter servers, chief, workers, evaluator), any
     torchrun program, any `jax.distributed` program.
@@ -63,15 +66,19 @@ def launch(
         main: a function `main(args, ctx)`, or the path of a script.
         args: for the function, anything that can be pickled; for a script, its arguments.
         roles: name → how many: {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}. A range (least, most) for programs
-            that can go on with fewer, and with more when slots come, if `restarts` lets them be started again;
+            that can go on with fewer, and with more when slots come, if `max_restarts` lets them be started again;
             hy.Role(2, gpus=1) for GPUs.
         engine: hy.Local() (the default: a process for each task) or hy.Spark(spark, workers=…).
-        until: whose end is the program's end: "chief" (the default where there is one), "workers" or "all". What then
-            still runs (parameter servers, evaluators) is ended.
-        restarts: how often it is started again when a task fails; it goes on from its own last checkpoint.
-        restart: "program": all tasks; "task": only that which failed, at its old address, where the program can take it
-            (asynchronous parameter servers, ParameterServerStrategy). A host that is lost takes the address along: then
-            all are started again.
+        until: which tasks must end for the program to end: "chief" (the default where there is one; without one it
+            means the task of rank 0, worker 0), "workers", "all", or the name of one task: "worker:0". Of a role with a
+            range, tasks below its least may be named. What then still runs (parameter servers, evaluators) is ended.
+        max_restarts: how often it is started again when a task fails; it goes on from its own last checkpoint.
+        restart_scope: what is started again: "program": all tasks; "task": only the one that failed, at its old
+            address, where the program can take it (asynchronous training with parameter servers,
+            ParameterServerStrategy). A host that is lost takes the address along, and a parameter server its variables:
+            then all are started again.
+        max_time: seconds after which the program is ended, and has failed: from the launch on, the wait for slots and
+            all restarts included. Its tasks have `grace` seconds to end by themselves, as in `program.stop`.
         tensorboard: True: TensorBoard on the program's directory, or on this one; `program.tensorboard_url`.
         directory: of its journal, logs and checkpoints; default `runs/<time>-<word>`.
         resume: True: a directory that has a program's journal may be used again, its checkpoints are kept.
@@ -82,7 +89,7 @@ def launch(
         lend: on Spark, let other jobs of the session have the cores of chiefs and workers for the program's whole life,
             not only while it is fed or asked.
         grace: seconds that tasks have to end by themselves when the program is over.
-        patience: seconds until there must be a slot for each task, and until each must have begun; default: the
+        start_timeout: seconds until there must be a slot for each task, and until each must have begun; default: the
             engine's, or 120.
 
     Returns:
@@ -96,12 +103,16 @@ def launch(
     spec = spec_of(
         roles,
         until,
-        restarts=_whole("restarts", restarts),
-        restart=_among("restart", restart, ("program", "task")),
+        max_restarts=_whole("max_restarts", max_restarts),
+        restart_scope=_among("restart_scope", restart_scope, ("program", "task")),
+        max_time=None if max_time is None else _budget(max_time),
         grace=_seconds("grace", grace),
-        patience=_seconds("patience", patience if patience is not None else getattr(engine, "patience", 120.0)),
+        start_timeout=_seconds(
+            "start_timeout", start_timeout if start_timeout is not None else getattr(engine, "patience", 120.0)
+        ),
         name=Path(str(main)).name if script else getattr(main, "__name__", type(main).__name__),
         script=script,
+        run_id=secrets.token_hex(8),
     )
     for what, value in (("resume", resume), ("tensorflow1", tensorflow1), ("lend", lend)):
         if not isinstance(value, bool):
@@ -256,6 +267,12 @@ def _whole(name: str, value: Any) -> int:
 def _seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise SpecError(f"{name} = {value!r}: seconds, at least 0, are needed")
+    return float(value)
+
+
+def _budget(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise SpecError(f"max_time = {value!r}: seconds, more than 0, or None for any, are needed")
     return float(value)
 
 

@@ -174,7 +174,7 @@ class Program:
     ) -> int:
         """Send rows to its chiefs and workers; returns when all are taken (with `end=False`: when all are there).
 
-        Where the program may be started again (`restarts`), what was fed is kept until it ends, to go again then.
+        Where the program may be started again (`max_restarts`), what was fed is kept until it ends, to go again then.
 
         Args:
             data: a Spark DataFrame, an RDD, a hy.Dataset, or a list of rows (dicts become columns, others stay as they

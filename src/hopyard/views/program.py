@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopyard.core.events import Lost
-from hopyard.core.program_facts import (
-    Assigned,
-    Ended,
-    Launched,
-    Over,
-    ProgramLine,
-    Reported,
-    Reserved,
-    Running,
-    decode,
-)
+from hopyard.core.program import begun
+from hopyard.core.program_facts import FORMAT, Launched, ProgramLine, decode, format_of
 from hopyard.errors import JournalError
 from hopyard.views import words
 
@@ -43,9 +33,6 @@ class Story:
     engine: str = ""
     status: str = "reserving"
     cause: str = ""
-    script: bool = False
-    alone: bool = False
-    """Whether tasks are started again by themselves."""
     restarts: int = 0
     began: float = 0.0
     last: float = 0.0
@@ -59,58 +46,50 @@ class Story:
                 task.status = status
 
 
-def read(path: Path) -> list[ProgramLine]:
-    """All whole lines of a program's journal.
+def read(path: Path) -> Iterator[ProgramLine]:
+    """All whole lines of a program's journal, in turn.
 
     Raises:
-        JournalError: damaged before its end.
+        JournalError: damaged before its end, or of a newer format.
     """
-    data = path.read_bytes()
-    found = []
-    for number, text in enumerate(data.split(b"\n")[:-1], 1):
-        try:
-            found.append(decode(text))
-        except JournalError as error:
-            raise JournalError(f"{path}, line {number}: {error}") from error
-    return found
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n"):  # torn: nothing in it had an effect
+                return
+            if number == 1 and format_of(text) > FORMAT:
+                raise JournalError(
+                    f"{path} has format {format_of(text)}, this Hopyard reads up to {FORMAT}: it was written by a "
+                    "newer Hopyard; use that one, or a newer one still"
+                )
+            try:
+                yield decode(text)
+            except JournalError as error:
+                raise JournalError(f"{path}, line {number}: {error}") from error
 
 
 def story(lines: Iterable[ProgramLine]) -> Story:
-    """The fold of the journal."""
-    told, hosts = Story(), dict[int, str]()
+    """How the program stands after these lines.
+
+    Raises:
+        JournalError: the first of them is not `Launched`.
+    """
+    told = Story()
+    machine = None
     for line in lines:
-        told.last = line.at
-        match line:
-            case Launched():
-                told.name, told.script, told.began = line.spec.name, line.spec.script, line.at
-                told.alone = line.spec.restart == "task"
+        if machine is None:
+            machine = begun(line)
+            if isinstance(line, Launched):
                 told.engine = str(line.about.get("engine", ""))
-                told.roles = ", ".join(f"{count} {role}" for role, (count, _, _) in line.spec.roles.items())
-            case Reserved():
-                hosts[line.place.slot] = line.place.host
-            case Assigned():
-                told.status, told.restarts = "running", line.restart
-                alone = told.alone and {row.name for row in told.tasks.values()} == {task.name for task in line.tasks}
-                kept = {slot: row for slot, row in told.tasks.items() if alone and row.status in ("running", "done")}
-                told.tasks = {
-                    task.slot: kept.get(task.slot) or TaskRow(task.name, task.slot, hosts.get(task.slot, ""))
-                    for task in line.tasks
-                }
-            case Running() if line.slot in told.tasks:
-                told.tasks[line.slot].status = "running"
-            case Reported() if line.slot in told.tasks:
-                task = told.tasks[line.slot]
-                task.values |= line.values
-                task.step = line.step if line.step is not None else task.step
-            case Ended() if line.slot in told.tasks:
-                good = not line.error and line.code == 0 and (line.returned or told.script)
-                told.tasks[line.slot].status = "ended" if line.halted else "done" if good else "failed"
-            case Lost() if line.slot in told.tasks:
-                told.tasks[line.slot].status = "lost"
-            case Over():
-                told.status, told.cause = line.status, line.cause
-            case _:
-                pass
+        machine.apply(line)
+        told.last = line.at
+    if machine is None:  # nothing has happened yet
+        return told
+    told.name, told.began = machine.spec.name, machine.began
+    told.roles = ", ".join(f"{count} {role}" for role, (count, _, _) in machine.spec.roles.items())
+    told.status, told.cause, told.restarts = machine.status, machine.cause, machine.restart
+    for slot, book in machine.tasks.items():
+        host = machine.known[slot].host if slot in machine.known else ""
+        told.tasks[slot] = TaskRow(book.task.name, slot, host, book.status, dict(book.values), book.step)
     return told
 
 

@@ -233,7 +233,7 @@ def run(
         until="workers",
         tensorboard=(log_dir or True) if tensorboard else False,
         env=answers(),
-        patience=reservation_timeout,
+        start_timeout=reservation_timeout,
         lend=input_mode == InputMode.SPARK,
     )
     cluster = TFCluster(context, program, num_executors, input_mode, queues, meta)

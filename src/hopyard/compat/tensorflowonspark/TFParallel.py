@@ -44,7 +44,7 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
             engine=Spark(session(sc), workers=num_executors, patience=PATIENCE),
             until="all",
             env=answers(),
-            patience=PATIENCE,
+            start_timeout=PATIENCE,
         )
         try:
             program.wait()
