@@ -21,7 +21,7 @@ class Board:
     def __init__(self, directory: str, address: str) -> None:
         arguments = ["--logdir", directory, "--host", address, "--port", "0", "--load_fast=false"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tensorboard.main", *arguments],
+            [sys.executable, "-P", "-m", "tensorboard.main", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -236,7 +236,7 @@ class Hosting:
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "hopyard.agent.task", str(theirs.fileno()), str(self._folder)],
+                [sys.executable, "-P", "-m", "hopyard.agent.task", str(theirs.fileno()), str(self._folder)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )

@@ -45,7 +45,7 @@ class Ports:
         """Start torch's store; it takes over the socket, and who waits there."""
         file = self.knocked.fileno()
         self._store = subprocess.Popen(
-            [sys.executable, "-m", "hopyard.agent.rendezvous", str(file), self._address],
+            [sys.executable, "-P", "-m", "hopyard.agent.rendezvous", str(file), self._address],
             stdin=subprocess.DEVNULL,
             pass_fds=(file,),
         )

@@ -14,6 +14,8 @@ from typing import Any
 from hopyard.core.feeds import FeedBook, feed_named
 from hopyard.core.hosting import FeedWord
 from hopyard.core.uneven import RULES
+from hopyard.data.manifest import Manifest
+from hopyard.data.needed import need, spare
 from hopyard.data.pour import Road
 from hopyard.data.spark import checked, is_frame, mapped
 from hopyard.driver.hosts import Hosts
@@ -41,6 +43,9 @@ class Feeding:
         self._lock = threading.Lock()
         self._kept = contextlib.ExitStack()
         """What inferences, which may come at any time, keep to the program's end."""
+        self._needed: dict[str, Manifest] = {}
+        """Key → the rows of a Dataset that was fed."""
+        self._over = False
         self._aside = int(lend)
         """Who needs room in Spark's books right now; an inference needs it to the program's end."""
         hosts.heard = self._heard
@@ -54,10 +59,27 @@ class Feeding:
             raise SpecError(f"feed(uneven={uneven!r}): one of {', '.join(map(repr, RULES))} is needed")
         _patient("feed", timeout)
         source = source_of(data)
+        if hasattr(data, "prepare"):
+            self._need(data.prepare())
         feed = self._named("feed", name, uneven)
         if feed.book.uneven != uneven:
             raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.book.uneven!r}")
         return feed.feed(source, epochs, end, timeout)
+
+    def over(self) -> None:
+        """Nothing of the program runs any more: rows that it was fed may go."""
+        with self._lock:
+            self._over = True
+            manifests = list(self._needed.values())
+        for manifest in manifests:
+            spare(manifest, self._layout.root)
+
+    def _need(self, manifest: Manifest) -> None:
+        """The rows of a Dataset stay until the program is over, as a restart is fed them again."""
+        with self._lock:
+            if not self._over:
+                self._needed[manifest.key] = manifest
+                need(manifest, self._layout.root)
 
     def end(self, name: str) -> None:
         """No more rows of this feed."""

@@ -329,8 +329,10 @@ class Hosts:
             except Exception as error:  # noqa: BLE001 - the rest must be closed too
                 log.warning("%s: closing: %s", self._layout.root, error)
                 self.error = self.error or error
-        self.ended.set()
-        self.over()
+        try:
+            self.over()
+        finally:
+            self.ended.set()
         with self._changed:
             self._changed.notify_all()
 

@@ -152,12 +152,18 @@ def launch(
         about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
         with room(layout.root):
             hosts = Hosts(layout, lock, ProgramMachine(spec), chosen, order, about)
-        program = Program(layout, hosts, Feeding(hosts, layout, key, lend))
+        feeding = Feeding(hosts, layout, key, lend)
+        program = Program(layout, hosts, feeding)
         if not _ENDED:
             _ENDED.append(True)
             atexit.register(end_all)
         remember(program)
-        hosts.over = lambda: forget(program)
+
+        def over() -> None:
+            forget(program)
+            feeding.over()
+
+        hosts.over = over
         try:
             hosts.open()
         except BaseException:

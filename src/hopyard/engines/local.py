@@ -21,7 +21,20 @@ from hopyard.errors import ResourceError, SpecError
 from hopyard.hosts import LOOPBACK
 from hopyard.ports import Crew, Home
 
+AGENT = (sys.executable, "-P", "-m", "hopyard.agent")
+"""How an agent is started. Without -P, Python would look for modules in the current folder first, where this process
+may not look at all: a file `queue.py` there would be imported in the place of Python's own."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def python_path() -> str:
+    """Where this process looks for modules, for PYTHONPATH: an agent finds the same ones. An interactive session, whose
+    path has "", looks in the current folder."""
+    found = []
+    for path in sys.path:
+        with contextlib.suppress(FileNotFoundError):  # the current folder was removed
+            found.append(path or os.getcwd())  # noqa: PTH109 - a text
+    return os.pathsep.join(found)
 
 
 def cores() -> int:
@@ -123,7 +136,7 @@ class Processes:
         engine = self._engine
         environment = dict(os.environ)
         environment.update(dict.fromkeys(THREADS, str(engine.threads)))
-        environment["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
+        environment["PYTHONPATH"] = python_path()
         environment["PYTHONUNBUFFERED"] = "1"
         if device := self._free_device():
             self._devices[slot] = device
@@ -135,7 +148,7 @@ class Processes:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "hopyard.agent"],
+                    AGENT,
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hopyard.engines.local import THREADS, story, watched
+from hopyard.engines.local import AGENT, THREADS, python_path, story, watched
 from hopyard.hosts import java_above
 
 DIAL_SECONDS = 10.0
@@ -249,7 +249,7 @@ class _Sitter:
         self._slot = slot
         try:
             self._agent = agent = subprocess.Popen(
-                [sys.executable, "-m", "hopyard.agent"],
+                AGENT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -330,7 +330,7 @@ def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
         if name in ("PYTHONHASHSEED", "SPARK_AUTH_SOCKET_TIMEOUT") or name.startswith("PYTHON_WORKER_FACTORY"):
             del made[name]
     made.update(dict.fromkeys(THREADS, str(ticket.threads)))
-    made["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
+    made["PYTHONPATH"] = python_path()
     made["PYTHONUNBUFFERED"] = "1"
     if gpus:
         made["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
