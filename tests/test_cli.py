@@ -352,6 +352,11 @@ def test_a_script_as_a_distributed_program(tmp_path):
     assert "worker 1" in call("show", tmp_path / "programs/bad").output
     assert json.loads(call("show", tmp_path / "programs/good", "--json").output)["status"] == "done"
     assert "rank 1 of 2 ['--steps', '3']" in call("logs", tmp_path / "programs/good").output
+    script.write_text("import time; time.sleep(1000)")
+    done = call(*roles, tmp_path / "programs/long", "--max-time", "3", script)
+    assert done.exit_code == 1 and "it took longer than max_time=3 seconds" in done.output
+    shown = call("show", tmp_path / "programs/long").output
+    assert "train.py: failed" in shown and "it took longer than max_time=3 seconds" in shown
 
 
 @pytest.mark.parametrize(

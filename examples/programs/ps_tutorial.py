@@ -57,26 +57,28 @@ def main(args, ctx):
         master=server.target,
         is_chief=index == 0,
         checkpoint_dir=str(ctx.directory / "checkpoints"),
+        save_checkpoint_steps=50,  # what a restart goes on from; stock: every ten minutes
         hooks=hooks,
         config=config,
         log_step_count_steps=None,
         stop_grace_period_secs=5,  # a synchronous chief sits in a queue until then; stock: 120
     ) as session:
-        drawn = 0
+        drawn, began = 0, None
         while not session.should_stop():
             at = drawn * 50 % 1500 // workers
             _, reached, value, right = session.run(
                 [train, step, loss, accuracy], {rows: images[mine][at : at + 50], targets: labels[mine][at : at + 50]}
             )
-            drawn += 1
+            drawn, began = drawn + 1, int(reached) if began is None else began
             if drawn % 20 == 0:
                 ctx.report({"loss": float(value), "accuracy": float(right)}, step=int(reached))
-    told = {"steps": drawn, "loss": float(value), "accuracy": float(right)}
+    told = {"began": began, "steps": drawn, "reached": int(reached), "loss": float(value), "accuracy": float(right)}
     (ctx.directory / f"result-{index}.json").write_text(json.dumps(told))
 
 
 def launch(steps=300, sync=False, engine=None, directory=None):
-    """One dict for each worker: how many steps it took part in, its last loss and accuracy."""
+    """One dict for each worker: where it began and what it reached, in how many steps it took part, its last loss and
+    accuracy."""
     program = hy.launch(
         main,
         {"steps": steps, "sync": sync},

@@ -16,7 +16,7 @@ import pytest
 
 import hopyard as hy
 import programs
-from hopyard.core.program_facts import Assigned, Launched, Over, decode
+from hopyard.core.program_facts import Assigned, Closing, Launched, Over, decode
 from jobs import gone
 
 
@@ -157,6 +157,65 @@ class TestItsLife:
 
 
 @pytest.mark.usefixtures("nothing_left")
+class TestMaxTime:
+    def test_a_program_that_takes_too_long_is_ended_and_says_so(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, programs.idle, max_time=3.0, grace=0.5)
+        wait_for_notes(tmp_path, 2)
+        with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=3 seconds") as caught:
+            program.wait(60)
+        assert caught.value.exit_code == 1 and caught.value.task == ""
+        assert program.status()["status"] == "failed" and "max_time" in program.status()["cause"]
+        assert gone(everyone(program, tmp_path), 2.0)
+        lines = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
+        (first, *_) = [line for line in lines if isinstance(line, Closing)]
+        assert (first.status, first.halted) == ("failed", False) and "max_time=3" in first.cause
+        assert first.at - lines[0].at >= 3.0
+
+    def test_tasks_may_end_by_themselves(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import time
+
+            while not ctx.stop_requested:
+                time.sleep(0.01)
+            (ctx.directory / f"saved-{ctx.index}").touch()
+
+        program = launch(tmp_path, main, max_time=3.0, grace=30.0)
+        with pytest.raises(hy.ProgramFailed, match="max_time=3"):
+            program.wait(60)
+        assert len(list((tmp_path / "program").glob("saved-*"))) == 2
+        assert [task["status"] for task in program.status()["tasks"]] == ["done", "done"]
+
+    def test_restarts_do_not_begin_it_anew(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import time
+
+            time.sleep(0.5)
+            raise ValueError("again")
+
+        program = launch(tmp_path, main, roles={"worker": 1}, max_restarts=1000, max_time=5.0, grace=0.0)
+        with pytest.raises(hy.ProgramFailed, match=r"max_time=5 seconds, its \d+ restart\(s\) included"):
+            program.wait(60)
+
+    def test_slots_that_do_not_come(self, tmp_path: Path) -> None:
+        """It is no want of slots: other limits of time say that."""
+
+        class Never(hy.Local):
+            def open(self, home: Any) -> Any:
+                crew = super().open(home)
+                crew.start = lambda slot: None  # type: ignore[method-assign]
+                return crew
+
+        program = launch(tmp_path, engine=Never(workers=2, devices=None), max_time=1.0)
+        with pytest.raises(hy.ProgramFailed, match="there were 0 of the 2 that it needs"):
+            program.wait(60)
+
+    @pytest.mark.parametrize("value", [0, -1, True, "60", float("nan"), float("inf")])
+    def test_values(self, tmp_path: Path, value: Any) -> None:
+        with pytest.raises(hy.SpecError, match=r"max_time = .*seconds, more than 0, or None for any, are needed"):
+            launch(tmp_path, max_time=value)
+
+
+@pytest.mark.usefixtures("nothing_left")
 class TestFailures:
     @pytest.mark.parametrize(
         "how, words",
@@ -202,16 +261,46 @@ class TestFailures:
             import time
 
             (ctx.directory / f"{ctx.role}-{ctx.index}-{ctx.restart}").write_text(os.environ["TF_CONFIG"])
-            if ctx.role == "ps" and ctx.restart == 0:
+            if (ctx.role, ctx.index, ctx.restart) == ("worker", 1, 0):
+                while len(list(ctx.directory.glob("*-0"))) < 3:
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
-            while ctx.role == "worker" and not (ctx.directory / "ps-0-1").exists():
+            while not (ctx.directory / "worker-1-1").exists():
                 time.sleep(0.01)
 
-        program = launch(tmp_path, main, roles={"worker": 1, "ps": 1}, max_restarts=1, restart_scope="task")
+        program = launch(tmp_path, main, roles={"worker": 2, "ps": 1}, max_restarts=1, restart_scope="task")
         assert program.wait(60) == "done"
         root = tmp_path / "program"
-        assert (root / "ps-0-0").read_text() == (root / "ps-0-1").read_text()
-        assert not (root / "worker-0-1").exists()
+        assert (root / "worker-1-0").read_text() == (root / "worker-1-1").read_text()
+        assert not (root / "worker-0-1").exists() and not (root / "ps-0-1").exists()
+
+    def test_with_a_parameter_server_all_are_started_again(self, tmp_path: Path) -> None:
+        args = {"who": ("ps", 0), "how": "kill", "times": 1}
+        how: dict[str, Any] = {"roles": {"worker": 1, "ps": 1}, "max_restarts": 1, "restart_scope": "task"}
+        assert launch(tmp_path, programs.misbehaves, args, **how).wait(60) == "done"
+        assert len(notes(tmp_path, restart=1)) == 2
+
+    @pytest.mark.parametrize("scope", ["task", "program"])
+    def test_the_id_of_a_program_is_its_own(self, tmp_path: Path, scope: Any) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import os
+
+            name = f"{ctx.role}-{ctx.index}-{ctx.restart}"
+            (ctx.directory / name).write_text(os.environ["TORCHELASTIC_RUN_ID"])
+            if (ctx.index, ctx.restart) == (1, 0):
+                raise ValueError("once")
+
+        found = []
+        for name in ("a", "b"):
+            path = tmp_path / name
+            program = hy.launch(
+                main, roles={"worker": 2}, directory=path, max_restarts=1, restart_scope=scope, until="all"
+            )
+            assert program.wait(60) == "done"
+            files = list(path.glob("worker-*"))
+            assert len(files) == (3 if scope == "task" else 4)
+            found += sorted({file.read_text() for file in files})
+        assert len(found) == 2 and found[0] != found[1] and all(found)
 
     def test_too_many_failures(self, tmp_path: Path) -> None:
         program = launch(tmp_path, programs.misbehaves, {"who": ("worker", 0), "how": "raise"}, max_restarts=1)
@@ -267,9 +356,9 @@ class TestBadInput:
         "how, words",
         [
             ({"roles": {"worker": 0}}, "at least one"),
-            ({"until": "chief"}, "no chief"),
-            ({"restarts": -1}, "restarts = -1"),
-            ({"restart": "none"}, "'program', 'task'"),
+            ({"until": "worker:2"}, "from 0 to 1"),
+            ({"max_restarts": -1}, "max_restarts = -1"),
+            ({"restart_scope": "none"}, "'program', 'task'"),
             ({"grace": "1"}, "grace = '1'"),
             ({"engine": hy.Inline()}, "processes"),
             ({"engine": "spark"}, "hy.Local"),

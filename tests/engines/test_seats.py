@@ -48,9 +48,11 @@ class Played:
 
     all: ClassVar[list[Played]] = []
 
-    def __init__(self, seats: Seats, token: str = TOKEN, gpus: tuple[str, ...] = (), executor: str = "") -> None:
+    def __init__(
+        self, seats: Seats, token: str = TOKEN, gpus: tuple[str, ...] = (), executor: str = "", job: int = -1
+    ) -> None:
         self.line = socket.create_connection(("127.0.0.1", seats.port), 5)
-        self.job = len(self.all)
+        self.job = job if job >= 0 else len(self.all)
         where = {"host": "there", "executor": executor, "job": self.job}
         self.say({"token": token, "gpus": list(gpus), **where})
         self._heard = self.line.makefile("rb")
@@ -144,15 +146,56 @@ def test_an_end_and_an_order_to_end_that_cross(seats: Seats) -> None:
 
 
 def test_a_seat_that_does_not_end_its_agent_is_given_up(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job is to be cancelled; its slot gets another seat when it is gone, but does not wait for that for ever."""
+    monkeypatch.setattr(seats_of, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(seats_of, "GONE_SECONDS", 1.0)
+    seats.start(0)
+    one = Played(seats)
+    one.hear()
+    other = Played(seats)
+    until(lambda: seats.came == 2)
+    seats.end(0)
+    seats.start(0)
+    assert seats.abandoned() == set()
+    time.sleep(0.2)
+    seats.lost()
+    assert (one.hear(), one.hear()) == ({"end": 0}, {"leave": True})
+    assert seats.abandoned() == {one.job} and seats.abandoned() == set()
+    assert seats.waits(0), "the agent that was given up may still be at work"
+    until(lambda: seats.lost() == [] and not seats.waits(0))
+    assert one.hear() is None and other.hear() == {"start": 0}
+    assert seats.due == 1
+
+
+def test_a_seat_that_was_given_up_and_leaves_frees_its_slot(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seats_of, "AWAY_SECONDS", 0.1)
     seats.start(0)
     one = Played(seats)
     one.hear()
     seats.end(0)
+    seats.start(0)
     time.sleep(0.2)
     seats.lost()
-    assert one.hear() == {"end": 0}
-    assert one.hear() is None
+    one.say({"free": 0})  # it was only slow
+    one.leave()
+    other = Played(seats)
+    assert other.hear() == {"start": 0}
+    assert seats.lost() == []
+
+
+def test_a_job_that_does_not_end_after_its_seat(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless its task runs again, and has another one."""
+    monkeypatch.setattr(seats_of, "AWAY_SECONDS", 0.1)
+    one, two = Played(seats), Played(seats)
+    until(lambda: seats.came == 2)
+    for played in (one, two):
+        played.leave()
+    until(lambda: not seats._seats)
+    Played(seats, job=two.job)
+    until(lambda: seats.came == 3)
+    time.sleep(0.2)
+    seats.lost()
+    assert seats.abandoned() == {one.job}
 
 
 def test_a_slot_that_waits_can_be_ended(seats: Seats) -> None:

@@ -96,6 +96,23 @@ class TestItsLife:
         assert gone([*pids.values(), *everyone(program)], 2.0)
         assert slots_are_free(spark)
 
+    @pytest.mark.parametrize("beside", [False, True], ids=["executors", "one beside the driver"])
+    def test_one_that_takes_too_long_is_ended(self, spark: Any, tmp_path: Path, beside: bool) -> None:
+        engine = hy.Spark(spark, workers=3, here=1) if beside else hy.Spark(spark, workers=2)
+        roles = {"worker": 2, "ps": 1} if beside else ROLES
+        program = launch(spark, tmp_path, programs.idle, roles=roles, engine=engine, max_time=8.0, grace=0.5)
+        pids = notes(tmp_path, sum(roles.values()))
+        with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=8 seconds"):
+            program.wait(60)
+        assert program.status()["status"] == "failed"
+        assert gone([*pids.values(), *everyone(program)], 2.0) and slots_are_free(spark)
+
+    def test_one_that_takes_too_long_while_it_is_fed(self, spark: Any, tmp_path: Path) -> None:
+        program = launch(spark, tmp_path, _never_enough, max_time=8.0, grace=0.5)
+        with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=8 seconds"):
+            program.feed(frame(spark, 200_000_000, 8))
+        assert slots_are_free(spark)
+
     def test_fewer_slots_than_roles(self, spark: Any, tmp_path: Path) -> None:
         engine = hy.Spark(spark, workers=3, patience=4.0)
         program = launch(spark, tmp_path, roles={"worker": 3}, engine=engine)
@@ -239,6 +256,14 @@ def _doubles(args: Any, ctx: Any) -> None:
             programs.note(ctx, "killed", str(time.time()))
             os.kill(os.getpid() if args["kill"] == "worker" else above("java"), signal.SIGKILL)
             time.sleep(60)  # until its sitter has seen it
+
+
+def _never_enough(args: Any, ctx: Any) -> None:
+    """Takes rows, slowly."""
+    import time
+
+    for _ in ctx.feed().batches(100):
+        time.sleep(0.1)
 
 
 def _slow(args: Any, ctx: Any) -> None:

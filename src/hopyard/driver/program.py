@@ -100,7 +100,7 @@ class Program:
 
     def status(self) -> dict[str, Any]:
         """How it stands: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
-        its role, index, status, host, process of its agent, log and last reported values."""
+        its role, index, status, host, process of its agent, log, and last reported values and step (None: none yet)."""
         machine = self._hosts.machine
         places = machine.known
         tasks = []
@@ -115,6 +115,7 @@ class Program:
                     "agent": 0 if place is None else place.pid,
                     "log": str(self._layout.log(task.slot)),
                     "values": dict(book.values),
+                    "step": book.step,
                 }
             )
         error = self._hosts.error

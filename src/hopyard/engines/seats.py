@@ -2,9 +2,10 @@
 
 A sitter (`sitter.py`) that was placed somewhere dials in and is a seat. Slots that want an agent wait in a queue; seats
 that are free take them in turn. When a seat's line ends, its slot is lost; when an agent ends, its seat is free again,
-so a new agent needs nothing new from the cluster. Tasks of seats can be told to step aside: they end, and their agents
-go on. The slot of such an agent is then held by nobody, and later by the task of another seat that is free. Knows no
-Spark: whoever places sitters is a function.
+so a new agent needs nothing new from the cluster. A seat that does not do as it is told is given up: whoever placed it
+cancels its job, and its slot gets another once it is gone, as an agent and its successor have one name on the wire.
+Tasks of seats can be told to step aside: they end, and their agents go on. The slot of such an agent is then held by
+nobody, and later by the task of another seat that is free. Knows no Spark: whoever places sitters is a function.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ CLOSE_SECONDS = 5.0
 SPARE_SECONDS = 2.0
 """After which a seat that nobody wants is given back."""
 AWAY_SECONDS = 5.0
-"""After which a sitter that does not confirm an end is given up."""
+"""After which a sitter that does not confirm an end, or does not leave, is given up, and after which a job must have
+ended whose seat is gone."""
+GONE_SECONDS = 15.0
+"""After which a sitter that was given up counts as gone, whatever became of it."""
 
 
 @dataclass(slots=True)
@@ -65,8 +69,12 @@ class Seat:
     """It had a slot before."""
     ending: bool = False
     """An agent of it is being ended; it takes no other before it says so."""
+    ends: int = -1
+    """The slot whose agent is being ended there, and may still be at work; −1: none."""
     leaving: bool = False
     """It was told to leave."""
+    given_up: bool = False
+    """It does not do as it is told: its job is cancelled, which ends it."""
     why: str = ""
     """Its last words."""
 
@@ -89,6 +97,9 @@ class Seats:
         self._wanted: deque[int] = deque()
         self._aside: set[int] = set()
         self._lost: list[tuple[int, str]] = []
+        self._seatless: dict[int, float] = {}
+        """Job → since when its task has no seat any more: it is about to end, or to run again."""
+        self._abandoned: set[int] = set()
         self._hopeless: str = ""
         self._logs: dict[int, IO[bytes]] = {}
         self._open = True
@@ -129,7 +140,7 @@ class Seats:
             self._lost = [(number, reason) for number, reason in self._lost if number != slot]
             seat = self._of(slot)
             if seat is not None:
-                seat.ending = True
+                seat.ending, seat.ends = True, slot
                 self._vacate(seat)
                 self._tell(seat, {"end": slot})
             self._close_log(slot)
@@ -144,13 +155,25 @@ class Seats:
             gone, self._lost = self._lost, []
             now = time.monotonic()
             for seat in list(self._seats.values()):
-                if seat.ending and now - seat.since > AWAY_SECONDS:
-                    self._drop(seat, "did not end its agent")
+                if seat.given_up:
+                    if now - seat.since > GONE_SECONDS:
+                        self._drop(seat, "")
+                elif (seat.ending or seat.leaving) and now - seat.since > AWAY_SECONDS:
+                    self._give_up(seat)
                 elif self._idle(seat) and not self._wanted and now - seat.since > SPARE_SECONDS:
                     self._dismiss(seat)
+            for job, since in list(self._seatless.items()):
+                if now - since > AWAY_SECONDS:
+                    self._abandon(job)
             if self._hopeless and not gone:
                 raise ResourceError(self._hopeless)
             return gone
+
+    def abandoned(self) -> set[int]:
+        """Jobs, since last asked, that hold no seat and do not end: they are to be cancelled."""
+        with self._lock:
+            found, self._abandoned = self._abandoned, set()
+            return found
 
     def watch(self) -> list[int]:
         """A descriptor that is readable when `lost` has something to say."""
@@ -324,6 +347,7 @@ class Seats:
         seat.host, seat.executor, seat.job = str(message["host"]), str(message["executor"]), int(message["job"])
         seat.gpus = tuple(map(str, message["gpus"]))
         self.came += 1
+        self._seatless.pop(seat.job, None)
         if self._dismissed:
             self._dismiss(seat)
         self._fill()
@@ -340,7 +364,7 @@ class Seats:
                 self._vacate(seat)
                 self._gone(slot, str(message["story"]))
             else:
-                seat.ending = False  # as it was told to, or by itself just before
+                seat.ending, seat.ends = False, -1  # as it was told to, or by itself just before
             if not seat.task and seat.slot < 0:
                 self._dismiss(seat)
             self._fill()
@@ -350,8 +374,9 @@ class Seats:
         for seat in list(self._seats.values()):
             if not self._idle(seat):
                 continue
-            if self._wanted:
-                seat.slot, seat.used = self._wanted.popleft(), True
+            if startable := self._startable():
+                seat.slot, seat.used = startable[0], True
+                self._wanted.remove(seat.slot)
                 self._tell(seat, {"start": seat.slot})
                 if seat.slot in self._aside:
                     self._step_aside(seat)
@@ -360,6 +385,11 @@ class Seats:
                 seat.holds, seat.used = (near or [other.slot for other in unheld])[0], True
             elif self._aside and not seat.used:
                 self._dismiss(seat)  # it was asked for before others were to have the room
+
+    def _startable(self) -> list[int]:
+        """Slots that wait for an agent, and whose last one is gone."""
+        ending = {seat.ends for seat in self._seats.values()}
+        return [slot for slot in self._wanted if slot not in ending]
 
     def _unheld(self) -> list[Seat]:
         held = {seat.holds for seat in self._seats.values()} | self._aside
@@ -378,8 +408,21 @@ class Seats:
             self._dismiss(seat)
 
     def _dismiss(self, seat: Seat) -> None:
-        seat.leaving = True
+        if not seat.leaving:
+            seat.leaving, seat.since = True, time.monotonic()
         self._tell(seat, {"leave": True})
+
+    def _give_up(self, seat: Seat) -> None:
+        """What it was told it finds there, should it go on."""
+        log.warning("a sitter on %s does not answer: its Spark job is cancelled", seat.host)
+        seat.given_up, seat.leaving, seat.since, seat.holds = True, True, time.monotonic(), -1
+        if seat.task:
+            self._abandon(seat.job)
+        self._tell(seat, {"leave": True})
+
+    def _abandon(self, job: int) -> None:
+        self._seatless.pop(job, None)
+        self._abandoned.add(job)
 
     def _vacate(self, seat: Seat) -> None:
         """It has an agent no more, and nobody needs to hold the slot of it."""
@@ -400,9 +443,14 @@ class Seats:
         with contextlib.suppress(KeyError, ValueError):
             self._select.unregister(seat.line)
         seat.line.close()
+        seat.leaving, seat.ends = True, -1
+        if seat.admitted and seat.task and not seat.given_up:
+            self._seatless[seat.job] = time.monotonic()
         if (slot := seat.slot) >= 0:
             self._vacate(seat)
             self._gone(slot, why)
+        if self._open:
+            self._fill()
 
     def _gone(self, slot: int, reason: str) -> None:
         self._close_log(slot)

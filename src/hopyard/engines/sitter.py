@@ -14,6 +14,7 @@ agents do.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -40,6 +41,8 @@ BLOCK = 1 << 16
 """Bytes of an agent's output that go home at once."""
 POLL_SECONDS = 0.2
 """Between two looks at processes, where the system has no descriptors of them."""
+_PR_SET_PDEATHSIG = 1
+"""Of Linux."""
 _SILENT = 20
 """Seconds after which a line to a host that vanished counts as cut."""
 
@@ -118,6 +121,7 @@ def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: li
     code = 1
     try:
         os.setsid()  # what Spark does to its worker, and to all of its group, is not done to this process
+        woken_at_the_end_of_its_parent()
         gc.freeze()  # leave the pages of memory that are shared with the worker alone
         null = os.open(os.devnull, os.O_RDWR)
         for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
@@ -131,6 +135,13 @@ def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: li
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def woken_at_the_end_of_its_parent() -> None:
+    """Where this process is stopped (SIGSTOP), it goes on when its task ends: it sees that, and ends its agent. So a
+    job that is cancelled ends also what a sitter minds that does not answer."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def stay(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> None:

@@ -140,6 +140,8 @@ class Executors:
         """Told when a job has ended."""
         self._jobs: dict[int, threading.Thread] = {}
         self._submitted = 0
+        self._cancelled: set[int] = set()
+        """Jobs that hold no slot any more, and do not end."""
         self._leaving: dict[int, int] = {}
         """Job that steps aside → the slot that it held."""
         self._failures = 0
@@ -211,33 +213,45 @@ class Executors:
         self._seats.dismiss()
         with self._lock:  # a task that begins just now finds the driver there: Spark would print an error otherwise
             self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
-        self._interrupt()
+        self._interrupt(self._tag)
         self._seats.close()
         patience = time.monotonic() + 10
         while (jobs := list(self._jobs.values())) and time.monotonic() < patience:
             jobs[0].join(0.5)
-            self._interrupt()  # one that was about to be submitted
+            self._interrupt(self._tag)  # one that was about to be submitted
 
-    def _interrupt(self) -> None:
-        """End the jobs that still wait for a slot."""
+    def _interrupt(self, tag: str) -> None:
+        """End the jobs that have this tag."""
         with contextlib.suppress(Exception):  # a session that was stopped has none
             if is_connect(self._session):
-                self._session.interruptTag(self._tag)
+                self._session.interruptTag(tag)
             else:
-                self._session.sparkContext.cancelJobsWithTag(self._tag)
+                self._session.sparkContext.cancelJobsWithTag(tag)
 
-    def _mark(self) -> None:
-        """Jobs of this thread can be interrupted. A classic session's own tags are known to the thread alone that set
-        them (Spark 4), so `interruptTag` of another thread ends nothing there, and says nothing."""
-        if is_connect(self._session):
-            self._session.addTag(self._tag)
-        else:
-            context = self._session.sparkContext
-            context.setJobDescription("Hopyard: holds the slot of one worker")
-            context.addJobTag(self._tag)
+    def _mark(self, job: int) -> None:
+        """Jobs of this thread can be interrupted, all and one. A classic session's own tags are known to the thread
+        alone that set them (Spark 4), so `interruptTag` of another thread ends nothing there, and says nothing."""
+        for tag in (self._tag, f"{self._tag}-{job}"):
+            if is_connect(self._session):
+                self._session.addTag(tag)
+            else:
+                self._session.sparkContext.addJobTag(tag)
+        if not is_connect(self._session):
+            self._session.sparkContext.setJobDescription("Hopyard: holds the slot of one worker")
+
+    def _cancel(self, jobs: set[int]) -> None:
+        """Jobs whose sitter does not answer, or is gone while its task is not: others are submitted in their place."""
+        with self._lock:
+            chosen = [job for job in jobs if job in self._jobs and job not in self._cancelled]
+            self._cancelled.update(chosen)
+        for job in chosen:  # in threads, as a server may take its time
+            threading.Thread(target=self._interrupt, args=(f"{self._tag}-{job}",), daemon=True).start()
+        if chosen:
+            self._submit()
 
     def _look(self) -> None:
         """Wait for the first worker no longer than allowed; say it when there are fewer than asked for."""
+        self._cancel(self._seats.abandoned())
         now, missing = time.monotonic(), self._seats.missing
         if self._seats.came and not self._first:
             self._first = now
@@ -251,11 +265,12 @@ class Executors:
             log.warning("%d workers, %d more wait for a slot of Spark: %s", self._seats.taken, missing, MORE)
 
     def _submit(self) -> None:
-        """As many jobs as there are slots that want a seat or have one, but those that are aside."""
+        """As many jobs as there are slots that want a seat or have one, but those that are aside. Jobs that were
+        cancelled do not count, as their slots are taken from them before they end."""
         with self._lock:
             if self._closed:
                 return
-            for _ in range(self._seats.due - len(self._jobs)):
+            for _ in range(self._seats.due - len(self._jobs.keys() - self._cancelled)):
                 self._submitted += 1
                 job = threading.Thread(target=self._job, args=(self._submitted,), name="hopyard-seat", daemon=True)
                 self._jobs[self._submitted] = job
@@ -266,7 +281,7 @@ class Executors:
         the thread."""
         came = self._seats.came
         try:
-            self._mark()
+            self._mark(number)
             ticket = replace(self._ticket, job=number)
             if is_connect(self._session):
                 self._session.range(0, 1, 1, 1).mapInArrow(sit(ticket), "host string").collect()
@@ -274,12 +289,13 @@ class Executors:
                 self._session.sparkContext.parallelize([number], 1).mapPartitions(sit_plainly(ticket)).collect()
             self._failures = 0
         except Exception as error:  # noqa: BLE001 - whatever Spark raises is told, or tried again
-            if not self._closed:
+            if not self._closed and number not in self._cancelled:
                 self._failed(error, came)
         finally:
             with self._lock:
                 del self._jobs[number]
                 self._leaving.pop(number, None)
+                self._cancelled.discard(number)
                 self._lock.notify_all()
         if not self._closed:
             self._submit()

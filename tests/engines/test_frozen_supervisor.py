@@ -1,0 +1,165 @@
+"""A supervisor (sitter) on Spark that is frozen: its slot gets another, and its old agent does not go on working."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from hopyard.engines import seats as seats_of
+from hopyard.engines.spark import Executors, Spark
+from hopyard.ports import Home
+from jobs import alive, gone
+from played_spark import Session
+
+CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **dict.fromkeys(
+    ("server_key", "public_key", "secret_key"), "0" * 40
+)}).encode()  # fmt: skip
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found
+
+
+def children(process: int) -> list[int]:
+    files = Path(f"/proc/{process}/task").glob("*/children")
+    try:
+        return [int(pid) for file in files for pid in file.read_text().split()]
+    except OSError:
+        return []
+
+
+def is_agent(pid: int) -> bool:
+    try:
+        return b"hopyard.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+class Placed:
+    """Agents on a session that is played."""
+
+    def __init__(self, cores: int, tmp_path: Path) -> None:
+        self.session = Session(cores)
+        engine = Spark(self.session, workers=2, host="127.0.0.1")
+        self.crew = Executors(engine, self.session, Home(lambda slot: CARD, lambda slot: tmp_path / f"{slot}.log"))
+        self.pids: set[int] = set()
+        """Of sitters and agents."""
+
+    def look(self) -> dict[int, int]:
+        """Sitter → its agent, of those that are there; asks the crew as the driver's loop does."""
+        self.crew.lost()
+        sitters = [pid for task in self.session.sparkContext.tasks for pid in children(task.pid)]
+        found = {sitter: agent for sitter in sitters for agent in children(sitter) if is_agent(agent)}
+        self.pids |= {*found, *found.values()}
+        return found
+
+    def up(self, count: int) -> dict[int, int]:
+        return until(lambda: found if len(found := self.look()) == count else None)
+
+    def replace(self, slot: int) -> None:
+        """As the driver does with an agent that says nothing any more."""
+        self.crew.end(slot)
+        self.crew.start(slot)
+
+    def waits(self) -> int:
+        self.look()
+        return sum(self.crew.waits(slot) for slot in range(2))
+
+
+@pytest.fixture(params=[2, 3], ids=["all cores taken", "a core to spare"])
+def placed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
+    monkeypatch.setattr(seats_of, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr("hopyard.engines.spark.AGAIN_SECONDS", 0.1)
+    made = Placed(request.param, tmp_path)
+    for slot in range(2):
+        made.crew.start(slot)
+    made.up(2)
+    until(lambda: made.waits() == 0)
+    yield made
+    made.crew.close()
+    try:
+        made.session.sparkContext.wait_for_tasks()
+        assert gone(sorted(made.pids), 5.0)
+    finally:
+        for pid in alive(sorted(made.pids)):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("agent_too", [False, True], ids=["sitter", "sitter and agent"])
+def test_its_slot_is_replaced_and_its_agent_ended(placed: Placed, agent_too: bool) -> None:
+    before = placed.up(2)
+    sitter, agent = next(iter(before.items()))
+    others = {pid for pid in before.values() if pid != agent}
+    for pid in [sitter, *([agent] if agent_too else [])]:
+        os.kill(pid, signal.SIGSTOP)
+    slot = next(slot for slot in range(2) if _is_of(placed, slot, sitter))
+    placed.replace(slot)
+    until(lambda: placed.waits() == 0 and len(placed.look()) == 2)
+    now = placed.look()
+    assert sitter not in now and not alive([sitter, agent])
+    assert others < set(now.values()), "an agent that nothing was wrong with was ended"
+
+
+def test_a_new_agent_comes_only_when_the_old_one_is_gone(placed: Placed) -> None:
+    """They have one name on the wire."""
+    sitter, agent = next(iter(placed.up(2).items()))
+    os.kill(sitter, signal.SIGSTOP)
+    slot = next(slot for slot in range(2) if _is_of(placed, slot, sitter))
+    placed.replace(slot)
+    while placed.crew.waits(slot):
+        there = bool(alive([agent]))
+        placed.look()
+        time.sleep(0.005)
+    assert not there or not alive([agent])
+
+
+def test_a_worker_that_is_frozen_while_its_sitter_is_killed(placed: Placed) -> None:
+    """Its job does not end, though its seat is gone."""
+    sitter, agent = next(iter(placed.up(2).items()))
+    task = next(one for one in placed.session.sparkContext.tasks if sitter in children(one.pid))
+    slot = next(slot for slot in range(2) if _is_of(placed, slot, sitter))
+    os.kill(task.pid, signal.SIGSTOP)
+    os.kill(sitter, signal.SIGKILL)
+    assert until(lambda: [gone for gone, _ in placed.crew.lost() if gone == slot])
+    placed.crew.start(slot)
+    until(lambda: placed.waits() == 0)
+    assert not alive([agent])
+
+
+def test_jobs_are_as_many_as_slots(placed: Placed) -> None:
+    """Also after one of them was cancelled."""
+    sitter = next(iter(placed.up(2)))
+    os.kill(sitter, signal.SIGSTOP)
+    slot = next(slot for slot in range(2) if _is_of(placed, slot, sitter))
+    placed.replace(slot)
+    until(lambda: placed.waits() == 0 and len(placed.crew._jobs) == 2)
+    assert placed.crew._seats.due == 2
+
+
+def _is_of(placed: Placed, slot: int, sitter: int) -> bool:
+    """Whether the slot's agent is this sitter's."""
+    seat = placed.crew._seats._of(slot)
+    return seat is not None and seat.line.getpeername()[1] == _port(sitter)
+
+
+def _port(sitter: int) -> int:
+    """The local port of a sitter's line."""
+    inodes = {os.readlink(path)[8:-1] for path in Path(f"/proc/{sitter}/fd").iterdir() if "socket" in os.readlink(path)}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[9] in inodes:
+            return int(fields[1].rpartition(":")[2], 16)
+    return 0

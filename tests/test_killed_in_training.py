@@ -1,0 +1,70 @@
+"""Parameter server, chief and worker of the example programs, each killed (kill -9) in training: the program goes on
+from its checkpoint, and ends right, whatever is started again and wherever it runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from killed_in_training import ARGUMENTS, ROLES, killed
+
+MISSING = [name for name in ("tensorflow", "sklearn", "pyspark") if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc"),
+]
+VICTIMS = {
+    "ps_tutorial": {"ps": "ps 0", "chief": "worker 0", "worker": "worker 1"},
+    "parameter_server_strategy": {"ps": "ps 0", "chief": "chief 0", "worker": "worker 1"},
+}
+
+
+def told(name: str, victim: str, scope: str, engine: str, directory: Path) -> dict[str, Any]:
+    if engine == "local":
+        return killed(name, victim, scope, hy.Local(workers=sum(ROLES[name].values()), devices=None), directory)
+    script = Path(__file__).with_name("killed_in_training.py")
+    done = subprocess.run(
+        [sys.executable, str(script), name, victim, scope, str(directory)],
+        cwd=directory.parent,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("engine", ["local", "spark"])
+@pytest.mark.parametrize("scope", ["task", "program"])
+@pytest.mark.parametrize("role", ["ps", "chief", "worker"])
+@pytest.mark.parametrize("name", list(VICTIMS))
+def test_it_goes_on_from_its_checkpoint(
+    name: str, role: str, scope: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    victim = VICTIMS[name][role]
+    found = told(name, victim, scope, engine, tmp_path / "run")
+    assert (found["status"], found["restarts"]) == ("done", 1)
+    results, steps = found["results"], ARGUMENTS[name]["steps"]
+    leader = results["result-0" if name == "ps_tutorial" else "result"]
+    assert leader["accuracy"] > 0.8
+    reached = leader["reached"] if name == "ps_tutorial" else leader["steps"]
+    assert reached >= steps
+    went_on = role == "worker" and scope == "task"  # the leader never ended
+    saved = leader["began"] - 1 if name == "ps_tutorial" else leader["began"]
+    assert saved < 50 if went_on else 50 <= saved < steps, "it did not go on from a checkpoint"
+    if name == "ps_tutorial":
+        assert sorted(results) == ["result-0", "result-1"]
+        if went_on:
+            assert results["result-1"]["began"] > found["killed at"], "the variables were lost"
