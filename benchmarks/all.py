@@ -15,6 +15,7 @@ ALL = (
     "scheduler",
     "control",
     "hop",
+    "bulk",
     "data_vs_limit",
     "efficiency",
     "keras_vs_limit",

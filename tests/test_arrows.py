@@ -104,6 +104,7 @@ HEAVY = {
         "spark/tfrecords.py",
         "cli/programs.py",
     },
+    "cryptography": {"store/certificate.py"},
     "kubernetes": set(),
     "optuna": set(),
     "mlflow": set(),

@@ -128,7 +128,7 @@ def test_no_data_set() -> None:
         ({"search": hy.Random(3)}, ["needs a hy.Space"]),
         ({"engine": "local"}, ["engine = 'local'", "hy.Local"]),
         ({"parallel": 3}, ["parallel = 3", "hy.Hopper()"]),
-        ({"encrypt": "yes"}, ["encrypt = 'yes'"]),
+        ({"encrypt": "yes"}, ["encrypt = 'yes'", 'True, False or "between hosts"']),
         ({"recipe": lambda: None}, ["a recipe takes (config) or (config, ctx)"]),
         ({"recipe": 5}, ["recipe = 5"]),
     ],

@@ -41,7 +41,7 @@ COMMON = {
     "resume": False,
     "exact": "warn",
     "wait": True,
-    "encrypt": False,
+    "encrypt": "between hosts",
 }
 
 

@@ -134,8 +134,12 @@ class Store(Protocol):
         """Store and sync. Raises ResourceError when there is no room, leaving nothing behind."""
         ...
 
-    def get(self, ref: Ref) -> bytearray:
-        """Raises FileNotFoundError."""
+    def get(self, ref: Ref) -> bytearray | memoryview:
+        """The bytes as stored, in memory of the caller's own. Raises FileNotFoundError."""
+        ...
+
+    def has(self, ref: Ref) -> bool:
+        """Whether it is stored."""
         ...
 
     def delete(self, ref: Ref) -> None:

@@ -68,6 +68,8 @@ def packed(sums: Sums) -> PackedSums:
 
 Kind = Literal["train", "validate", "fold"]
 Fault = Literal["user", "data", "system"]
+Encrypt = bool | Literal["between hosts"]
+"""Whether States that go by network are encrypted."""
 Status = Literal["waiting", "running", "completed", "failed"]
 
 

@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
+from hopyard.agent import reach as reach_module
 from hopyard.agent.reach import Reach, reach
-from hopyard.core.messages import Card, Setup
+from hopyard.core.messages import Bulk, Card, Setup
 from hopyard.spec import Ref, RunSpec
-from hopyard.store.arena import Arena, Folder
-from hopyard.store.bulk import Depot, RemoteStore, Server
+from hopyard.store import connection
+from hopyard.store.arena import Arena, Folder, Taken
+from hopyard.store.bulk_server import Server
+from hopyard.store.connection import Credentials
+from hopyard.store.remote import Depot, RemoteStore
 from hopyard.store.states import LocalStore, sign
 from hopyard.store.tree import decode, plan
 
@@ -28,21 +31,19 @@ TREE = {"weights": np.arange(1000.0)}
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reach]]:
     """An agent's reach: on the driver's host, or on one of its own."""
-    public, secret = (key.decode() for key in zmq.curve_keypair())
     driver = Folder(tmp_path / "memory", "run")
     states = tmp_path / "states"
-    depot = Server("127.0.0.1", "token", Depot(LocalStore(states)).handlers())
+    depot = Server("127.0.0.1", Credentials("token"), Depot(LocalStore(states)).services())
     sign(str(states), "run")
     made: list[Reach] = []
 
     def make(host: str = "driver", store: Path = states) -> Reach:
         root = tmp_path / "memory" if host == "driver" else tmp_path / "nowhere"
         monkeypatch.setattr("hopyard.agent.reach.memory_root", lambda fallback: tmp_path / host)
-        place = depot.place
         spec = RunSpec(epochs=1, partitions=1, validation=0)
-        where = (place.address, place.key, place.token)
-        setup = Setup(spec, b"", b"", str(store), str(root), "run", 1, "cpu", where)
-        made.append(reach(setup, Card(len(made), "tcp://127.0.0.1:1", "", public, secret)))
+        bulk = Bulk(depot.address, "token")
+        setup = Setup(spec, b"", b"", str(store), str(root), "run", 1, "cpu", bulk)
+        made.append(reach(setup, Card(len(made), "tcp://127.0.0.1:1", "", "", "")))
         return made[-1]
 
     yield make
@@ -101,7 +102,7 @@ def test_a_state_comes_from_a_peer(agent: Callable[..., Reach]) -> None:
 def test_a_peer_that_cannot_be_dialled_is_asked_once(
     agent: Callable[..., Reach], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hopyard.store.bulk.DIAL_SECONDS", 1.0)
+    monkeypatch.setattr("hopyard.store.connection.DIAL_SECONDS", 1.0)
     one = agent("alpha")
     assert one.network is not None
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -109,6 +110,43 @@ def test_a_peer_that_cannot_be_dialled_is_asked_once(
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         for _ in range(20):
-            assert one.network.take((address, ""), "0-x", REF) is None
+            assert one.network.take(address, "0-x", REF) is None
     assert time.monotonic() - began < 15  # asked twenty times it would be 20
     assert caplog.text.count("a peer cannot be asked for States") == 1
+
+
+def test_a_peer_that_could_not_be_dialled_is_asked_again_later(
+    agent: Callable[..., Reach], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = agent(), agent("alpha")
+    assert one.network is not None and two.network is not None
+    where, dialled = lay(one), connection.dial
+
+    def cut(address: str, credentials: Credentials) -> Any:
+        raise ConnectionRefusedError("a router begins anew")
+
+    monkeypatch.setattr("hopyard.store.bulk.dial", cut)
+    assert two.network.take(one.network.peer, where, REF) is None
+    monkeypatch.setattr("hopyard.store.bulk.dial", dialled)
+    assert two.network.take(one.network.peer, where, REF) is None
+    later = time.monotonic() + 61.0
+    monkeypatch.setattr("hopyard.agent.reach.time.monotonic", lambda: later)
+    assert two.network.take(one.network.peer, where, REF) is not None
+
+
+def test_a_state_whose_memory_is_used_again_while_it_is_sent_is_not_there(
+    agent: Callable[..., Reach], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = agent(), agent("alpha")
+    assert one.network is not None and two.network is not None
+    where = lay(one)
+    taken = reach_module.take
+
+    def overwritten(*given: Any) -> Any:
+        found = taken(*given)
+        return None if found is None else Taken(found.data, lambda: False)
+
+    monkeypatch.setattr(reach_module, "take", overwritten)
+    assert two.network.take(one.network.peer, where, REF) is None
+    monkeypatch.setattr(reach_module, "take", taken)
+    assert two.network.take(one.network.peer, where, REF) is not None  # nor is the peer away

@@ -426,7 +426,7 @@ def edited(config: dict[str, Any], factor: float = 1.0) -> Any:
         ({"exact": False}, "with exact='warn', not False"),
         ({"parallel": hy.Hopper(group=2)}, r"with parallel=Hopper\(group='auto'\), not Hopper\(group=2\)"),
         ({"store": "elsewhere"}, "with store=None, not '/.*elsewhere'"),
-        ({"encrypt": True}, "with encrypt=False, not True"),
+        ({"encrypt": True}, "with encrypt='between hosts', not True"),
         ({"epochs": 3, "seed": 4}, "with epochs=2, not 3; with seed=0, not 4"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,21 +17,26 @@ import pytest
 import zmq
 
 from hopyard.core.events import Done
-from hopyard.core.messages import Beat, Card, Hello, Ready, Setup, pack, unpack_down
+from hopyard.core.messages import Beat, Bulk, Card, Hello, Ready, Setup, pack, unpack_down
 from hopyard.driver.drive import _depot
 from hopyard.driver.ownership import Owned
 from hopyard.driver.wire import GRACE, Gone, Router
+from hopyard.hosts import _is_here, parted
 from hopyard.ports import Home
-from hopyard.spec import RunSpec
+from hopyard.spec import Encrypt, RunSpec
 from hopyard.store.states import LocalStore, signed
 
-SETUP = Setup(RunSpec(epochs=1, partitions=1, validation=0), b"recipe", b"{}", "states", "/dev/shm", "run", 1)
+BULK = Bulk("tls://192.0.2.7:7", "token", "certificate", "between hosts")
+SETUP = Setup(
+    RunSpec(epochs=1, partitions=1, validation=0), b"recipe", b"{}", "states", "/dev/shm", "run", 1, bulk=BULK
+)
 
 
 class Cards:
     """An engine that starts nobody, and keeps the cards for the test."""
 
-    name, workers, threads, address, apart = "cards", 2, 1, ("127.0.0.1", 0), False
+    name, workers, threads, apart = "cards", 2, 1, False
+    address = ("127.0.0.1", 0)
 
     def __init__(self) -> None:
         self.cards: dict[int, Card] = {}
@@ -87,6 +93,7 @@ class Wire:
             dealer.curve_publickey = keys.get("public", card.public_key).encode()
             dealer.curve_secretkey = keys.get("secret", card.secret_key).encode()
         dealer.setsockopt(zmq.LINGER, 0)
+        dealer.ipv6 = "[" in card.address
         dealer.connect(card.address)
         return dealer
 
@@ -261,12 +268,46 @@ def test_what_is_said_to_one_that_is_gone_is_said_in_vain(wire: Callable[..., Wi
     it.router.send(9, SETUP)
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
-def test_states_that_go_by_network_are_encrypted_when_asked(tmp_path: Path, encrypt: bool) -> None:
-    it: Any = SimpleNamespace(engine=Cards(), states=Owned(str(tmp_path), "mark"), encrypt=encrypt)
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_the_port_of_messages_is_that_of_the_address_which_was_asked_for(
+    wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    if not _is_here(host):
+        pytest.skip(f"{host} is no address of this host")
+    monkeypatch.setattr(Cards, "address", (host, 0))
+    it = wire()
+    it.router.start(0)
+    port = parted(it.engine.cards[0].address)[1]
+    socket.create_connection((host, port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    agent = it.dial(0)
+    agent.send(ready(0))
+    assert it.hear() == [Ready(0, "here", 1)]
+
+
+@pytest.mark.parametrize(
+    ("encrypt", "host", "scheme"),
+    [
+        (False, "127.0.0.1", "tcp"),
+        (False, "192.0.2.7", "tcp"),
+        ("between hosts", "127.0.0.1", "tcp"),
+        ("between hosts", "127.0.1.1", "tcp"),
+        ("between hosts", "192.0.2.7", "tls"),
+        (True, "127.0.0.1", "tls"),
+        (True, "192.0.2.7", "tls"),
+    ],
+)
+def test_states_that_go_from_host_to_host_are_encrypted(
+    tmp_path: Path, encrypt: Encrypt, host: str, scheme: str
+) -> None:
+    engine = Cards()
+    engine.address = (host, 0)
+    it: Any = SimpleNamespace(engine=engine, states=Owned(str(tmp_path), "mark"), encrypt=encrypt)
     with ExitStack() as stack:
-        address, key, token = _depot(it, LocalStore(tmp_path), "run", stack)
-        assert address.startswith("tcp://127.0.0.1:") and len(token) == 32
-        assert bool(key) is encrypt
+        bulk = _depot(it, LocalStore(tmp_path), "run", stack)
+        assert bulk.depot.startswith(f"{scheme}://{host}:") and len(bulk.token) == 32
+        assert bool(bulk.certificate) is (scheme == "tls")
+        assert bulk.encrypt == encrypt
         assert signed(str(tmp_path), "run") and not signed(str(tmp_path), "another")
     assert list(tmp_path.iterdir()) == []

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import zmq
 
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Store
 from hopyard.spec import Ref
-from hopyard.store.bulk import Client, Depot, RemoteStore, Server
+from hopyard.store.bulk import Client
+from hopyard.store.bulk_server import Server
+from hopyard.store.certificate import make_certificate
+from hopyard.store.connection import Credentials
+from hopyard.store.remote import Depot, RemoteStore
 from hopyard.store.states import FsspecStore, LocalStore, claim, open_store
 
 REF = Ref(3, 12, 1)
@@ -39,10 +42,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield KINDS[request.param](tmp_path)
         return
     depot = Depot(LocalStore(tmp_path / "there"))
-    server = Server("127.0.0.1", "token", depot.handlers(), encrypt=request.param == "encrypted")
-    public, secret = zmq.curve_keypair()
-    client = Client(public.decode(), secret.decode())
-    yield RemoteStore(client, server.place)
+    encrypt = request.param == "encrypted"
+    credentials = Credentials("token", make_certificate() if encrypt else "")
+    server = Server("127.0.0.1", credentials, depot.services(), encrypt=encrypt)
+    client = Client(credentials)
+    yield RemoteStore(client, server.address)
     client.close()
     server.close()
 
@@ -57,12 +61,26 @@ def test_gives_back_what_was_put(store: Store) -> None:
     data = os.urandom(100_000)
     store.put(REF, memoryview(data))
     got = store.get(REF)
-    assert isinstance(got, bytearray) and got == data
+    assert isinstance(got, (bytearray, memoryview)) and got == data and not memoryview(got).readonly
 
 
 def test_a_missing_state_is_file_not_found(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.get(REF)
+
+
+def test_says_what_it_has(store: Store) -> None:
+    assert not store.has(REF)
+    store.put(REF, memoryview(b"x"))
+    assert store.has(REF)
+    assert not store.has(Ref(REF.trial, REF.step, REF.attempt + 1))
+    store.delete(REF)
+    assert not store.has(REF)
+
+
+def test_an_empty_state_is_a_state(store: Store) -> None:
+    store.put(REF, memoryview(b""))
+    assert store.has(REF) and store.get(REF) == b""
 
 
 def test_never_overwrites(store: Store) -> None:

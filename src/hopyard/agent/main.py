@@ -44,6 +44,7 @@ class Line:
         dealer.curve_secretkey = card.secret_key.encode()
         dealer.setsockopt(zmq.LINGER, 2000)
         dealer.setsockopt(zmq.MAXMSGSIZE, LIMIT)
+        dealer.ipv6 = "[" in card.address
         dealer.connect(card.address)
         return dealer
 

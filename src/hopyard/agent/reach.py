@@ -8,18 +8,25 @@ from __future__ import annotations
 import logging
 import socket
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopyard.core.messages import Card, Setup
-from hopyard.hosts import address_towards
+from hopyard.core.messages import Bulk, Card, Setup
+from hopyard.hosts import address_towards, parted
 from hopyard.ports import Store
 from hopyard.spec import Ref
-from hopyard.store.arena import Folder, memory_root, sweep, take
-from hopyard.store.bulk import Ask, Client, Place, RemoteStore, Server
+from hopyard.store.arena import Folder, Taken, memory_root, sweep, take
+from hopyard.store.bulk import Ask, Client
+from hopyard.store.bulk_server import Server, Service
+from hopyard.store.connection import STALL_SECONDS, Credentials
+from hopyard.store.remote import RemoteStore
 from hopyard.store.states import open_store, signed
 
 log = logging.getLogger(__name__)
+
+AWAY_SECONDS = 60.0
+"""After which a peer that could not be dialled is asked again."""
 
 
 class Network:
@@ -27,50 +34,44 @@ class Network:
 
     Args:
         card: of the agent.
-        depot: where the driver takes and gives States, and the token.
+        bulk: how.
         folder: States in shared memory.
     """
 
-    def __init__(self, card: Card, depot: tuple[str, str, str], folder: Folder) -> None:
+    def __init__(self, card: Card, bulk: Bulk, folder: Folder) -> None:
         self._folder = folder
-        self.depot = Place(*depot)
-        self.client = Client(card.public_key, card.secret_key)
-        """For the store; peers are asked by another, so that a unit does not wait for a State that is being stored."""
-        self._peers = Client(card.public_key, card.secret_key)
-        self._away: set[str] = set()
-        """Peers that could not be dialled."""
-        host = address_towards(card.address.rpartition("/")[2].rpartition(":")[0])
-        self._server = Server(host, self.depot.token, {"take": self._give}, encrypt=bool(self.depot.key))
-        self.peer = self._server.place.address, self._server.place.key
+        credentials = Credentials(bulk.token, bulk.certificate)
+        self.client = Client(credentials)
+        """For the store and for peers."""
+        self._away: dict[str, float] = {}
+        """Peers that could not be dialled → when they are asked again."""
+        host = address_towards(parted(card.address)[0])
+        self._server = Server(host, credentials, {"take": Service(self._give)}, encrypt=bulk.encrypt)
+        self.peer = self._server.address
 
-    def take(self, peer: tuple[str, str], where: str, ref: Ref) -> memoryview | None:
+    def take(self, peer: str, where: str, ref: Ref) -> memoryview | None:
         """The State at `where` in a peer's memory; None when it is not there, or the peer is not."""
-        place = Place(*peer, self.depot.token)
-        if place.address in self._away:
+        if time.monotonic() < self._away.get(peer, 0.0):
             return None
         try:
-            found: memoryview = self._peers.ask(place, Ask(place.token, "take", ref, where))
+            return self.client.ask(peer, Ask("take", ref, where, seconds=STALL_SECONDS))
         except FileNotFoundError:
             return None
         except ConnectionError as error:
-            self._away.add(place.address)
+            self._away[peer] = time.monotonic() + AWAY_SECONDS
             log.warning("a peer cannot be asked for States, the store has to do: %s", error)
             return None
-        return found
 
-    def _give(self, ask: Ask, data: memoryview) -> bytes:
+    def _give(self, ask: Ask, data: memoryview) -> Taken:
         held = None if ask.ref is None else take(self._folder.path, ask.where, ask.ref)
-        if held is not None:
-            copied = bytes(held.data)
-            if held.intact():
-                return copied
-        raise FileNotFoundError(f"State {ask.ref} is not in the memory of {socket.gethostname()}")
+        if held is None:
+            raise FileNotFoundError(f"State {ask.ref} is not in the memory of {socket.gethostname()}")
+        return held
 
     def close(self) -> None:
         """Hang up."""
         self._server.close()
         self.client.close()
-        self._peers.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,13 @@ def reach(setup: Setup, card: Card | None) -> Reach:
         ResourceError, SpecError: there is no room in memory, or the store cannot be opened.
     """
     root = Path(setup.memory)
-    if setup.depot is None or card is None:
+    if setup.bulk is None or card is None:
         return Reach(Folder(root, setup.run), open_store(setup.store), None)
     if not Folder.shared(root, setup.run):  # another host than the driver's
         root = memory_root(Path(tempfile.gettempdir()))
         sweep(root)
     folder = Folder(root, setup.run)
-    network = Network(card, setup.depot, folder)
+    network = Network(card, setup.bulk, folder)
     if signed(setup.store, setup.run):
         return Reach(folder, open_store(setup.store), network)
-    return Reach(folder, RemoteStore(network.client, network.depot), network)
+    return Reach(folder, RemoteStore(network.client, setup.bulk.depot), network)

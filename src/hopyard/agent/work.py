@@ -45,7 +45,7 @@ TRACE = 6000
 PATIENCE = 5.0
 """Seconds before a State that a peer should have, and that is not stored either, counts as lost."""
 
-Fetch = Callable[[tuple[str, str], str, Ref], memoryview | None]
+Fetch = Callable[[str, str, Ref], memoryview | None]
 
 
 class Lost(HopyardError):
@@ -77,7 +77,7 @@ class Worker:
         self._arena = arena
         self._keeper = keeper
         self._fetch = fetch
-        self._peer: tuple[str, str] | None = None
+        self._peer: str | None = None
         """Who has the State of the unit that is at hand."""
         self._built: OrderedDict[str, Built] = OrderedDict()
         """Built models by their likeness, or by their trial where none is like another; least recently used first."""
@@ -93,9 +93,7 @@ class Worker:
 
     # ---------------------------------------------------------------- units
 
-    def run(
-        self, unit: Unit, config: Config, peer: tuple[str, str] | None = None
-    ) -> Sequence[Done | Failed | Durable | NoRoom]:
+    def run(self, unit: Unit, config: Config, peer: str | None = None) -> Sequence[Done | Failed | Durable | NoRoom]:
         """The answer to a unit, and what must be said beside it. `peer`: who has its State, when it is in memory that
         this worker does not share."""
         begin = time.perf_counter()
@@ -299,7 +297,7 @@ class Worker:
         restore(built.trainable, decode(data))
         return len(data)
 
-    def _stored(self, ref: Ref) -> bytearray:
+    def _stored(self, ref: Ref) -> bytearray | memoryview:
         """The State out of the store. One that a peer has, and does not give, is waited for: it is being stored, or the
         peer is gone, which the driver hears before this unit fails."""
         patience = time.monotonic() + (0.0 if self._peer is None else PATIENCE)

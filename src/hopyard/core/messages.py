@@ -16,7 +16,7 @@ from hopyard.core.events import UNREADABLE, Checked, Done, Durable, Failed
 from hopyard.core.hosting import Door, FeedWord, Host, Shown
 from hopyard.core.program_facts import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.errors import HopyardError, SpecError
-from hopyard.spec import FORMAT, Array, Config, RunSpec, Unit
+from hopyard.spec import FORMAT, Array, Config, Encrypt, RunSpec, Unit
 
 LIMIT = 64 << 20
 """Bytes of the largest message either side takes; a recipe (with the modules it carries) is the largest there is."""
@@ -54,8 +54,8 @@ class Ready(Message, frozen=True):
     fingerprint: dict[str, Any] = {}
     memory: str = ""
     """Equal for agents that share memory."""
-    peer: tuple[str, str] = ("", "")
-    """Address and CURVE key by which agents that do not share it can ask for States in it."""
+    peer: str = ""
+    """Address at which agents that do not share it can ask for States in it."""
 
 
 class Unfit(Message, frozen=True):
@@ -78,6 +78,18 @@ class NoRoom(Message, frozen=True):
     error: str
 
 
+class Bulk(msgspec.Struct, frozen=True):
+    """By what agents that may be on other hosts store, give and get States through a network."""
+
+    depot: str
+    """Address of the driver, for those that cannot reach the States' place; peers have addresses of their own."""
+    token: str
+    """Lets in, at all of them."""
+    certificate: str = ""
+    """With its key, for connections that are encrypted; empty: none is."""
+    encrypt: Encrypt = "between hosts"
+
+
 class Setup(Message, frozen=True):
     """Down, once: all that an agent needs to run units."""
 
@@ -93,9 +105,8 @@ class Setup(Message, frozen=True):
     run: str
     threads: int
     device: str = "cpu"
-    depot: tuple[str, str, str] | None = None
-    """Of agents that may be on other hosts: address and CURVE key by which this process stores and gives States, for
-    those that cannot reach `store`, and the token for that and for peers."""
+    bulk: Bulk | None = None
+    """Of agents that may be on other hosts."""
 
 
 class Work(Message, frozen=True):
@@ -105,8 +116,8 @@ class Work(Message, frozen=True):
     config: Config
     release: tuple[str, ...] = ()
     """Places in shared memory that nobody will ask for again."""
-    peer: tuple[str, str] | None = None
-    """Who has the unit's State, when it is in memory that this agent does not share."""
+    peer: str | None = None
+    """Address of the agent that has the unit's State, when it is in memory that this agent does not share."""
 
 
 class Examine(Message, frozen=True):

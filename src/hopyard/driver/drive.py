@@ -17,7 +17,7 @@ import msgspec
 from hopyard import __version__
 from hopyard.core.events import Began, Resumed
 from hopyard.core.machine import Machine
-from hopyard.core.messages import LIMIT, Setup
+from hopyard.core.messages import LIMIT, Bulk, Setup
 from hopyard.data.manifest import Manifest
 from hopyard.data.needed import need, spare
 from hopyard.driver.directory import room
@@ -30,12 +30,15 @@ from hopyard.driver.wire import Direct, Link, Router
 from hopyard.engines.local import cores
 from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.ports import Engine, Store
-from hopyard.spec import RunSpec
+from hopyard.spec import Encrypt, RunSpec
 from hopyard.store import summary
 from hopyard.store.arena import Folder, memory_root, sweep
-from hopyard.store.bulk import Depot, Server
+from hopyard.store.bulk_server import Server, secured
+from hopyard.store.certificate import make_certificate
+from hopyard.store.connection import Credentials
 from hopyard.store.journal import Journal, Lock, read, write_whole
 from hopyard.store.layout import Layout
+from hopyard.store.remote import Depot
 from hopyard.store.states import open_store, sign, unsign
 from hopyard.views.chart import Chart
 from hopyard.views.report import brief
@@ -87,7 +90,7 @@ class Drive:
     states: Owned
     earlier: Earlier | None = None
     """What earlier drivers of the run did; None: it is a new one."""
-    encrypt: bool = False
+    encrypt: Encrypt = "between hosts"
 
 
 def drive(it: Drive, wait: bool) -> Run:
@@ -170,10 +173,10 @@ def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
         )
 
         sampler = it.cargo.search.open(it.cargo.space, spec.seed)
-        depot = _depot(it, store, token, stack) if it.engine.apart else None
+        bulk = _depot(it, store, token, stack) if it.engine.apart else None
 
         def setup(device: str) -> Setup:
-            return Setup(spec, recipe, manifest, it.states.store, str(root), token, it.engine.threads, device, depot)
+            return Setup(spec, recipe, manifest, it.states.store, str(root), token, it.engine.threads, device, bulk)
 
         make = LINKS.get(it.engine.name, _router)
         loop = Loop(
@@ -238,7 +241,7 @@ def _spared(manifest: Manifest, layout: Layout, machine: Machine) -> None:
         spare(manifest, layout.root)
 
 
-def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> tuple[str, str, str]:
+def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> Bulk:
     """For workers that cannot reach the States' place: they store and get them through this process."""
 
     def first() -> None:
@@ -251,10 +254,11 @@ def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> tu
     sign(it.states.store, run)
     stack.callback(unsign, it.states.store, run)
     host, port = it.engine.address
-    handlers = Depot(store, first).handlers()
-    server = Server(host, secrets.token_hex(16), handlers, port=port + 2 if port else 0, encrypt=it.encrypt)
+    token, certificate = secrets.token_hex(16), make_certificate() if secured(it.encrypt, host) else ""
+    services = Depot(store, first).services()
+    server = Server(host, Credentials(token, certificate), services, port=port + 2 if port else 0, encrypt=it.encrypt)
     stack.callback(server.close)
-    return server.place.address, server.place.key, server.place.token
+    return Bulk(server.address, token, certificate, it.encrypt)
 
 
 def _router(engine: Engine, setup: Callable[[str], Setup], layout: Layout, silence: float) -> Link:

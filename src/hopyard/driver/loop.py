@@ -140,7 +140,7 @@ class Loop:
         self._came_up = False
         """Whether an agent of this driver was ever ready."""
         self._releases: dict[int, list[str]] = {}
-        self._places: dict[int, tuple[str, tuple[str, str]]] = {}
+        self._places: dict[int, tuple[str, str]] = {}
         """Slot → whose memory it shares, and how others ask for States in it."""
         self._early: dict[int, list[Durable]] = {}
         self._finish: Finish | None = None
@@ -378,15 +378,15 @@ class Loop:
         elif self._finish is None:
             self._finish = command
 
-    def _peer(self, command: Dispatch) -> tuple[str, str] | None:
+    def _peer(self, command: Dispatch) -> str | None:
         """Who has the unit's State, when the slot cannot see the memory where it lies."""
         unit = command.unit
         state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.where else None
         if state is None:
             return None
-        theirs, peer = self._places.get(state.maker, ("", ("", "")))
-        mine, _ = self._places.get(command.slot, ("", None))
-        return peer if theirs != mine and peer[0] else None
+        theirs, peer = self._places.get(state.maker, ("", ""))
+        mine, _ = self._places.get(command.slot, ("", ""))
+        return peer if theirs != mine and peer else None
 
     def _start(self) -> None:
         slot = self._next

@@ -22,7 +22,7 @@ from hopyard.driver.ship import load as unpickle
 from hopyard.driver.trial import Shelf, Trial
 from hopyard.errors import HopyardError, RunDirectoryError, RunFailed
 from hopyard.frameworks import quiet
-from hopyard.spec import RunSpec
+from hopyard.spec import Encrypt, RunSpec
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import standing
@@ -51,7 +51,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the recipe's function."""
     backend: str = ""
     """Keras' backend, where the engine names one."""
-    encrypt: bool = False
+    encrypt: Encrypt = False
     """Whether States that go by network are encrypted."""
     digests: dict[str, str] = {}
     """Digests of recipe, space and search; empty: none could be made."""

@@ -32,7 +32,7 @@ from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
-from hopyard.spec import Config, Hopper, RunSpec
+from hopyard.spec import Config, Encrypt, Hopper, RunSpec
 from hopyard.store.journal import Lock, read, retire, retired, sweep_temporary, write_whole
 from hopyard.store.layout import Layout, find
 
@@ -57,7 +57,7 @@ class Order:
     seed: int
     exact: bool | Literal["warn"]
     store: str | None
-    encrypt: bool = False
+    encrypt: Encrypt = "between hosts"
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Fields of RunSpec that no argument sets: deadlines, silence, strikes."""
 
@@ -79,7 +79,7 @@ def select(
     resume: bool = False,
     exact: bool | Literal["warn"] = "warn",
     wait: bool = True,
-    encrypt: bool = False,
+    encrypt: Encrypt = "between hosts",
 ) -> Run:
     """Train many configurations of a recipe on a data set; find the best.
 
@@ -102,8 +102,9 @@ def select(
         resume: go on with what is in `directory`, if there is a run.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
         wait: False: return at once; `run.wait()` waits.
-        encrypt: States that go from host to host are encrypted too (CURVE, half as fast); words always are. On one
-            host they go by shared memory and nothing changes.
+        encrypt: whether States that go by network are encrypted (TLS 1.3); messages always are. "between hosts":
+            unless they stay on one host. True: always. False: never; the network can then read them, and change them
+            on their way. (On one host nearly all go by shared memory, and nothing changes.)
 
     Returns:
         Run: `.best`, `.trials`, `.to_pandas()`, `.gantt(path)`.
@@ -118,8 +119,6 @@ def select(
         raise SpecError(f"search = {search!r}: hy.Grid(), hy.Random(n) or hy.Configs([...]) is needed")
     if not isinstance(metric, str) or not metric:
         raise SpecError(f'metric = {metric!r}: the name of a metric is needed, for example "val_loss"')
-    if not isinstance(encrypt, bool):
-        raise SpecError(f"encrypt = {encrypt!r}: True or False is needed")
     order = Order(
         Cargo(recipe, data, space, search, chosen),
         epochs,
@@ -150,13 +149,11 @@ def fit(
     resume: bool = False,
     exact: bool | Literal["warn"] = "warn",
     wait: bool = True,
-    encrypt: bool = False,
+    encrypt: Encrypt = "between hosts",
 ) -> Run:
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last."""
     if not isinstance(config, dict):
         raise SpecError(f"config = {config!r}: a dict is needed")
-    if not isinstance(encrypt, bool):
-        raise SpecError(f"encrypt = {encrypt!r}: True or False is needed")
     if metric is not None and mode is None:
         raise SpecError(f'mode = None: metric = {metric!r} needs "min" or "max", which of its values is the best')
     search = Configs([config])
@@ -272,6 +269,8 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         raise SpecError(f'metric = {order.metric!r}: the name of a metric is needed, for example "val_loss"')
     if directory is not None and not isinstance(directory, (str, Path)):
         raise SpecError(f"directory = {directory!r}: a path is needed")
+    if not isinstance(order.encrypt, bool) and order.encrypt != "between hosts":
+        raise SpecError(f'encrypt = {order.encrypt!r}: True, False or "between hosts" is needed')
     if again and directory is None:
         raise SpecError("resume=True: directory= says which run")
     root = str(Path.cwd() if directory is None else Path(directory).absolute())

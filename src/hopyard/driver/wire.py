@@ -42,9 +42,9 @@ from hopyard.core.messages import (
     unpack_up,
 )
 from hopyard.errors import HopyardError, ResourceError
+from hopyard.hosts import address_to_bind, joined
 from hopyard.ports import Crew, Engine, Home
 from hopyard.spec import FORMAT
-from hopyard.store.bulk import bound
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +122,11 @@ class Router:
         self._router.setsockopt(zmq.RCVHWM, 0)
         try:
             host, port = engine.address
-            port = bound(self._router, host, port)
+            port = _bound(self._router, host, port)
 
             def card(slot: int) -> bytes:
                 keys = server_public.decode(), public.decode(), secret.decode()
-                return msgspec.json.encode(Card(slot, f"tcp://{host}:{port}", *keys)) + b"\n"
+                return msgspec.json.encode(Card(slot, f"tcp://{joined(host, port)}", *keys)) + b"\n"
 
             self._crew: Crew = engine.open(Home(card, log_of))
         except BaseException:
@@ -232,6 +232,24 @@ class Router:
         self._router.close()
         self._auth.stop()
         self._context.term()
+
+
+def _bound(router: zmq.Socket[bytes], host: str, port: int) -> int:
+    """The port that the socket listens on, for those who dial `host`.
+
+    Raises:
+        ResourceError: the port is taken.
+    """
+    address = address_to_bind(host)
+    router.ipv6 = ":" in address
+    where = f"tcp://[{address}]" if router.ipv6 else f"tcp://{address or '*'}"
+    try:
+        if not port:
+            return int(router.bind_to_random_port(where))
+        router.bind(f"{where}:{port}")
+    except zmq.ZMQError as error:
+        raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
+    return port
 
 
 class _Allowed:

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from hopyard.engines.sitter import lasting
 from hopyard.errors import ResourceError
-from hopyard.hosts import LOOPBACK, is_loopback
+from hopyard.hosts import listen
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Seats:
     """Owner of the seats of one run. A thread of its own listens; everything else is called by the driver's loop.
 
     Args:
-        host: to listen on; this host alone where that is a loopback address.
+        host: by which sitters dial; see `hosts.address_to_bind`.
         port: 0: any that is free.
         token: lets sitters in.
         log_of: slot → the file that takes what its agent prints.
@@ -108,7 +108,7 @@ class Seats:
         self.came = 0
         """Sitters that ever dialled in."""
         try:
-            self._listener = socket.create_server((LOOPBACK if is_loopback(host) else "", port), backlog=512)
+            self._listener = listen(host, port)
         except OSError as error:
             raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
         self.port = int(self._listener.getsockname()[1])

@@ -55,7 +55,8 @@ class Spark:
         session: a SparkSession, classic or Connect. A pickle of the engine (a run directory has one) leaves it behind.
         workers: how many; fewer are used, with a warning, where Spark has fewer slots.
         host: name or address by which executors reach this process; None: `spark.driver.host`, or of a Connect client
-            the address that it dials its server from.
+            the address that it dials its server from. Where that is an address of this machine, no other is listened
+            on; a name is looked up here.
         port: to listen on, and the two after it; 0: any that are free.
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         env: more environment for the workers.

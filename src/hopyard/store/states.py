@@ -161,7 +161,7 @@ class LocalStore:
     def put(self, ref: Ref, data: memoryview) -> None:
         """Store and sync; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""
         path = self.directory / _file(ref)
-        if path.exists():
+        if self.has(ref):
             return
         part = self.directory / f"{_TEMPORARY}{ref}-{secrets.token_hex(4)}"
         with _room(ref, data.nbytes, str(self.directory)):
@@ -186,6 +186,10 @@ class LocalStore:
                     raise OSError(errno.EIO, f"State {ref} ends at byte {at} of {len(data)}", str(self.directory))
                 at += count
         return data
+
+    def has(self, ref: Ref) -> bool:
+        """Whether it is stored."""
+        return (self.directory / _file(ref)).exists()
 
     def delete(self, ref: Ref) -> None:
         """No error when it is not there."""
@@ -255,7 +259,7 @@ class FsspecStore:
     def put(self, ref: Ref, data: memoryview) -> None:
         """Store; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""
         path = self._path(_file(ref))
-        if self._files.exists(path):
+        if self.has(ref):
             return
         part = path if self._whole else self._path(f"{_TEMPORARY}{ref}-{secrets.token_hex(4)}")
         with _room(ref, data.nbytes, self.url):
@@ -271,6 +275,10 @@ class FsspecStore:
     def get(self, ref: Ref) -> bytearray:
         """The bytes as stored. Raises FileNotFoundError."""
         return bytearray(self._files.cat_file(self._path(_file(ref))))
+
+    def has(self, ref: Ref) -> bool:
+        """Whether it is stored."""
+        return bool(self._files.exists(self._path(_file(ref))))
 
     def delete(self, ref: Ref) -> None:
         """No error when it is not there."""

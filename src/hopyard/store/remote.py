@@ -1,0 +1,93 @@
+"""The driver's store by network: `Depot` at the driver, `RemoteStore` at workers that cannot reach the place itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from hopyard.ports import Store
+from hopyard.spec import Ref
+from hopyard.store.bulk import Ask, Client
+from hopyard.store.bulk_server import Service
+from hopyard.store.turns import Turns
+
+PUTS = 2
+"""States that are taken at once: one comes while another is written. They are in memory meanwhile, and no others."""
+GETS = 4
+"""States that are given at once."""
+
+
+class RemoteStore:
+    """A Store whose bytes go by network.
+
+    Args:
+        client: of the run.
+        address: of the driver's depot.
+    """
+
+    def __init__(self, client: Client, address: str) -> None:
+        self._client, self._address = client, address
+
+    def put(self, ref: Ref, data: memoryview) -> None:
+        """Store and sync, over there. Raises ResourceError when there is no room."""
+        self._client.ask(self._address, Ask("put", ref), data)
+
+    def get(self, ref: Ref) -> memoryview:
+        """The bytes as stored. Raises FileNotFoundError."""
+        return self._client.ask(self._address, Ask("get", ref))
+
+    def has(self, ref: Ref) -> bool:
+        """Whether it is stored."""
+        return bytes(self._client.ask(self._address, Ask("has", ref))) == b"yes"
+
+    def delete(self, ref: Ref) -> None:
+        """No error when it is not there."""
+        self._client.ask(self._address, Ask("delete", ref))
+
+    def refs(self) -> set[Ref]:
+        """All that is stored."""
+        return set(msgspec.msgpack.decode(self._client.ask(self._address, Ask("refs")), type=list[Ref]))
+
+
+class Depot:
+    """What the driver does for workers that cannot reach the States' place.
+
+    Args:
+        store: where the States are.
+        first: called when the first of them comes.
+    """
+
+    def __init__(self, store: Store, first: Callable[[], None] = lambda: None) -> None:
+        self._store = store
+        self._first: Callable[[], None] | None = first
+        self._lock = threading.Lock()
+
+    def services(self) -> dict[str, Service]:
+        """For `Server`."""
+        return {
+            "put": Service(self._put, Turns(PUTS), known=lambda ask: self._store.has(_ref(ask))),
+            "get": Service(lambda ask, data: self._store.get(_ref(ask)), Turns(GETS)),
+            "has": Service(lambda ask, data: b"yes" if self._store.has(_ref(ask)) else b"no"),
+            "delete": Service(self._delete),
+            "refs": Service(lambda ask, data: msgspec.msgpack.encode(list(self._store.refs()))),
+        }
+
+    def _put(self, ask: Ask, data: memoryview) -> bytes:
+        with self._lock:
+            first, self._first = self._first, None
+        if first is not None:
+            first()
+        self._store.put(_ref(ask), data)
+        return b""
+
+    def _delete(self, ask: Ask, data: memoryview) -> bytes:
+        self._store.delete(_ref(ask))
+        return b""
+
+
+def _ref(ask: Ask) -> Ref:
+    if ask.ref is None:
+        raise ValueError(f"{ask.what}: a State must be named")
+    return ask.ref
