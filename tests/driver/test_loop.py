@@ -16,6 +16,7 @@ from hopyard.core.events import (
     Dispatch,
     Done,
     Durable,
+    Exhausted,
     Failed,
     Finished,
     Interrupted,
@@ -448,3 +449,45 @@ def test_the_journal_knows_each_slot_that_joined(stage: Callable[..., Stage]) ->
     with pytest.raises(KeyboardInterrupt):
         it.loop.run()
     assert [(line.slot, line.host) for line in it.lines() if isinstance(line, Joined)] == [(0, "here"), (1, "there")]
+
+
+class Endless:
+    """A search that does not know how many it proposes."""
+
+    total = None
+
+    def __init__(self, last: int | None = None) -> None:
+        self.asked = 0
+        self.last = last
+
+    def ask(self, trial: int) -> Any:
+        assert trial == self.asked  # in order, each once
+        if trial == self.last:
+            return None
+        self.asked += 1
+        return {"n": trial}
+
+    def tell(self, trial: int, value: float | None) -> None: ...
+
+
+def test_a_search_that_never_ends_is_asked_as_it_is_needed(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    search = it.loop._sampler = Endless()  # type: ignore[assignment]
+    it.link.receives += [answer(it)] * 100
+    it.link.receives.append(lambda: it.loop.stop("enough") or [])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    ended = sum(trial.ended for trial in it.machine.trials.values())
+    assert ended > 10 and search.asked - ended == it.machine.open <= 10  # 2 × (1 slot + 4)
+    assert not it.machine.exhausted
+    again = fold(it.lines())
+    assert list(again.trials) == list(range(search.asked)) and not again.exhausted
+
+
+def test_a_search_that_ends_without_having_said_when(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    it.loop._sampler = Endless(13)  # type: ignore[assignment]
+    it.link.receives += [answer(it)] * 200
+    it.loop.run()
+    assert (it.machine.status, len(it.machine.trials)) == ("completed", 13)
+    assert sum(isinstance(line, Exhausted) for line in it.lines()) == 1

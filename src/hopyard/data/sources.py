@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from hopyard.checks import unwritable
 from hopyard.data.arrow import to_arrow
 from hopyard.data.columns import Array
 from hopyard.data.content import Content
 from hopyard.data.manifest import SourceInfo
-from hopyard.errors import DataError
+from hopyard.errors import DataError, SpecError
 
 ROWS = 65_536
 """Most rows of a batch."""
@@ -111,6 +112,9 @@ class Arrays:
 
     def __init__(self, arrays: Mapping[str, Array], what: str) -> None:
         self._arrays, self._what = dict(arrays), what
+        for name in self._arrays:
+            if fault := unwritable(name):
+                raise SpecError(f"array {name!a}: {fault}")
         lengths = {name: len(array) if np.ndim(array) else None for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{name!r} has {rows}" for name, rows in lengths.items())

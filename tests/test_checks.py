@@ -1,0 +1,206 @@
+"""What cannot be written down is refused where it is made, or escaped where it only tells of something."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import hopyard as hy
+from hopyard.checks import escaped, escaped_tree, unwritable
+from hopyard.core.events import Began, Done, Failed, Interrupted, decode, encode
+from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
+from hopyard.driver.drive import fits
+from hopyard.errors import DataError, PreflightError, SpecError
+from hopyard.frameworks.array import Linear
+from hopyard.spec import Array, Part, RunSpec
+from jobs import CONFIGS, WIDTH, dataset, linear, select
+
+ODD = "caf\udce9"
+"""A Latin-1 file name, as os.fsdecode gives it."""
+TABLE = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
+
+
+def test_escapes() -> None:
+    assert escaped(ODD) == "caf\\udce9" and escaped("größe") == "größe" and escaped("") == ""
+    assert escaped_tree({ODD: [ODD, 1, (None, "x")]}) == {"caf\\udce9": ["caf\\udce9", 1, [None, "x"]]}
+    assert unwritable(2**64 - 1) == unwritable(-(2**63)) == unwritable("é") == unwritable(1.5) == unwritable(True) == ""
+    assert "64 bits" in unwritable(2**64) and "UTF-8" in unwritable(ODD)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hy.Space(a=ODD),
+        lambda: hy.Space(a=hy.choice(["x", ODD])),
+        lambda: hy.Space(a=[1, [ODD]]),
+        lambda: hy.Space(**{ODD: 1}),
+        lambda: hy.Space(a=2**70),
+        lambda: hy.Space(a=np.array(-(2**63)).item() - 1),
+        lambda: hy.randint(0, 2**70),
+        lambda: hy.Configs([{"a": ODD}]).open(None, 0),
+        lambda: hy.Configs([{ODD: 1}]).open(None, 0),
+        lambda: hy.Configs([{1: 1}]).open(None, 0),
+        lambda: hy.Configs([{"a": 2**70}]).open(None, 0),
+        lambda: hy.Space(a=lambda config: ODD).draw(lambda name: 0.5),
+        lambda: RunSpec(epochs=2**70, partitions=1, validation=0),
+        lambda: RunSpec(epochs=1, partitions=1, validation=0, seed=2**70),
+        lambda: RunSpec(epochs=1, partitions=1, validation=0, metric=ODD),
+        lambda: dataset(partitions=2**70),
+        lambda: hy.Dataset.numpy(np.zeros((4, 1)), np.zeros(4), seed=2**70),
+        lambda: hy.Dataset.numpy({ODD: np.zeros((4, 1))}, np.zeros(4)),
+        lambda: hy.Dataset.arrow(TABLE, features=[ODD], label="y"),
+        lambda: hy.Dataset.arrow(TABLE, features=["x"], label=ODD),
+        lambda: hy.Dataset.arrow(TABLE, features=["x"], label={ODD: "y"}),
+    ],
+)
+def test_what_would_be_written_otherwise_than_it_is_used_is_refused(make: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        make()
+    str(caught.value).encode()  # the message itself can be written
+
+
+def test_values_of_a_column_are_named() -> None:
+    x = np.zeros((40, 2), np.float32)
+    for labels in (np.array([ODD, "b"] * 20, object), np.array([ODD, "b"] * 20)):
+        with pytest.raises(DataError, match=r"caf\\\\?udce9|surrogate"):
+            hy.Dataset.numpy(x, labels, partitions=2).prepare()
+    with pytest.raises(DataError, match="64 bits"):
+        hy.Dataset.numpy(x, np.array([2**70, 1] * 20, object), partitions=2).prepare()
+
+
+def test_a_file_whose_name_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.parquet")).write_bytes(b"")
+    with pytest.raises(DataError, match="rename the file"):
+        hy.Dataset.parquet(str(tmp_path), features=["a"], label="b")
+
+
+@pytest.mark.parametrize("given", [{"seed": 2**70}, {"configs": [{"lr": 0.1, "note": ODD}]}, {"store": ODD}])
+def test_nothing_is_written_before_it_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    configs = given.pop("configs", CONFIGS)
+    with pytest.raises(SpecError):
+        select(tmp_path / "run", linear, configs, **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_whose_name_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"directory = .*UTF-8"):
+        select(tmp_path / ODD)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Odd(Linear):
+    """It reads a file with a Latin-1 name, which is not there; or it reports what cannot be sent."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(WIDTH, 2, lr=0.1, batch_size=16)
+        self._do = config["do"]
+
+    def train(self, batch: Any) -> Any:
+        found = super().train(batch)
+        if self._do == "raise" and self.steps > 3:
+            Path(ODD).read_bytes()
+        if self._do == "name":
+            return {**found, ODD: (1.0, batch.rows)}
+        return {**found, "big": (np.ones(9_000_000), batch.rows)} if self._do == "large" else found
+
+
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1, devices=None)], ids=lambda engine: engine.name)
+def test_an_error_with_such_text_is_its_trials_and_is_read_everywhere(tmp_path: Path, engine: Any) -> None:
+    run = select(tmp_path / "run", Odd, [{"do": "none"}, {"do": "raise"}], engine=engine)
+    assert [trial.status for trial in run.trials] == ["completed", "failed"]
+    assert "FileNotFoundError" in run.trials[1].error and "caf\\udce9" in run.trials[1].error
+    assert hy.load(run.directory).trials[1].error == run.trials[1].error
+    assert "caf\\udce9" in (run.directory / "report.txt").read_text()
+    lost = [line for line in run.lines() if type(line).__name__ == "Lost"]
+    assert lost == []
+
+
+@pytest.mark.parametrize("do", ["name", "large"])
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1, devices=None)], ids=lambda engine: engine.name)
+def test_preflight_says_what_cannot_be_sent(tmp_path: Path, do: str, engine: Any) -> None:
+    said = {"name": r"a metric named 'caf\\udce9'", "large": r"metric 'big' is an array of 9,000,000 numbers"}
+    with pytest.raises(PreflightError, match=said[do]):
+        select(tmp_path / "run", Odd, [{"do": do}], engine=engine)
+
+
+class Growing(Linear):
+    """Its answer is too large later on."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(WIDTH, 2, lr=0.1, batch_size=16)
+        self._grows = config["grows"]
+
+    def train(self, batch: Any) -> Any:
+        found = super().train(batch)
+        large = self._grows and self.steps > 6
+        return {**found, "big": (np.ones(9_000_000 if large else 3), batch.rows)}
+
+    def result(self, name: str, total: Any, rows: float) -> float:
+        return float(sum(total)) / rows
+
+
+def test_an_answer_that_is_too_large_ends_its_trial_with_the_name(tmp_path: Path) -> None:
+    local = hy.Local(workers=1, devices=None)
+    run = select(tmp_path / "run", Growing, [{"grows": False}, {"grows": True}], engine=local)
+    assert [trial.status for trial in run.trials] == ["completed", "failed"]
+    assert "metric 'big' is an array of 9,000,000 numbers" in run.trials[1].error
+    assert [line.fault for line in run.lines() if isinstance(line, Failed)] == ["user"]
+
+
+def test_a_manifest_that_is_too_large_names_the_column() -> None:
+    manifest = dataset().prepare()
+    manifest.vocabularies = {"small": ["a"], "user": [f"u{n}" for n in range(3_700_000)]}
+    fits(manifest, 20 << 20)
+    with pytest.raises(SpecError, match=r"column 'user' has 3,700,000 values, .* bytes.*Hash them"):
+        fits(manifest, 60 << 20)
+
+
+def test_a_message_that_is_too_large_names_what_is() -> None:
+    done = Done(
+        at=0.0,
+        slot=0,
+        lease=1,
+        parts=(Part(0, {"loss": (1.0, 1.0), "bins": (Array(9 << 20, bytes(72 << 20)), 1.0)}, 0.1),),
+        seconds=0.1,
+    )
+    with pytest.raises(SpecError, match=rf"Done\) has 75,.* at most {LIMIT:,} .*metric 'bins' takes 75,497,472"):
+        pack(done)
+    spec = RunSpec(epochs=1, partitions=1, validation=0)
+    setup = Setup(spec, b"", bytes(65 << 20), "s", "m", "r", 1)
+    with pytest.raises(SpecError, match="its field 'manifest' takes"):
+        pack(setup)
+    assert "metric ''" in largest(Done(at=0.0, slot=0, lease=1, parts=(), seconds=0.1))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Failed(at=0.0, slot=1, lease=2, fault="user", error=ODD, trace=f"é {ODD}\n"),
+        Checked(at=0.0, slot=1, trial=0, faults=(ODD,), names=(ODD,), notes=(ODD,)),
+        NoRoom(1, ODD),
+        Unfit(1, ODD),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_words_never_keep_a_message_from_home(message: Any) -> None:
+    back = unpack_up(pack(message))
+    assert type(back) is type(message) and "caf\\udce9" in repr(back).replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        Interrupted(at=1.0, reason=ODD),
+        Began(at=1.0, spec=RunSpec(epochs=1, partitions=1, validation=0), directory=f"host:/{ODD}"),
+        Failed(at=1.0, slot=0, lease=1, fault="user", error=ODD),
+    ],
+    ids=lambda line: type(line).__name__,
+)
+def test_words_never_keep_a_line_out_of_the_journal(line: Any) -> None:
+    back = decode(encode(line))
+    assert type(back) is type(line) and "caf\\udce9" in repr(back).replace("\\\\", "\\")
