@@ -162,6 +162,12 @@ class Home:
     """Slot → the file that takes what the agent prints."""
 
 
+class OutOfMemory(str):
+    """The reason why an agent ended, where the system killed it because the memory of its host ran out."""
+
+    __slots__ = ()
+
+
 class Crew(Protocol):
     """The agents of one run, as their engine sees them."""
 
@@ -174,7 +180,7 @@ class Crew(Protocol):
         ...
 
     def lost(self) -> list[tuple[int, str]]:
-        """(slot, reason) of agents that ended since last asked.
+        """(slot, reason) of agents that ended since last asked. A reason may be an `OutOfMemory`.
 
         Raises:
             ResourceError: no agent can ever come up; says why.

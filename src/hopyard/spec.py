@@ -67,7 +67,9 @@ def packed(sums: Sums) -> PackedSums:
 
 
 Kind = Literal["train", "validate", "fold"]
-Fault = Literal["user", "data", "system"]
+Fault = Literal["user", "data", "system", "store", "memory"]
+"""Whose fault it was: the recipe's, the rows', the system's (network, disk, a lost worker), that of the place where
+States are kept, or that memory ran out."""
 Encrypt = bool | Literal["between hosts"]
 """Whether States that go by network are encrypted."""
 Status = Literal["waiting", "running", "completed", "failed"]
@@ -143,6 +145,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions of a unit, fixed; 0: by `group_seconds`."""
     strikes: int = 3
     """A unit that lost this many slots ends its trial as poison."""
+    retries: int = 8
+    """How often a unit is tried again after faults of the system, each time after a longer wait."""
     deadline_first: float = 600.0
     """Seconds a unit may take while nothing is known about its trial."""
     deadline_least: float = 30.0
@@ -151,7 +155,14 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a heartbeat after which a slot is lost."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("partitions", 1), ("validation", 0), ("group", 0), ("strikes", 1)):
+        for name, least in (
+            ("epochs", 1),
+            ("partitions", 1),
+            ("validation", 0),
+            ("group", 0),
+            ("strikes", 1),
+            ("retries", 0),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SpecError(f"{name} = {value!r}: a whole number of at least {least} is needed")

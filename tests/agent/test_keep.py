@@ -12,11 +12,12 @@ import pytest
 
 from hopyard.agent import keep as keeping
 from hopyard.agent.keep import Keeper
-from hopyard.core.events import Durable
+from hopyard.core.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.core.messages import NoRoom
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store.arena import Arena
+from hopyard.store.guard import Guarded
 from hopyard.store.states import LocalStore
 from hopyard.store.tree import digest
 
@@ -52,7 +53,7 @@ class Desk:
             settle(where)
 
         self.arena.settle = watched  # type: ignore[method-assign]
-        self.keeper = Keeper(0, self, self.arena, self.tell)
+        self.keeper = Keeper(0, Guarded(self, "store:"), self.arena, self.tell)
 
     def put(self, ref: Ref, data: memoryview) -> None:
         self.puts.append(ref)
@@ -172,20 +173,94 @@ def test_flush_stores_at_once(desk: Desk) -> None:
     assert desk.store.refs() == {Ref(0, 1, 1)}
 
 
+def test_no_room_is_said(desk: Desk) -> None:
+    desk.error = ResourceError("no room for State 0-4-1")
+    desk.keep(Ref(0, 4, 1), always=True)
+    assert desk.hear(1) == [NoRoom(0, "no room for State 0-4-1", "store")]
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ResourceError("no room for State 0-4-1"), "no room for State 0-4-1"),
-        (PermissionError(13, "Permission denied"), "State 0-4-1 cannot be stored: PermissionError: [Errno 13]"),
-        (RuntimeError("the bucket is gone"), "State 0-4-1 cannot be stored: RuntimeError: the bucket is gone"),
+        (TimeoutError(), "State 0-4-1 cannot be stored in store:: nobody answered in time (TimeoutError: );"),
+        (PermissionError(13, "ExpiredToken"), "State 0-4-1 cannot be stored in store:: it was refused"),
+        (OSError(5, "Input/output error"), "State 0-4-1 cannot be stored in store:: OSError: [Errno 5]"),
+        (
+            RuntimeError("the bucket is gone"),
+            "State 0-4-1 cannot be stored in store:: RuntimeError: the bucket is gone",
+        ),
     ],
 )
-def test_what_cannot_be_stored_is_said(desk: Desk, error: Exception, said: str) -> None:
+def test_a_store_that_is_away_is_tried_again_until_it_is_back(
+    desk: Desk, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "PATIENCE", 0.0)
     desk.error = error
     desk.keep(Ref(0, 4, 1), always=True)
     (message,) = desk.hear(1)
-    assert isinstance(message, NoRoom)
-    assert message.error.startswith(said)
+    assert isinstance(message, StoreAway) and message.error.startswith(said)
+    desk.error = None
+    _, back, sealed = desk.hear(3)
+    assert back == StoreBack(at=0.0, slot=0)
+    assert isinstance(sealed, Durable) and desk.store.refs() == {Ref(0, 4, 1)}
+    assert len(desk.puts) >= 2
+
+
+def test_a_short_hiccup_of_the_store_is_not_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "PATIENCE", 60.0)
+    desk.error = TimeoutError()
+    desk.keep(Ref(0, 4, 1), always=True)
+    desk.until(lambda: bool(desk.puts))
+    desk.error = None
+    (sealed,) = desk.hear(1)
+    assert isinstance(sealed, Durable)
+
+
+def test_a_worker_ends_though_the_store_is_away(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.error = TimeoutError()
+    desk.keep(Ref(0, 4, 1), always=True)
+    desk.until(lambda: bool(desk.puts))
+    desk.keeper.close()
+    assert not desk.keeper._thread.is_alive()
+    desk.arena.close()
+
+
+def test_what_others_wait_for_goes_first_and_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "PAUSE", 60.0)
+    desk.keep(Ref(0, 1, 1))
+    desk.hear(1)
+    desk.gate.clear()
+    desk.keep(Ref(9, 4, 9), always=True)  # the thread is busy with it
+    desk.until(lambda: len(desk.puts) == 2)
+    desk.keep(Ref(1, 4, 8), always=True)
+    wanted = desk.keep(Ref(0, 2, 2))  # due in a minute
+    desk.keeper.hurry(Ref(0, 2, 2), wanted)
+    desk.gate.set()
+    desk.hear(4)
+    assert desk.puts[2:] == [Ref(0, 2, 2), Ref(1, 4, 8)]
+
+
+def test_what_others_wait_for_and_is_not_here_any_longer_is_said(desk: Desk) -> None:
+    where = desk.keep(Ref(0, 4, 1), always=True)
+    desk.hear(1)
+    desk.keeper.hurry(Ref(0, 4, 1), where)  # it is stored: its Durable was said
+    desk.keeper.hurry(Ref(0, 5, 2), "0-00000000-7.2")
+    assert desk.hear(2)[1:] == [Forgotten(at=0.0, slot=0, ref=Ref(0, 5, 2))]
+
+
+def test_what_was_stored_at_once_is_not_said_to_be_gone(desk: Desk) -> None:
+    desk.keeper.flush(Ref(0, 1, 1), memoryview(b"abc"))
+    desk.keeper.hurry(Ref(0, 1, 1), "")
+    desk.keeper.hurry(Ref(0, 5, 2), "")
+    assert desk.hear(1) == [Forgotten(at=0.0, slot=0, ref=Ref(0, 5, 2))]
+
+
+def test_what_lies_here_and_was_not_to_be_stored_is_stored_when_others_wait_for_it(desk: Desk) -> None:
+    where = desk.lay(Ref(0, 5, 2))
+    desk.keeper.hurry(Ref(0, 5, 2), where)
+    (sealed,) = desk.hear(1)
+    assert sealed.ref == Ref(0, 5, 2)
 
 
 def test_close_stores_epochs_ends_only(tmp_path: Path) -> None:

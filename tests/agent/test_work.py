@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 
 import hopyard as hy
+from hopyard.agent import keep as keeping
 from hopyard.agent import work as working
 from hopyard.agent.build import Plan
 from hopyard.agent.keep import Keeper
@@ -21,6 +25,7 @@ from hopyard.errors import ResourceError
 from hopyard.frameworks.array import Linear
 from hopyard.spec import Ref, RunSpec, Unit
 from hopyard.store.arena import Arena
+from hopyard.store.guard import Guarded
 from hopyard.store.states import LocalStore
 from hopyard.store.tree import decode
 from jobs import WIDTH, dataset, linear, troubled
@@ -38,9 +43,10 @@ class Bench:
         self.store = store or LocalStore(folder / "states")
         self.arena = Arena(folder / "memory", slot, limit)
         self.told: list[Any] = []
-        self.keeper = Keeper(slot, self.store, self.arena, self.told.append)
+        guarded = Guarded(self.store, "store:")
+        self.keeper = Keeper(slot, guarded, self.arena, self.told.append)
         self.plan = Plan(recipe, dataset().prepare(), RunSpec(**asked))
-        self.worker = Worker(slot, self.plan, self.store, self.arena, self.keeper)
+        self.worker = Worker(slot, self.plan, guarded, self.arena, self.keeper)
 
     def train(self, lease: int, *partitions: int, start: Done | None = None, at: Ref | None = None, **more: Any) -> Any:
         where = start.where if start is not None else ""
@@ -90,32 +96,57 @@ def test_a_state_hops_through_shared_memory_and_through_the_store(bench: Callabl
     assert made[0] == made[1]
 
 
-def test_a_state_that_is_nowhere_is_a_fault_of_the_system(bench: Callable[..., Bench]) -> None:
+def test_a_state_that_is_nowhere_is_named_and_is_no_fault_of_the_trial(bench: Callable[..., Bench]) -> None:
     failed = bench().train(2, 1, at=Ref(0, 1, 1))
-    assert (failed.fault, failed.error) == ("system", "State 0-1-1 of trial 0 is neither in shared memory nor stored")
+    assert (failed.fault, failed.missing) == ("store", Ref(0, 1, 1))
+    assert failed.error == "State 0-1-1 of trial 0 is neither in shared memory nor stored"
 
 
-def test_a_state_that_a_peer_does_not_give_is_waited_for_in_the_store(
+def test_a_state_that_a_peer_does_not_give_is_asked_for_at_once(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Bug: a worker waited 5 s for it, which is less than a large State takes to be stored."""
+    monkeypatch.setattr(keeping, "PAUSE", 1e9)  # nothing is stored meanwhile
     maker, taker = bench(slot=0), bench(slot=1)
     done = maker.train(1, 0)
     unit = Unit(2, 0, "train", 0, (1,), Ref(0, 1, 1), done.where)
-    asked = []
-
-    def stored_later(ref: Ref) -> bytearray:
-        asked.append(ref)
-        if len(asked) < 3 or ref.attempt == 9:
-            raise FileNotFoundError(str(ref))
-        return bytearray(maker.arena.view(done.where))
-
-    monkeypatch.setattr(taker.store, "get", stored_later)
     (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
-    assert isinstance(answer, Done) and len(asked) == 3
-    monkeypatch.setattr("hopyard.agent.work.PATIENCE", 0.2)
-    unit = Unit(3, 0, "train", 0, (1,), Ref(0, 1, 9), done.where)
+    assert (answer.fault, answer.missing) == ("store", Ref(0, 1, 1))
+    taker.store.put(Ref(0, 1, 1), maker.arena.view(done.where))
     (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
-    assert (answer.fault, answer.error) == ("system", "State 0-1-9 of trial 0 is neither in shared memory nor stored")
+    assert isinstance(answer, Done)
+
+
+def test_a_maker_goes_on_with_its_own_state_when_its_folder_was_removed(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "PAUSE", 1e9)  # nothing is stored meanwhile
+    maker, taker = bench(slot=0), bench(slot=1)
+    done = maker.train(1, 0)
+    maker.worker._forget(0)
+    shutil.rmtree(maker.arena.directory)
+    assert taker.train(2, 1, start=done, at=Ref(0, 1, 1)).missing == Ref(0, 1, 1)
+    after = maker.train(3, 1, start=done, at=Ref(0, 1, 1))
+    assert isinstance(after, Done) and after.where == ""  # nobody makes the folder again here: it is stored at once
+    assert Ref(0, 2, 3) in maker.store.refs()
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "ExpiredToken"), TimeoutError(), OSError(107, "not connected")])
+def test_a_store_that_cannot_be_read_is_no_fault_of_the_recipe(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    it = bench()
+    done = it.train(1, 0)
+    it.store.put(Ref(0, 1, 7), it.arena.view(done.where))
+    it.worker._built.clear()
+
+    def get(ref: Ref) -> bytearray:
+        raise error
+
+    monkeypatch.setattr(it.store, "get", get)
+    failed = it.train(2, 1, at=Ref(0, 1, 7))
+    assert (failed.fault, failed.missing) == ("store", None)
+    assert "State 0-1-7 cannot be read from store:" in failed.error
 
 
 def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]) -> None:
@@ -126,7 +157,7 @@ def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]
     it.store.put(Ref(0, 1, 7), memoryview(data))
     it.worker._built.clear()
     failed = it.train(2, 1, at=Ref(0, 1, 7), digest="0" * 64)
-    assert failed.fault == "system"
+    assert (failed.fault, failed.missing) == ("store", Ref(0, 1, 7))
     assert "the stored State 0-1-7 is damaged: its digest is" in failed.error
 
 
@@ -173,7 +204,46 @@ class Full(LocalStore):
 
 def test_no_room_anywhere_is_no_fault_of_the_trial(bench: Callable[..., Bench], tmp_path: Path) -> None:
     it = bench(limit=0, store=Full(tmp_path / "full"))
-    assert it.train(1, 0) == NoRoom(0, "no room for State 0-1-1")
+    assert it.train(1, 0) == NoRoom(0, "no room for State 0-1-1", "store")
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (ResourceError("no room for the data cache in /cache"), "no room for the data cache in /cache"),
+        (OSError(errno.EIO, "Input/output error"), "cannot read or keep train partition 0: [Errno 5]"),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot read or keep train partition 0: [Errno 28]"),
+    ],
+)
+def test_rows_that_this_host_cannot_keep_or_read_are_its_own_fault(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, error: Exception, what: str
+) -> None:
+    def opened(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(working, "open_partition", opened)
+    it = bench()
+    answer = it.train(1, 0)
+    assert isinstance(answer, NoRoom) and answer.what == "rows"
+    assert answer.error.startswith(f"host {socket.gethostname()}") and what in answer.error
+    assert it.worker.check(0, CONFIG) == answer
+
+
+def test_rows_that_cannot_be_opened_at_present_are_tried_again(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*arguments: Any) -> Any:
+        try:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/nfs/rows.npy")
+        except OSError as error:
+            raise hy.DataError("train partition 0 is damaged") from error
+
+    monkeypatch.setattr(working, "open_partition", opened)
+    it = bench()
+    failed = it.train(1, 0)
+    assert failed.fault == "system" and "cannot read train partition 0 at present" in failed.error
+    checked = it.worker.check(0, CONFIG)
+    assert isinstance(checked, Checked) and checked.fault == "system"
 
 
 @pytest.mark.parametrize(
@@ -181,8 +251,9 @@ def test_no_room_anywhere_is_no_fault_of_the_trial(bench: Callable[..., Bench], 
     [
         (ValueError("x"), "user"),
         (hy.DataError("x"), "data"),
-        (MemoryError("x"), "system"),
+        (MemoryError("x"), "memory"),
         (ConnectionError("x"), "system"),
+        (PermissionError("x"), "user"),
         (hy.SpecError("x"), "user"),
     ],
 )

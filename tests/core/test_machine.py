@@ -11,14 +11,11 @@ from hopyard.core.events import (
     Delete,
     Dispatch,
     Done,
-    Durable,
     Exhausted,
-    Failed,
     Finish,
     Finished,
     Joined,
     Left,
-    Lost,
     Proposed,
     Release,
     Replace,
@@ -27,66 +24,8 @@ from hopyard.core.events import (
     Warn,
 )
 from hopyard.core.machine import Machine, fold
-from hopyard.spec import Array, Part, Ref, RunSpec, Unit, packed
-
-
-class Run:
-    """A machine, the lines that it saw, and words for what happens to it."""
-
-    def __init__(self, trials=1, slots=1, holds=None, checked=True, **spec):
-        spec = {"epochs": 1, "partitions": 2, "validation": 0, "trials": trials, "group": 1} | spec
-        self.machine = Machine(RunSpec(**spec))
-        self.lines = []
-        self.at = 0.0
-        self.give(Began(at=0.0, spec=self.machine.spec))
-        for trial in range(trials):
-            self.give(Proposed(at=0.0, trial=trial, config={}))
-        self.give(Exhausted(at=0.0))
-        self.first = []
-        for slot in range(slots):
-            self.first += self.join(slot, holds(slot) if holds else None)
-        if checked:
-            self.first += self.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",)))
-
-    def give(self, event):
-        commands = self.machine.handle(event)
-        self.lines += [event, *(c for c in commands if isinstance(c, (Dispatch, Check)))]
-        assert fold(self.lines).snapshot() == self.machine.snapshot()
-        return commands
-
-    def join(self, slot, holds=None):
-        return self.give(Joined(at=self.at, slot=slot, host="h", pid=slot, holds=holds))
-
-    def unit(self, slot):
-        lease = self.machine.slots[slot].busy
-        return self.machine.leases.standing()[lease][1]
-
-    def done(self, slot, lease=None, sums=None, where=None, **more):
-        unit = self.unit(slot) if lease is None else None
-        lease = unit.lease if unit else lease
-        partitions = unit.partitions if unit else more.pop("partitions")
-        parts = tuple(Part(p, packed(sums or {"loss": (1.0, 1.0)}), 1.0) for p in partitions)
-        where = f"m{lease}" if where is None else where
-        return self.give(Done(at=self.at, slot=slot, lease=lease, parts=parts, seconds=1.0, where=where, **more))
-
-    def durable(self, slot, trial, step, attempt, digest="d"):
-        return self.give(
-            Durable(at=self.at, slot=slot, ref=Ref(trial, step, attempt), digest=f"{digest}{trial}/{step}", bytes=1)
-        )
-
-    def failed(self, slot, fault="system"):
-        lease = self.unit(slot).lease
-        return self.give(Failed(at=self.at, slot=slot, lease=lease, fault=fault, error="broke"))
-
-    def lost(self, slot):
-        return self.give(Lost(at=self.at, slot=slot, reason="gone"))
-
-
-def dispatched(commands):
-    return [
-        (c.slot, c.unit.trial, c.unit.kind, c.unit.epoch, c.unit.partitions) for c in commands if type(c) is Dispatch
-    ]
-
+from hopyard.spec import Array, Ref, RunSpec, Unit
+from machines import Run, deferred, dispatched
 
 # -------------------------------------------------------------------------------- the straight road
 
@@ -242,7 +181,7 @@ def test_a_state_that_became_durable_after_its_maker_was_lost_is_used():
     run.done(0)  # slot 1 trains from State 1, which only slot 0 has
     run.lost(0)
     run.durable(0, 0, 1, 1)  # it wrote it all the same
-    run.failed(1)
+    run.missed(1)
     assert run.machine.trials[0].safe == run.machine.trials[0].step == 1
     assert run.unit(1).start == Ref(0, 1, 1)
 
@@ -258,7 +197,7 @@ def test_a_unit_from_a_lost_state_that_fails_goes_back():
     run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2))
     run.done(0)
     run.lost(0)
-    run.failed(1)
+    run.missed(1)
     assert run.machine.trials[0].step == 0
     assert dispatched(run.join(2, (0,))) == [(2, 0, "train", 0, (0,))]
 
@@ -402,8 +341,10 @@ def test_an_answer_for_other_partitions_does_not_count():
     run = Run()
     lease = run.unit(0).lease
     out = run.done(0, lease=lease, partitions=(1,))
-    assert out[0] == Release(0, f"m{lease}") and dispatched(out) == [(0, 0, "train", 0, (0,))]
+    assert out[0] == Release(0, f"m{lease}")
+    assert deferred(out) == [(0, 1.0, "system")]
     assert run.machine.trials[0].step == 0
+    assert dispatched(run.tick()) == [(0, 0, "train", 0, (0,))]
 
 
 def test_another_digest_for_the_same_step_is_a_defect():

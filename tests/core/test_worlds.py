@@ -44,14 +44,18 @@ def test_equal_seeds_give_equal_journals() -> None:
 
 def test_the_worlds_are_bad_enough() -> None:
     said = b"".join(line for seed in range(60) for line in live(seed).journal)
-    for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked"):
-        assert said.count(b'"type":"%s"' % fact.encode()) > 10, fact
+    for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked", "Deferred", "StoreAway"):
+        assert said.count(b'"type":"%s"' % fact.encode()) > 5, fact
+    for fact in ("Forgotten", "Retried"):
+        assert said.count(b'"type":"%s"' % fact.encode()) > 2, fact
     for word in (
         b'"gone":[[',
         b',"fold",',
         b',"validate",',
         b'"fault":"user"',
         b'"fault":"system"',
+        b'"fault":"memory"',
+        b'"missing":[',
         b'"status":"partial"',
     ):
         assert word in said, word
@@ -99,7 +103,10 @@ class Worlds(RuleBasedStateMachine):
     @precondition(lambda self: not self.world.killed)
     @rule(
         name=st.sampled_from(
-            ["join", "work", "work", "hear", "hear", "write", "lose", "leave", "fail", "tick", "kill", "full"]
+            [
+                *("join", "work", "work", "hear", "hear", "write", "lose", "leave", "fail", "tick", "kill", "full"),
+                *("starve", "wipe", "away"),
+            ]
         )
     )
     def happens(self, name: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hopyard.core.events import (
     Began,
     Checked,
+    Deferred,
     Dispatch,
     Done,
     Durable,
@@ -23,15 +24,18 @@ from hopyard.core.events import (
     Joined,
     Left,
     Lost,
+    StoreAway,
+    StoreBack,
 )
 from hopyard.core.machine import Machine, fold
-from hopyard.core.messages import Down, End, Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.core.messages import Down, End, Examine, NoRoom, Ready, Store, Unfit, Up, Work
 from hopyard.driver import loop as loops
 from hopyard.driver.loop import Loop
 from hopyard.driver.wire import Gone
 from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
 from hopyard.spec import Part, Ref, RunSpec
+from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
 from hopyard.store.states import LocalStore
 
@@ -491,3 +495,148 @@ def test_a_search_that_ends_without_having_said_when(stage: Callable[..., Stage]
     it.loop.run()
     assert (it.machine.status, len(it.machine.trials)) == ("completed", 13)
     assert sum(isinstance(line, Exhausted) for line in it.lines()) == 1
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_host_that_cannot_keep_its_rows_costs_its_slots_and_not_the_run(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    full = NoRoom(0, "host here: no room for the data cache in /cache", "rows")
+    it = stage([READY, Ready(1, "there", 11)], [FIT], [full], workers=2)
+    it.link.receives += [answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    assert it.link.ended == [0] and it.link.started == [0, 1]  # it is not replaced
+    assert it.machine.status == "completed" and it.machine.trials[0].strikes == {}
+    (lost,) = [line for line in it.lines() if isinstance(line, Lost)]
+    assert (lost.slot, lost.fault) == (0, "data") and "/cache" in lost.reason
+    assert [r.message for r in caplog.records if "no room for the data cache in /cache" in r.message]
+
+
+def test_the_last_worker_without_room_for_its_rows_ends_the_run(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [NoRoom(0, "host here: no room for the data cache in /cache", "rows")])
+    with pytest.raises(
+        ResourceError, match=r"host here: no room for the data cache in /cache\. No other worker is left"
+    ):
+        it.loop.run()
+
+
+def test_no_room_for_states_ends_the_run_though_there_are_other_workers(stage: Callable[..., Stage]) -> None:
+    it = stage([READY, Ready(1, "there", 11)], [FIT], [NoRoom(0, "no room for State 0-1-1 in /s", "store")], workers=2)
+    with pytest.raises(ResourceError, match=r"no room for State 0-1-1 in /s\. Nothing is lost: make room"):
+        it.loop.run()
+
+
+def test_a_worker_that_was_killed_for_memory_is_journaled_as_such(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Gone(0, "process 10 was killed by SIGKILL", memory=True)], [Ready(1, "here", 11)])
+    it.link.receives += [answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    (lost,) = [line for line in it.lines() if isinstance(line, Lost)]
+    assert lost.fault == "memory"
+    (wait,) = [line for line in it.lines() if isinstance(line, Deferred)]
+    assert (wait.trial, wait.fault) == (0, "memory")
+    assert it.machine.status == "completed"
+
+
+def test_what_became_durable_before_its_slot_was_lost_is_deleted(stage: Callable[..., Stage]) -> None:
+    """Bug: it was kept for its answer for ever, and its State was there until the last sweep."""
+    it = stage([READY], [FIT])
+    early: list[Ref] = []
+
+    def durable_only() -> list[Any]:
+        fact = durable(it.link.work[-1])
+        it.store.put(fact.ref, memoryview(b"abc"))
+        early.append(fact.ref)
+        return [fact]
+
+    def look() -> list[Any]:
+        assert it.loop._early == {} and not it.store.refs()
+        return answer(it, 1)()
+
+    it.link.receives += [durable_only, [Gone(0, "x")], [Ready(1, "here", 11)], look, answer(it, 1)]
+    it.loop.run()
+    assert early[0] in [line.ref for line in it.lines() if isinstance(line, Durable)]
+
+
+def test_a_store_that_cannot_delete_does_not_end_the_run(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = stage([READY], [FIT])
+    it.link.receives += [answer(it), answer(it)]
+    asked: list[Ref] = []
+
+    def delete(ref: Ref) -> None:
+        asked.append(ref)
+        raise StoreUnreachable("away")
+
+    monkeypatch.setattr(it.store, "delete", delete)
+    it.loop.run()
+    assert it.machine.status == "completed" and asked
+
+
+def test_what_could_not_be_deleted_is_deleted_later(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "DELETED_LATER", 0.0)
+    it = stage([READY], [FIT])
+    asked: list[Ref] = []
+
+    def delete(ref: Ref) -> None:
+        asked.append(ref)
+        if len(asked) == 1:
+            raise StoreUnreachable("away")
+
+    monkeypatch.setattr(it.store, "delete", delete)
+    it.link.receives += [answer(it), answer(it)]
+    it.loop._delete(Ref(5, 1, 1))
+    it.loop.run()
+    assert asked[:2] == [Ref(5, 1, 1)] * 2 and not it.loop._undeleted
+
+
+def test_a_state_that_others_cannot_take_is_asked_for(stage: Callable[..., Stage]) -> None:
+    two = [READY, Ready(1, "there", 11)]
+    spec = RunSpec(epochs=1, partitions=2, validation=0, metric="loss", group=1)
+    it = stage(two, [FIT], workers=2, configs=2, spec=spec)
+
+    def hop() -> list[Any]:
+        first, second = it.link.work
+        return [done(first, 0, "m1"), done(second, 1, "m2")]
+
+    def missed() -> list[Any]:
+        slot, work = it.link.sent[-1]
+        return [
+            Failed(at=0.0, slot=slot, lease=work.unit.lease, fault="store", error="nowhere", missing=work.unit.start)
+        ]
+
+    it.link.receives += [hop, missed]
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    (asked,) = [(slot, message) for slot, message in it.link.sent if isinstance(message, Store)]
+    assert asked[1].where in ("m1", "m2") and asked[1].ref.step == 1
+
+
+def test_the_store_that_is_away_is_journaled_and_logged(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    it = stage([READY], [FIT], [StoreAway(at=0.0, slot=0, error="nobody answers")], [StoreBack(at=0.0, slot=0)])
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert [type(line) for line in it.lines() if isinstance(line, (StoreAway, StoreBack))] == [StoreAway, StoreBack]
+    assert "nobody answers" in caplog.text
+
+
+def test_a_wait_is_journaled_and_said_once_for_each_reason(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    it = stage([READY], [FIT], configs=2)
+
+    def failed() -> list[Any]:
+        unit = it.link.work[-1].unit
+        return [Failed(at=0.0, slot=0, lease=unit.lease, fault="system", error="ConnectionResetError: x")]
+
+    it.link.receives += [failed, failed]
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert [line.trial for line in it.lines() if isinstance(line, Deferred)] == [0, 1]
+    assert caplog.text.count("ConnectionResetError: x") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -398,3 +399,60 @@ def test_what_is_said_late_of_a_state_does_not_touch_the_next_one_in_its_file(tm
     assert bytes(arena.view(new)) == b"new"
     with pytest.raises(KeyError):
         arena.view(old)
+
+
+# ---------------------------------------------------------------- a folder that is removed while the run goes on
+
+
+def test_what_lies_in_a_removed_folder_can_still_be_stored_and_new_states_lie_in_a_new_one(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "run")
+    arena = Arena(folder.path, 0, 1 << 20, renew=folder.renew)
+    old, new = Ref(0, 1, 1), Ref(0, 2, 2)
+    where = arena.lay(old, Bytes(b"old"))
+    shutil.rmtree(folder.path)
+    assert take(folder.path, where, old) is None
+    again = arena.lay(new, Bytes(b"new"))
+    taken = take(folder.path, again, new)
+    assert taken is not None and bytes(taken.data) == b"new" and taken.intact()
+    assert bytes(arena.view(where)) == b"old"
+    own = arena.own(where, old)
+    assert own is not None and bytes(own) == b"old"
+    assert arena.own(where, new) is None
+    arena.settle(where)
+    assert arena.own(where, old) is None  # nothing else will lie there
+    arena.close()
+    folder.close()
+    assert not folder.path.exists()
+
+
+def test_a_folder_that_others_have_made_again_goes_with_the_last_of_them(tmp_path: Path) -> None:
+    driver, agent = Folder(tmp_path, "run"), Folder(tmp_path, "run")
+    shutil.rmtree(driver.path)
+    agent.renew()
+    driver.close()
+    assert driver.path.exists()
+    agent.close()
+    assert not driver.path.exists()
+    driver, agent = Folder(tmp_path, "run"), Folder(tmp_path, "run")
+    shutil.rmtree(driver.path)
+    agent.renew()
+    os.close(agent._fd)  # it was killed
+    driver.close()
+    assert not driver.path.exists()
+
+
+def test_without_a_folder_states_go_by_the_store_alone(tmp_path: Path) -> None:
+    arena = Arena(tmp_path / "memory", 0, 1 << 20)
+    shutil.rmtree(tmp_path / "memory")
+    assert arena.lay(Ref(0, 1, 1), Bytes(b"x")) == ""
+    arena.close()
+
+
+def test_a_single_file_that_was_removed_is_not_used_again(tmp_path: Path) -> None:
+    arena = Arena(tmp_path / "memory", 0, 1 << 20)
+    where = arena.lay(Ref(0, 1, 1), Bytes(b"x"))
+    arena.settle(where)
+    (tmp_path / "memory" / where.partition(".")[0]).unlink()
+    again = arena.lay(Ref(0, 2, 2), Bytes(b"y"))
+    assert take(tmp_path / "memory", again, Ref(0, 2, 2)) is not None
+    arena.close()

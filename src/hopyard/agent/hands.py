@@ -14,14 +14,14 @@ import cloudpickle
 import msgspec
 
 from hopyard.agent.build import Plan, foresee, warm
-from hopyard.agent.keep import Keeper
+from hopyard.agent.keep import Keeper, Said
 from hopyard.agent.reach import Network, reach
 from hopyard.agent.work import Worker
-from hopyard.core.events import Durable
-from hopyard.core.messages import Card, End, Examine, NoRoom, Ready, Setup, Unfit, Up, Work
+from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
 from hopyard.data.manifest import Manifest
 from hopyard.frameworks import environment, imported, quiet, tools
 from hopyard.store.arena import Arena, Folder
+from hopyard.store.guard import Guarded
 
 if TYPE_CHECKING:
     from hopyard.agent.main import Line
@@ -48,8 +48,11 @@ class Hands:
             return {}
         return {"memory": self.folder.identity, "peer": self.network.peer}
 
-    def do(self, message: Work | Examine) -> Sequence[Up]:
+    def do(self, message: Work | Store | Examine) -> Sequence[Up]:
         """The answers to a unit or to a check."""
+        if isinstance(message, Store):
+            self.keeper.hurry(message.ref, message.where)
+            return []
         if isinstance(message, Examine):
             return [self.worker.check(message.trial, message.config)]
         for where in message.release:
@@ -65,7 +68,7 @@ class Hands:
         self.folder.close()
 
 
-def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None], card: Card | None = None) -> Hands:
+def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card | None = None) -> Hands:
     """A worker from what the driver sent.
 
     Args:
@@ -85,10 +88,11 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Durable | NoRoom], None], 
     reached = reach(setup, card)
     folder, store, network = reached.folder, reached.store, reached.network
     free = os.statvfs(folder.path)
-    arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE)
-    keeper = Keeper(slot, store, arena, tell)
+    arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
+    guarded = Guarded(store, setup.store)
+    keeper = Keeper(slot, guarded, arena, tell)
     fetch = None if network is None else network.take
-    return Hands(Worker(slot, plan, store, arena, keeper, fetch), keeper, arena, folder, network)
+    return Hands(Worker(slot, plan, guarded, arena, keeper, fetch), keeper, arena, folder, network)
 
 
 def work(card: Card, line: Line, setup: Setup) -> None:
@@ -103,7 +107,8 @@ def work(card: Card, line: Line, setup: Setup) -> None:
         traceback.print_exc()
         return
     hands.worker.prepare()
-    line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), **hands.place))
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
+    line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), device, **hands.place))
     warm()
     while True:
         message = line.hear()

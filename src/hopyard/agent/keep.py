@@ -1,5 +1,8 @@
 """The background of a worker: seals States (BLAKE3), stores them, says so. Training never waits for it.
 
+A store that is away is tried again until it is back, and the driver hears of it: nothing is lost meanwhile, the State
+lies in memory.
+
 What is stored: always the State at an epoch's end; of the others the newest of each trial, at most one a second,
 since a State that is replaced within a second saves at most a second of work. At most two writes of a trial are
 pending: the newer replaces the older that is not an epoch's end.
@@ -13,20 +16,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hopyard.core.events import Durable
+from hopyard.core.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.core.messages import NoRoom
 from hopyard.errors import ResourceError
 from hopyard.ports import Store
 from hopyard.spec import Ref
 from hopyard.store.arena import Arena
+from hopyard.store.guard import StoreUnreachable
 from hopyard.store.tree import digest
 
 log = logging.getLogger(__name__)
 
-RETRIES = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds between attempts to store through a network that fails."""
+LONGEST = 60.0
+"""Seconds between attempts to store, at most; the first ones follow after 1, 2, 4, …"""
+PATIENCE = 1.0
+"""Seconds of failures that nobody needs to hear of."""
 PAUSE = 1.0
 """Seconds between two stored States of one trial that are not an epoch's end."""
+
+Said = Durable | Forgotten | NoRoom | StoreAway | StoreBack
 
 
 @dataclass(slots=True)
@@ -47,21 +55,26 @@ class Keeper:
         slot: who speaks.
         store: where States go.
         arena: where they lie.
-        tell: says `Durable` or `NoRoom` to the driver; called from the background thread.
+        tell: says to the driver what becomes of States; called from the background thread, and from `flush`.
     """
 
-    def __init__(self, slot: int, store: Store, arena: Arena, tell: Callable[[Durable | NoRoom], None]) -> None:
+    def __init__(self, slot: int, store: Store, arena: Arena, tell: Callable[[Said], None]) -> None:
         self._slot = slot
         self._store = store
         self._arena = arena
         self._tell = tell
         self._condition = threading.Condition()
+        self._ending = threading.Event()
         self._pending: list[Pending] = []
         self._last: dict[int, float] = {}
         self._released: set[str] = set()
+        self._flushed: set[Ref] = set()
+        """States that were never in shared memory."""
         self._durable: list[str] = []
         self._active = ""
         self._open = True
+        self._away = 0
+        """Threads that wait for the store, and said so."""
         self._thread = threading.Thread(target=self._run, name="hopyard-keep", daemon=True)
         self._thread.start()
 
@@ -73,6 +86,23 @@ class Keeper:
                 self._free(older.where)
             due = 0.0 if always else self._last.get(ref.trial, 0.0) + PAUSE
             self._pending.append(Pending(ref, where, always, due))
+            self._condition.notify()
+
+    def hurry(self, ref: Ref, where: str) -> None:
+        """Others wait for this State: it is stored next. If it is not here any longer, the driver hears it."""
+        with self._condition:
+            for pending in self._pending:
+                if pending.ref == ref:
+                    pending.due = -1.0
+                    self._condition.notify()
+                    return
+            if where and (where == self._active or where in self._durable):
+                return  # it is being stored, or was
+            if self._arena.own(where, ref) is None:
+                if ref not in self._flushed:
+                    self._tell(Forgotten(at=0.0, slot=self._slot, ref=ref))
+                return
+            self._pending.append(Pending(ref, where, True, -1.0))
             self._condition.notify()
 
     def release(self, where: str) -> None:
@@ -105,7 +135,8 @@ class Keeper:
         Raises:
             ResourceError: no room in the store either.
         """
-        self._store.put(ref, data)
+        self._put(ref, data)
+        self._flushed.add(ref)
         return Durable(at=0.0, slot=self._slot, ref=ref, digest=digest(data), bytes=len(data))
 
     def close(self, seconds: float = 5.0) -> None:
@@ -114,6 +145,7 @@ class Keeper:
             self._pending = [pending for pending in self._pending if pending.always]
             self._open = False
             self._condition.notify()
+        self._ending.set()
         self._thread.join(seconds)
 
     def _free(self, where: str) -> None:
@@ -128,7 +160,7 @@ class Keeper:
             now = time.monotonic()
             ready = [pending for pending in self._pending if pending.due <= now]
             if ready:
-                chosen = min(ready, key=lambda pending: (not pending.always, pending.due))
+                chosen = min(ready, key=lambda pending: (pending.due >= 0.0, not pending.always, pending.due))
                 self._pending.remove(chosen)
                 return chosen
             if not self._open and not self._pending:
@@ -137,15 +169,42 @@ class Keeper:
             self._condition.wait(None if wait is None else wait - now)
 
     def _put(self, ref: Ref, data: memoryview) -> None:
-        """Store it; a network that fails is tried again. (What is there already is not written twice.)"""
-        for wait in RETRIES:
-            try:
-                self._store.put(ref, data)
-                return
-            except ConnectionError as error:
-                log.warning("State %s cannot be stored, tried again in %.0f s: %s", ref, wait, error)
-                time.sleep(wait)
-        self._store.put(ref, data)
+        """Store it; a store that is away is tried again until it is back. (What is there already is not written twice.)
+
+        Raises:
+            ResourceError: there is no room.
+            StoreUnreachable: this worker ends, and the store is still away.
+        """
+        wait, began, said = 1.0, time.monotonic(), False
+        try:
+            while True:
+                try:
+                    self._store.put(ref, data)
+                    return
+                except StoreUnreachable as error:
+                    if self._ending.is_set():
+                        raise
+                    log.warning("tried again in %.0f s: %s", wait, error)
+                    if not said and time.monotonic() - began >= PATIENCE:
+                        said = True
+                        self._said_away(str(error))
+                self._ending.wait(wait)
+                wait = min(LONGEST, 2 * wait)
+        finally:
+            if said:
+                self._said_back()
+
+    def _said_away(self, error: str) -> None:
+        with self._condition:
+            self._away += 1
+            if self._away == 1:
+                self._tell(StoreAway(at=0.0, slot=self._slot, error=error))
+
+    def _said_back(self) -> None:
+        with self._condition:
+            self._away -= 1
+            if not self._away:
+                self._tell(StoreBack(at=0.0, slot=self._slot))
 
     def _run(self) -> None:
         while True:
@@ -158,10 +217,18 @@ class Keeper:
                 data = self._arena.view(pending.where)
                 self._put(pending.ref, data)
                 seal = digest(data)
+            except KeyError:  # another State lies there by now
+                self._tell(Forgotten(at=0.0, slot=self._slot, ref=pending.ref))
+                with self._condition:
+                    self._active = ""
+                continue
+            except StoreUnreachable as error:
+                log.warning("not stored, as this worker ends: %s", error)
+                return
             except ResourceError as error:
                 self._tell(NoRoom(self._slot, str(error)))
                 return
-            except Exception as error:  # noqa: BLE001 - any kind of store; unsaid, the run would wait for ever
+            except Exception as error:  # noqa: BLE001 - unsaid, the run would wait for ever
                 self._tell(NoRoom(self._slot, f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}"))
                 return
             sealed = Durable(at=0.0, slot=self._slot, ref=pending.ref, digest=seal, bytes=len(data))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 import time
 import traceback
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopyard.agent.build import Built, Plan, build, install
+from hopyard.agent.faults import Blame, HostFault, Missing, blame, reading
 from hopyard.agent.keep import Keeper
 from hopyard.checks import escaped, sendable
 from hopyard.core.events import Checked, Done, Durable, Failed
@@ -23,33 +25,25 @@ from hopyard.core.order import partition_seed, shuffle_seed, validation_seed
 from hopyard.data.cache import open_partition
 from hopyard.data.columns import Columns
 from hopyard.data.feed import PartitionFeed
-from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
+from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import capture, restore, seed_all
 from hopyard.ports import Feed, Folding, Store, WholePartition
-from hopyard.spec import Array, Batch, Config, Fault, Part, Ref, Sums, Unit, packed
+from hopyard.spec import Array, Batch, Config, Part, Ref, Sums, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
-from hopyard.store.tree import StateError, decode, digest, encode, plan
+from hopyard.store.tree import decode, digest, encode, plan
 
 BUILT = 32
 """Built models that a worker keeps, least recently used first out."""
 BUILT_BYTES = 2 << 30
 """Bytes of States of the models that it keeps; a model in memory is about as large again."""
-MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""Errors of the operating system that do not go away when the unit is tried again."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras paints some of its errors for a terminal."""
 ROOM = 1 << 20
 """Bytes of an answer for all that is no array."""
 TRACE = 6000
 """Characters of a traceback that travel."""
-PATIENCE = 5.0
-"""Seconds before a State that a peer should have, and that is not stored either, counts as lost."""
 
 Fetch = Callable[[str, str, Ref], memoryview | None]
-
-
-class Lost(HopyardError):
-    """A State is neither in shared memory nor in the store."""
 
 
 class NotFinite(HopyardError):
@@ -105,7 +99,11 @@ class Worker:
                 if isinstance(answer, Done):
                     sendable_sums([part.sums for part in answer.parts])
             return answers
+        except HostFault as error:  # no fault of the trial, and another host may do better
+            self._forget(unit.trial)
+            return [NoRoom(self.slot, str(error), "rows")]
         except ResourceError as error:  # no fault of the trial, and no other slot has more room
+            self._forget(unit.trial)
             return [NoRoom(self.slot, str(error))]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
             self._forget(unit.trial)
@@ -189,12 +187,13 @@ class Worker:
 
     # ---------------------------------------------------------------- preflight
 
-    def check(self, trial: int, config: Config) -> Checked:
+    def check(self, trial: int, config: Config) -> Checked | NoRoom:
         """Build the trial, put one batch through training and one through validation; all faults together."""
         spec = self._plan.spec
         names: list[str] = []
         faults: list[str] = []
         notes: tuple[str, ...] = ()
+        blamed = Blame("user")
         try:
             built = build(self._plan, trial, config)
             batch = self._one("train", built.batch_size)
@@ -228,7 +227,10 @@ class Worker:
                 faults += [f"exact=True: {note}" for note in notes]
             if built.likeness is not None and not notes:  # its compiled steps are worth keeping
                 self._built.setdefault(built.likeness or f"trial {trial}", built)
+        except HostFault as error:
+            return NoRoom(self.slot, str(error), "rows")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
+            blamed = blame(error, self._plan.device != "cpu")
             faults.append(escaped(f"trial {trial}, config {config!r}: {_story(error)}"))
         else:
             if spec.metric is not None and spec.metric not in names:
@@ -237,7 +239,16 @@ class Worker:
                     + ("" if spec.validation else "; there is no validation data, so no val_… metrics")
                 )
         told = notes if spec.exact == "warn" else ()
-        return Checked(at=0.0, slot=self.slot, trial=trial, faults=tuple(faults), names=tuple(names), notes=told)
+        return Checked(
+            at=0.0,
+            slot=self.slot,
+            trial=trial,
+            faults=tuple(faults),
+            names=tuple(names),
+            notes=told,
+            fault=blamed.fault,
+            device=blamed.device,
+        )
 
     def _repeats(self, built: Built, trained: bytes | bytearray) -> str:
         """What is wrong when the step that gave `trained` gives something else from the same State, batch and seed."""
@@ -280,6 +291,9 @@ class Worker:
         """Copy the unit's State into the built model: from shared memory, else from the store."""
         ref = unit.start
         assert ref is not None
+        if unit.where and (own := self._arena.own(unit.where, ref)) is not None:  # also when others cannot see it
+            restore(built.trainable, decode(own))
+            return len(own)
         if unit.where and self._peer is None:
             held = take(self._arena.directory, unit.where, ref)
             if held is not None and _copied(built, held):
@@ -291,23 +305,20 @@ class Worker:
                 return len(sent)
         data = self._stored(ref)
         if unit.digest and (found := digest(data)) != unit.digest:
-            raise StateError(
-                f"the stored State {ref} is damaged: its digest is {found[:16]}, the journal has {unit.digest[:16]}"
+            raise Missing(
+                ref,
+                f"the stored State {ref} is damaged: its digest is {found[:16]}, the journal has {unit.digest[:16]}",
             )
         restore(built.trainable, decode(data))
         return len(data)
 
     def _stored(self, ref: Ref) -> bytearray | memoryview:
-        """The State out of the store. One that a peer has, and does not give, is waited for: it is being stored, or the
-        peer is gone, which the driver hears before this unit fails."""
-        patience = time.monotonic() + (0.0 if self._peer is None else PATIENCE)
-        while True:
-            try:
-                return self._store.get(ref)
-            except FileNotFoundError:
-                if time.monotonic() >= patience:
-                    raise Lost(f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
-                time.sleep(0.1)
+        """The State out of the store. One that is not there is not waited for here: the driver knows who has it, and
+        when it is stored."""
+        try:
+            return self._store.get(ref)
+        except FileNotFoundError:
+            raise Missing(ref, f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
 
     def _lay(self, ref: Ref, built: Built) -> tuple[str, list[Durable], int]:
         """Lay the model's State into shared memory; where there is no room, store it at once."""
@@ -361,17 +372,21 @@ class Worker:
             self._bytes.pop(oldest, None)
 
     def _open(self, kind: Literal["train", "validate"], partition: int) -> Columns:
-        return open_partition(self._plan.manifest, kind, partition)
+        with reading(f"{kind} partition {partition}", socket.gethostname()):
+            return open_partition(self._plan.manifest, kind, partition)
 
     def _failure(self, unit: Unit, error: BaseException) -> Failed:
-        fault: Fault = "user"
-        if isinstance(error, DataError):
-            fault = "data"
-        elif isinstance(error, (StateError, Lost, MemoryError, OSError)) and not isinstance(error, MISTAKES):
-            fault = "system"
+        fault, device = blame(error, self._plan.device != "cpu")
         trace = "".join(traceback.format_exception(error))
         return Failed(
-            at=0.0, slot=self.slot, lease=unit.lease, fault=fault, error=_story(error), trace=escaped(trace[-TRACE:])
+            at=0.0,
+            slot=self.slot,
+            lease=unit.lease,
+            fault=fault,
+            error=_story(error),
+            trace=escaped(trace[-TRACE:]),
+            missing=error.ref if isinstance(error, Missing) else None,
+            device=device,
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hopyard.core import policy
+from hopyard.core import alone, policy
 from hopyard.core.books import Pool, SlotBook, TrialBook
 from hopyard.spec import Kind, RunSpec
 
@@ -34,6 +34,8 @@ class Board:
 
     Attributes:
         folds: (trial, epoch) whose arrays wait to be turned into values.
+        alone: trials that ran out of memory, whose next unit runs while other slots rest.
+        resting: those slots.
     """
 
     def __init__(self, spec: RunSpec, trials: dict[int, TrialBook], slots: dict[int, SlotBook], give: Give) -> None:
@@ -41,6 +43,8 @@ class Board:
         self._give = give
         self._steps = spec.steps
         self.folds: dict[tuple[int, int], None] = {}
+        self.alone: dict[int, None] = {}
+        self.resting: set[int] = set()
         self._trials = trials
         self._slots = slots
         self._left = 0.0
@@ -59,6 +63,7 @@ class Board:
         self._wake: dict[int, None] = {}
         self._ready: list[TrialBook] = []
         self._opened: list[tuple[TrialBook, int]] = []
+        self.resting.clear()
 
     # ---------------------------------------------------------------- what an event stirs up
 
@@ -80,6 +85,7 @@ class Board:
         pool = slot.pool
         pool.idle.pop(slot.id, None)
         self._wake.pop(slot.id, None)
+        self.resting.discard(slot.id)
         pool.slots -= 1
         if not pool.slots:
             del self._pools[slot.holds]
@@ -138,6 +144,8 @@ class Board:
 
     def match(self) -> None:
         """Bring idle slots and waiting work together, as far as the last event made a new pair possible."""
+        if self.alone or self.resting:
+            self._isolate()
         wake, ready = self._wake, self._ready
         for number in wake:
             self._go_on(self._slots[number])
@@ -176,8 +184,7 @@ class Board:
                 self._validate(slot, trial, epoch, left)
                 return
         if (
-            not trial.lease
-            and trial.step < self._steps
+            self._trains(trial, slot.id)
             and (pool.holds is None or (trial.id + trial.step) % partitions in pool.holds)
             and not (pool.heap and policy.critical(pool.longest(self._trials), trial, self._share()))
         ):
@@ -233,8 +240,12 @@ class Board:
     def _idle(self) -> int | None:
         return next((number for pool in self._pools.values() for number in pool.idle), None)
 
-    def _trains(self, trial: TrialBook) -> bool:
-        return not trial.lease and trial.step < self._steps and not trial.ended
+    def _trains(self, trial: TrialBook, slot: int = -1) -> bool:
+        """Whether its next training unit may be given out; `slot`: to this one, which has the State in memory."""
+        if trial.lease or trial.step >= self._steps or trial.ended or trial.until or trial.alone == "train":
+            return False
+        state = trial.states.get(trial.step)
+        return state is None or not state.parked or state.maker == slot
 
     def _next(self, trial: TrialBook) -> int:
         return (trial.id + trial.step) % self.spec.partitions
@@ -246,6 +257,63 @@ class Board:
     def _validate(self, slot: SlotBook, trial: TrialBook, epoch: int, left: list[int]) -> None:
         taken = policy.portion(left, trial.check_seconds or trial.seconds, self.spec)
         self._give(slot, trial, "validate", epoch, taken)
+
+    def _isolate(self) -> None:
+        """Units that ran out of memory, each on a slot of its own while those that share the memory rest."""
+        slots, refuges, resting = self._slots, set[int](), set[int]()
+        waiting = []
+        for number in list(self.alone):
+            trial = self._trials[number]
+            if not trial.alone or trial.ended:
+                del self.alone[number]
+                continue
+            slot = slots.get(trial.refuge)
+            if slot is not None and slot.busy and (slot.busy == trial.lease or slot.busy in trial.aside):
+                refuges.add(slot.id)
+                resting |= alone.sharers(slot, slots, trial.on_device)
+            elif not trial.until:
+                waiting.append(trial)
+        for trial in waiting:
+            able = {
+                number: slot
+                for number, slot in slots.items()
+                if number not in resting and self._next_alone(trial, slot)
+            }
+            slot = alone.choose(able, bool(trial.fresh))
+            if slot is None:
+                continue
+            others = alone.sharers(slot, slots, trial.on_device)
+            if slot.id in refuges or others & refuges:
+                continue  # its turn comes
+            refuges.add(slot.id)
+            resting |= others
+            if slot.busy or any(slots[number].busy for number in others):
+                resting.add(slot.id)
+                continue
+            if (unit := self._next_alone(trial, slot)) is not None:
+                self._give(slot, trial, *unit)
+        for number in self.resting - resting:
+            if number in slots and not slots[number].busy:
+                self.rest(slots[number])
+        for number in resting:
+            slots[number].pool.idle.pop(number, None)
+            self._wake.pop(number, None)
+        self.resting = resting
+
+    def _next_alone(self, trial: TrialBook, slot: SlotBook) -> tuple[Kind, int, tuple[int, ...]] | None:
+        """The unit of the trial that runs alone, if this slot can take it."""
+        pool = slot.pool
+        if trial.alone == "train":
+            state = trial.states.get(trial.step)
+            if trial.lease or trial.step >= self._steps or (state is not None and state.parked):
+                return None
+            if not pool.serves(self._next(trial)):
+                return None
+            return "train", trial.step // self.spec.partitions, (self._next(trial),)
+        for epoch, book in trial.epochs.items():
+            if left := pool.validates(book):
+                return "validate", epoch, (left[0],)
+        return None
 
     def _fold(self, slot: SlotBook) -> None:
         number, epoch = next(iter(self.folds))

@@ -20,18 +20,24 @@ class StateBook(msgspec.Struct, gc=False):
     digest: str = ""
     """Empty until it is durable."""
     bytes: int = 0
+    sealed: int = 0
+    """The last lease that was given out before it was durable."""
+    parked: bool = False
+    """Others cannot take it out of its maker's memory: no unit starts from it before it is durable."""
 
 
 class EpochBook:
     """The sums of one epoch of one trial while they come in. A sum that is in stays: done again, it is the same."""
 
-    __slots__ = ("folding", "left", "train", "validate")
+    __slots__ = ("folding", "left", "parked", "train", "validate")
 
     def __init__(self) -> None:
         self.train: dict[int, PackedSums] = {}
         self.validate: dict[int, PackedSums] = {}
         self.left: set[int] | None = None
         """Validation partitions to be given out; None while the State at the epoch's end is not there."""
+        self.parked = False
+        """The State at the epoch's end is parked (`StateBook.parked`)."""
         self.folding = False
         """All sums are in, and a fold unit was asked for."""
 
@@ -85,6 +91,7 @@ class TrialBook:
     """One trial: how far it is, what is left of it, what came out."""
 
     __slots__ = (
+        "alone",
         "aside",
         "best",
         "check_seconds",
@@ -94,10 +101,15 @@ class TrialBook:
         "epochs",
         "error",
         "fault",
+        "fresh",
         "history",
         "id",
         "lease",
+        "on_device",
+        "reached",
         "recent",
+        "recipe",
+        "refuge",
         "remaining",
         "safe",
         "seconds",
@@ -107,6 +119,9 @@ class TrialBook:
         "step",
         "strikes",
         "trace",
+        "troubles",
+        "until",
+        "waits_for",
     )
 
     def __init__(self, number: int, config: Config) -> None:
@@ -142,7 +157,26 @@ class TrialBook:
         """Epoch → metric → value, once all of it is in."""
         self.best: int | None = None
         """Epoch with the best value of the run's metric so far."""
-        self.strikes: dict[tuple[str, int, int], int] = {}
+        self.strikes: dict[tuple[str, str, int, int], int] = {}
+        """(fault, kind of unit, epoch, first partition) → how often in a row."""
+        self.reached = 0
+        """The furthest step that it ever came to: what is done again up to there is no progress."""
+        self.troubles = 0
+        """Faults since the last progress, which make its waits longer."""
+        self.until = 0.0
+        """No unit of it is given out before this time; 0: it does not wait."""
+        self.waits_for = ""
+        """Why it waits: fault and error."""
+        self.alone = ""
+        """"train" or "validate": the next unit of this kind runs while other slots of its device or host rest."""
+        self.on_device = False
+        """Whether it is the device's memory that it must not share; else the host's."""
+        self.fresh = 0.0
+        """Before this time, only a worker that has done nothing yet will do for that unit."""
+        self.refuge = -1
+        """The slot where that unit runs."""
+        self.recipe = ""
+        """Digest of the recipe that it is trained with, where that is not the run's first."""
         self.error = ""
         self.fault = ""
         self.trace = ""
@@ -231,7 +265,13 @@ class Pool:
     def leftover(self, trial: TrialBook, epoch: int) -> list[int]:
         """The validation partitions of this epoch that are to be given out and that this pool holds, sorted."""
         book = trial.epochs.get(epoch)
-        if trial.ended or book is None or not book.left:
+        if trial.ended or trial.until or trial.alone == "validate" or book is None:
+            return []
+        return self.validates(book)
+
+    def validates(self, book: EpochBook) -> list[int]:
+        """The same, whatever else holds the trial up."""
+        if not book.left or book.parked:
             return []
         return sorted(book.left if self.holds is None else book.left & self.holds)
 
@@ -243,12 +283,28 @@ class Pool:
 class SlotBook:
     """One slot: where it is, what it does, which trial it has in memory."""
 
-    __slots__ = ("busy", "holds", "host", "id", "made", "pid", "pool", "since", "step", "trial")
+    __slots__ = (
+        "away",
+        "away_since",
+        "busy",
+        "device",
+        "holds",
+        "host",
+        "id",
+        "made",
+        "pid",
+        "pool",
+        "since",
+        "step",
+        "trial",
+        "used",
+    )
 
-    def __init__(self, number: int, host: str, pid: int, holds: tuple[int, ...] | None) -> None:
+    def __init__(self, number: int, host: str, pid: int, holds: tuple[int, ...] | None, device: str = "") -> None:
         self.id = number
         self.host = host
         self.pid = pid
+        self.device = device
         self.holds = None if holds is None else tuple(sorted(holds))
         self.pool: Pool
         """Of the slots that hold the same; set when it comes to the board."""
@@ -260,5 +316,10 @@ class SlotBook:
         """The trial it has in memory."""
         self.step = -1
         """The step of the State that it has in memory."""
+        self.used = False
+        """Whether it was ever given a unit or a check."""
+        self.away = ""
+        """Why it cannot store States at present; empty: it can."""
+        self.away_since = 0.0
         self.made: set[int] = set()
         """Trials of which it made a State: those that are not durable are lost with it."""

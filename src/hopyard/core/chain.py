@@ -6,7 +6,7 @@ that it divides is an epoch's end. "There" means durable, or made by a slot that
 
 from __future__ import annotations
 
-from hopyard.core.books import SlotBook, TrialBook
+from hopyard.core.books import SlotBook, StateBook, TrialBook
 from hopyard.core.events import Command, Delete, Release
 
 Slots = dict[int, SlotBook]
@@ -64,6 +64,34 @@ def broken(trial: TrialBook, partitions: int, slots: Slots) -> bool:
     return False
 
 
+def park(trial: TrialBook, state: StateBook, partitions: int) -> None:
+    """Nobody but its maker can take this State: no unit starts from it before it is durable."""
+    state.parked = True
+    trial.stamp += 1
+    if state.ref.step % partitions == 0 and (book := trial.epochs.get(state.ref.step // partitions - 1)) is not None:
+        book.parked = True
+
+
+def unpark(trial: TrialBook, state: StateBook, partitions: int, slots: Slots, out: list[Command]) -> None:
+    """It is durable, and taken from the store from now on; or its maker does not have it any longer."""
+    state.parked = False
+    if state.ref.step % partitions == 0 and (book := trial.epochs.get(state.ref.step // partitions - 1)) is not None:
+        book.parked = False
+    _release(state, slots, out)
+
+
+def released(trial: TrialBook, slots: Slots, out: list[Command]) -> None:
+    """The trial has ended: nobody starts from any State of it."""
+    for state in trial.states.values():
+        _release(state, slots, out)
+
+
+def _release(state: StateBook, slots: Slots, out: list[Command]) -> None:
+    if state.where and state.maker in slots:
+        out.append(Release(state.maker, state.where))
+    state.where = ""
+
+
 def held(trial: TrialBook, slot: int) -> bool:
     """Whether a State of the trial is in this slot's memory alone."""
     return not trial.ended and any(state.maker == slot and not state.digest for state in trial.states.values())
@@ -77,6 +105,4 @@ def spend(trial: TrialBook, step: int, partitions: int, slots: Slots, out: list[
     state = trial.states.get(step)
     if state is None or not state.where or (step % partitions == 0 and step // partitions - 1 in trial.epochs):
         return
-    if state.maker in slots:
-        out.append(Release(state.maker, state.where))
-    state.where = ""
+    _release(state, slots, out)

@@ -1,8 +1,9 @@
 """Facts and commands, and their codec.
 
-A *fact* happened, at a time; the journal is the list of them. `Dispatch` and `Check` are decisions of the machine that
-change its state, so they are facts too and enter the journal: an old journal folds to the same state whatever later
-versions would decide. The other commands only ask the driver for something and are not written down.
+A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check` and `Deferred` (`DECISIONS`) are
+decisions of the machine that change its state, so they are facts too and enter the journal: an old journal folds to the
+same state whatever later versions would decide. The other commands only ask the driver for something and are not
+written down.
 
 One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
 "-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
@@ -61,17 +62,21 @@ class Joined(Fact, frozen=True):
     holds: tuple[int, ...] | None = None
     fingerprint: dict[str, Any] = {}
     """Versions and processor, as the agent found them."""
+    device: str = ""
+    """Equal for slots of one host that share an accelerator; empty: the slot has none."""
 
 
 class Checked(Fact, frozen=True):
     """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
-    exact."""
+    exact; `fault`: whose the faults are, where there are some; `device`: as of Failed."""
 
     slot: int
     trial: int
     faults: tuple[str, ...]
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    fault: Fault = "user"
+    device: bool = False
 
 
 class Done(Fact, frozen=True, omit_defaults=True):
@@ -99,20 +104,47 @@ class Durable(Fact, frozen=True):
 
 
 class Failed(Fact, frozen=True):
-    """A unit ended badly. Only "system" faults are tried again."""
+    """A unit ended badly. "user" and "data" faults end the trial, the others are tried again (`core/faults.py`)."""
 
     slot: int
     lease: int
     fault: Fault
     error: str
     trace: str = ""
+    missing: Ref | None = None
+    """The State that the unit needed and that nobody could hand over."""
+    device: bool = False
+    """Of a "memory" fault: the memory of the slot's device ran out, not that of its host."""
+
+
+class Forgotten(Fact, frozen=True):
+    """The slot that made a State was asked to store it, and does not have it any longer."""
+
+    slot: int
+    ref: Ref
+
+
+class StoreAway(Fact, frozen=True):
+    """A slot cannot store States at present; it tries again until it can. Written once, until `StoreBack`."""
+
+    slot: int
+    error: str
+
+
+class StoreBack(Fact, frozen=True):
+    """The slot can store States again."""
+
+    slot: int
 
 
 class Lost(Fact, frozen=True):
-    """A slot is gone, and what only it held."""
+    """A slot is gone, and what only it held. `fault`: "system": the unit that it worked on may have ended it, which
+    counts against the unit; "memory": the system killed it because the memory of its host ran out; "data": its host
+    cannot keep or read the rows, which is no fault of the unit."""
 
     slot: int
     reason: str
+    fault: Literal["system", "memory", "data"] = "system"
 
 
 class Left(Fact, frozen=True):
@@ -135,6 +167,14 @@ class Resumed(Fact, frozen=True):
     directory: str = ""
     gone: tuple[Ref, ...] = ()
     """Durable States that are in the store no longer: another run, or somebody, has deleted them."""
+
+
+class Retried(Fact, frozen=True):
+    """A trial that had failed is tried again, because the user asked for it. From its last durable State; or anew,
+    where `recipe` (the digest of another recipe than it was trained with) is given."""
+
+    trial: int
+    recipe: str = ""
 
 
 class Interrupted(Fact, frozen=True):
@@ -163,6 +203,24 @@ class Check(Fact, frozen=True):
 
     slot: int
     trial: int
+
+
+class Deferred(Fact, frozen=True):
+    """Decision: after this fault, no unit of `trial` is given out before `until`. Of a "memory" fault: until then only
+    a worker that has done nothing yet may take the unit that failed."""
+
+    trial: int
+    until: float
+    fault: Fault
+    reason: str
+
+
+class Keep(msgspec.Struct, frozen=True, gc=False):
+    """Command: the maker `slot` stores this State next, because others cannot take it out of its memory."""
+
+    slot: int
+    ref: Ref
+    where: str
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):
@@ -207,16 +265,23 @@ Event = (
     | Done
     | Durable
     | Failed
+    | Forgotten
+    | StoreAway
+    | StoreBack
     | Lost
     | Left
     | Tick
     | Resumed
+    | Retried
     | Interrupted
     | Finished
 )
-Line = Event | Dispatch | Check
+Decision = Dispatch | Check | Deferred
+DECISIONS = (Dispatch, Check, Deferred)
+"""Commands that change the machine's state: they are written behind the event that led to them."""
+Line = Event | Decision
 """What a line of the journal may hold."""
-Command = Dispatch | Check | Release | Delete | Replace | Warn | Finish
+Command = Decision | Keep | Release | Delete | Replace | Warn | Finish
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding of anything may raise."""
@@ -241,7 +306,8 @@ class _Dispatch(Fact, frozen=True, tag="Dispatch"):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[Event | _Dispatch | Check] = msgspec.json.Decoder(Event | _Dispatch | Check)
+_Written = Event | _Dispatch | Check | Deferred
+_decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
 
 
 def encode(line: Line) -> bytes:

@@ -12,7 +12,9 @@ time; the validations of its epochs' ends are units of their own and may run bes
 `Done` is in, long before its `Durable` (the driver holds back a `Durable` that overtook its `Done`). When a slot is
 lost, a trial goes back to its *safe* step (durable, and so is every epoch's end before it) if a State that it needs
 went with the slot, and else stays. What is done again must give the same digest; sums are kept by (epoch, partition),
-so nothing is counted twice.
+so nothing is counted twice. `faults` says when a trial that failed is tried again: that it waits, and how long, is a
+decision too (`Deferred`). A State that a slot could not take from its maker is *parked*: its maker stores it next, and
+units start from it when it is durable.
 
 No clock, no I/O, no randomness: time is in the events.
 """
@@ -23,7 +25,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from hopyard.core import chain
+from hopyard.core import chain, faults
 from hopyard.core.board import Board
 from hopyard.core.books import EpochBook, SlotBook, StateBook, TrialBook
 from hopyard.core.events import (
@@ -31,6 +33,7 @@ from hopyard.core.events import (
     Check,
     Checked,
     Command,
+    Deferred,
     Delete,
     Dispatch,
     Done,
@@ -40,8 +43,10 @@ from hopyard.core.events import (
     Failed,
     Finish,
     Finished,
+    Forgotten,
     Interrupted,
     Joined,
+    Keep,
     Left,
     Line,
     Lost,
@@ -49,6 +54,9 @@ from hopyard.core.events import (
     Release,
     Replace,
     Resumed,
+    Retried,
+    StoreAway,
+    StoreBack,
     Tick,
     Warn,
 )
@@ -96,6 +104,9 @@ class Machine:
         """Trials that did not pass preflight."""
         self._open = 0
         """Trials that have not ended."""
+        self._waits = faults.Waits(self.trials)
+        self._troubled: list[tuple[TrialBook, Fault, str]] = []
+        """Trials that the last event made wait, with fault and reason."""
         self._told = False
         """`Finish` was commanded."""
         self._out: list[Command] = []
@@ -108,6 +119,8 @@ class Machine:
         out = self._out = []
         self._at = event.at
         _APPLY[type(event)](self, event)
+        if self._troubled:
+            self._put_off()
         if self.status == "running":
             self._board.match()
         elif self.status == "checking":
@@ -127,11 +140,17 @@ class Machine:
         A machine that was folded decides again from `Resumed` on.
         """
         self._board.settle()
+        self._troubled.clear()
         self._out = []
+
+    def earliest(self) -> float | None:
+        """When a `Tick` changes something next; None: never. Amortized O(log n)."""
+        times = [time for time in (self.leases.earliest(), self._waits.earliest()) if time is not None]
+        return min(times, default=None)
 
     def due(self, at: float) -> bool:
         """Whether a `Tick` at this time would change anything; only then it is worth a line in the journal."""
-        first = self.leases.earliest()
+        first = self.earliest()
         return first is not None and first <= at
 
     def spare(self, at: float, patience: float) -> list[int]:
@@ -144,7 +163,12 @@ class Machine:
             and at - slot.since >= patience
             and not any(chain.held(self.trials[made], slot.id) for made in slot.made)
         ]
-        return found[: len(self.slots) - 1] if self.status == "running" else []
+        return found[: len(self.slots) - 1] if self.status == "running" and not self._board.alone else []
+
+    @property
+    def resting(self) -> set[int]:
+        """The slots that are given nothing, because a unit that ran out of memory is tried again without them."""
+        return self._board.resting
 
     @property
     def open(self) -> int:
@@ -162,17 +186,20 @@ class Machine:
         return {
             "trials": {
                 trial.id: {name: getattr(trial, name) for name in TrialBook.__slots__ if name not in apart}
-                | {"states": {step: (s.ref, s.maker, s.digest) for step, s in trial.states.items()}}
+                | {"states": {step: (s.ref, s.maker, s.digest, s.parked) for step, s in trial.states.items()}}
                 | {
                     "epochs": {
-                        epoch: (book.train, book.validate, book.left, book.folding)
+                        epoch: (book.train, book.validate, book.left, book.folding, book.parked)
                         for epoch, book in sorted(trial.epochs.items())
                     }
                 }
                 for trial in self.trials.values()
             },
             "slots": {
-                slot.id: (slot.host, slot.pid, slot.holds, slot.busy, slot.trial, slot.step, sorted(slot.made))
+                slot.id: (
+                    *(slot.host, slot.pid, slot.device, slot.holds, slot.busy, slot.trial, slot.step),
+                    *(sorted(slot.made), slot.used, slot.away),
+                )
                 for slot in self.slots.values()
             },
             "leases": {
@@ -187,6 +214,7 @@ class Machine:
             "names": self.names,
             "checking": self._checking,
             "folds": list(self._board.folds),
+            "alone": sorted(number for number, trial in self.trials.items() if trial.alone and not trial.ended),
         }
 
     # ---------------------------------------------------------------- trials and slots come
@@ -206,7 +234,7 @@ class Machine:
             self.status = "failed"
 
     def _joined(self, event: Joined) -> None:
-        slot = self.slots[event.slot] = SlotBook(event.slot, event.host, event.pid, event.holds)
+        slot = self.slots[event.slot] = SlotBook(event.slot, event.host, event.pid, event.holds, event.device)
         slot.since = event.at
         self._board.join(slot)
 
@@ -214,7 +242,7 @@ class Machine:
 
     def _check(self, line: Check) -> None:
         slot = self.slots[line.slot]
-        slot.busy = -1
+        slot.busy, slot.used = -1, True
         self._board.take(slot)
         self._checking = line.slot, line.trial
         self.leases.watch(line.slot, line.at + self.spec.deadline_first)
@@ -224,17 +252,32 @@ class Machine:
             return
         self._checking = None
         self._rest(self.slots[event.slot])
-        if event.faults:
-            self._refuse(self.trials[event.trial], "user", list(event.faults))
+        trial = self.trials[event.trial]
+        if event.faults and event.fault in faults.TRANSIENT:
+            self._recheck(trial, event.fault, "; ".join(event.faults))
+            if event.fault == "memory":
+                self._replace(event.slot, faults.STARVED)
+        elif event.faults:
+            self._refuse(trial, event.fault, list(event.faults))
         else:
+            faults.cleared(trial)
             self.status = "running"
             self.names = event.names
         self._out += [Warn(f"not exact: {note}") for note in event.notes]
 
-    def _refuse(self, trial: TrialBook, fault: Fault, faults: list[str]) -> None:
+    def _recheck(self, trial: TrialBook, fault: Fault, error: str) -> None:
+        """A trial could not be checked, which may be no fault of its own."""
+        count = faults.strike(trial, (fault, "check", 0, 0))
+        if not faults.ends(fault, count, self.spec):
+            self._trouble(trial, fault, error)
+            return
+        text = faults.starved(error, on_device=False) if fault == "memory" else f"{error} (tried {count} times)"
+        self._refuse(trial, fault, [text])
+
+    def _refuse(self, trial: TrialBook, fault: Fault, found: list[str]) -> None:
         """A trial did not pass preflight. When the first few do not, nobody will."""
-        self.faults += [fault for fault in faults if fault not in self.faults]
-        self._fail(trial, fault, "; ".join(faults), "")
+        self.faults += [text for text in found if text not in self.faults]
+        self._fail(trial, fault, "; ".join(found), "")
         self._unfit += 1
         if self._unfit >= CHECKS or (self.exhausted and not self._open):
             self.status = "failed"
@@ -246,8 +289,10 @@ class Machine:
 
     def _lend(self, line: Dispatch, slot: SlotBook, trial: TrialBook) -> None:
         unit = line.unit
-        slot.busy = unit.lease
+        slot.busy, slot.used = unit.lease, True
         self._board.take(slot)
+        if trial.alone == unit.kind:
+            trial.refuge = slot.id
         spec = self.spec
         each = trial.seconds if unit.kind == "train" else trial.check_seconds or trial.seconds
         if each:
@@ -283,15 +328,22 @@ class Machine:
         if tuple([part.partition for part in event.parts]) != unit.partitions:
             if event.where:
                 self._out.append(Release(event.slot, event.where))
-            self._again(trial, unit, f"it answered for partitions {[part.partition for part in event.parts]}", "")
-        elif unit.kind == "train":
+            self._again(
+                trial, unit, "system", f"it answered for partitions {[part.partition for part in event.parts]}", ""
+            )
+            return
+        isolated = trial.alone
+        if unit.kind == "train":
             self._trained(trial, slot, unit, event)
         else:
             trial.aside.discard(unit.lease)
+            faults.well(trial, unit, slot.id)
             if unit.kind == "validate":
                 self._validated(trial, slot, unit, event)
             else:
                 self._enter(trial, unit.epoch, {**trial.epochs[unit.epoch].totals()[0], **event.values})
+        if isolated and not trial.alone:
+            self._awaken(trial)
 
     def _trained(self, trial: TrialBook, slot: SlotBook, unit: Unit, event: Done) -> None:
         partitions = self.spec.partitions
@@ -300,6 +352,7 @@ class Machine:
         before = trial.step
         step = trial.step = slot.step = before + len(parts)
         trial.lease = 0
+        faults.well(trial, unit, slot.id)
         trial.states[step] = StateBook(Ref(trial.id, step, unit.lease), slot.id, event.where)
         slot.made.add(trial.id)
         self._board.learn(trial, sum([part.seconds for part in parts]), len(parts))
@@ -392,6 +445,9 @@ class Machine:
             return
         state.digest = event.digest
         state.bytes = event.bytes
+        state.sealed = self.leases.last
+        if state.parked:
+            self._unpark(trial, state)
         if chain.advance(trial, self.spec.partitions):
             trial.forget()
             chain.collect(trial, self.spec.partitions, self._out)
@@ -407,23 +463,84 @@ class Machine:
         if unit is None:
             return
         trial = self.trials[unit.trial]
-        if event.fault == "system":
-            self._again(trial, unit, event.error, event.trace)
+        if event.missing is not None:
+            self._missed(trial, unit, event.missing, event.error)
+        elif event.fault == "memory":
+            self._starved(trial, unit, event.error, event.trace, event.device)
+            self._replace(event.slot, faults.STARVED)
+        elif event.fault in ("system", "store"):
+            self._again(trial, unit, event.fault, event.error, event.trace)
         else:
+            self._undo(trial, unit)
             self._fail(trial, event.fault, event.error, event.trace)
+
+    def _missed(self, trial: TrialBook, unit: Unit, ref: Ref, error: str) -> None:
+        """The State that a unit starts from could not be had: nobody's fault, as long as it can be stored or made."""
+        self._undo(trial, unit)
+        state = trial.states.get(ref.step)
+        if state is not None and state.ref == ref:
+            if not state.digest and state.maker in self.slots:
+                chain.park(trial, state, self.spec.partitions)
+                self._board.offer(trial)  # what does not start from it
+                self._out.append(Keep(state.maker, ref, state.where))
+            elif state.digest and unit.lease > state.sealed:  # it was stored before the unit was given out
+                if faults.strike(trial, ("gone", "", ref.step, ref.attempt)) >= faults.UNSTORED:
+                    self._out.append(Warn(f"{error}; trial {trial.id} makes it again from the State before it"))
+                    self._without(trial, {ref})
+                    return
+                self._trouble(trial, "store", error)
+        self._mend(trial)
+
+    def _unpark(self, trial: TrialBook, state: StateBook) -> None:
+        chain.unpark(trial, state, self.spec.partitions, self.slots, self._out)
+        self._awaken(trial)
+
+    def _forgotten(self, event: Forgotten) -> None:
+        """Its maker does not have a State any longer, and did not store it: as if the maker were gone."""
+        trial = self.trials.get(event.ref.trial)
+        state = None if trial is None else trial.states.get(event.ref.step)
+        if trial is None or state is None or state.ref != event.ref or state.maker != event.slot or state.digest:
+            return
+        state.where, state.maker = "", -1
+        self._unpark(trial, state)
+        self._mend(trial)
+
+    def _store_away(self, event: StoreAway) -> None:
+        slot = self.slots.get(event.slot)
+        if slot is not None:
+            slot.away, slot.away_since = event.error, event.at
+
+    def _store_back(self, event: StoreBack) -> None:
+        """Those that wait for the store need not wait longer."""
+        slot = self.slots.get(event.slot)
+        if slot is None or not slot.away:
+            return
+        slot.away = ""
+        for trial in self.trials.values():
+            if trial.until and trial.waits_for.startswith("store:"):
+                self._awaken(trial, over=True)
 
     # ---------------------------------------------------------------- slots and drivers go
 
     def _lost(self, event: Lost | Left) -> None:
-        self._gone(event.slot, event.reason)
+        self._gone(event.slot, event.reason, event.fault if isinstance(event, Lost) else "data")
 
     def _tick(self, event: Tick) -> None:
         reason = "its unit took longer than its deadline"
         for number in self.leases.expired(event.at):
+            self._replace(number, reason)
+        for trial in self._waits.over(event.at):
+            if trial.fresh and trial.fresh <= event.at:
+                trial.fresh = 0.0
+            if trial.until and trial.until <= event.at:
+                self._awaken(trial, over=True)
+
+    def _replace(self, number: int, reason: str) -> None:
+        if number in self.slots:
             self._out.append(Replace(number, reason))
             self._gone(number, reason)
 
-    def _gone(self, number: int, reason: str) -> None:
+    def _gone(self, number: int, reason: str, fault: Literal["system", "memory", "data"] = "system") -> None:
         """A slot is not there any longer, nor are the States that only it had."""
         slot = self.slots.pop(number, None)
         if slot is None:
@@ -431,19 +548,28 @@ class Machine:
         self._board.leave(slot)
         self.leases.answered(number)
         if self._checking is not None and self._checking[0] == number:
-            self._uncheck(self.trials[self._checking[1]], reason)
+            self._uncheck(self.trials[self._checking[1]], reason, fault)
         unit = self.leases.revoke(slot.busy)
         if unit is not None:
-            self._again(self.trials[unit.trial], unit, reason, "")
+            trial = self.trials[unit.trial]
+            if fault == "memory":
+                self._starved(trial, unit, reason, "", on_device=False)
+            elif fault == "data":
+                self._undo(trial, unit)
+                self._mend(trial)
+            else:
+                self._again(trial, unit, "lost", reason, "")
         for made in sorted(slot.made):
             self._mend(self.trials[made])
 
-    def _uncheck(self, trial: TrialBook, reason: str) -> None:
+    def _uncheck(self, trial: TrialBook, reason: str, fault: Literal["system", "memory", "data"]) -> None:
         """The slot that checked a trial is gone; after the third the trial is poison."""
         self._checking = None
-        if self._strike(trial, ("check", 0, 0)):
-            fault = f"poison: building trial {trial.id} ended {self.spec.strikes} workers, the last one so: {reason}"
-            self._refuse(trial, "system", [fault])
+        if fault == "memory":
+            self._recheck(trial, "memory", reason)
+        elif fault == "system" and faults.ends("lost", faults.strike(trial, ("lost", "check", 0, 0)), self.spec):
+            text = f"poison: building trial {trial.id} ended {self.spec.strikes} workers, the last one so: {reason}"
+            self._refuse(trial, "system", [text])
 
     def _resumed(self, event: Resumed) -> None:
         units = [unit for _, unit in self.leases.standing().values()]
@@ -455,11 +581,39 @@ class Machine:
             self._undo(self.trials[unit.trial], unit)
         for trial in self.trials.values():
             for state in trial.states.values():
-                state.where = ""
+                state.where, state.parked = "", False
+            for book in trial.epochs.values():
+                book.parked = False
+            trial.fresh = 0.0  # every worker is new
+            if trial.until:  # whoever resumed has waited
+                self._awaken(trial, over=True)
             self._mend(trial)
+        self._waits.clear()
         gone = set(event.gone)
         for trial in self.trials.values() if gone else ():
             self._without(trial, gone)
+
+    def _retried(self, event: Retried) -> None:
+        trial = self.trials[event.trial]
+        if trial.status != "failed":
+            return
+        trial.ended = False
+        trial.error = trial.fault = trial.trace = ""
+        faults.cleared(trial)
+        self._open += 1
+        self._unfit, self.faults = 0, []
+        self._told = False
+        self.status = "running" if self.names and not event.recipe else "checking"
+        if event.recipe:
+            trial.recipe = event.recipe
+            for state in trial.states.values():
+                if state.digest:
+                    self._out.append(Delete(state.ref))
+            for known in (trial.states, trial.digests, trial.epochs, trial.history):
+                known.clear()
+            trial.best, trial.safe, trial.reached = None, 0, 0
+        self._rewind(trial)
+        self._awaken(trial)
 
     def _interrupted(self, event: Interrupted) -> None:
         pass
@@ -475,20 +629,64 @@ class Machine:
         self.leases.answered(slot.id)
         self._board.rest(slot)
 
-    def _strike(self, trial: TrialBook, key: tuple[str, int, int]) -> bool:
-        """Something of this trial did not come back; whether that is poison by now."""
-        strikes = trial.strikes[key] = trial.strikes.get(key, 0) + 1
-        return strikes >= self.spec.strikes
-
-    def _again(self, trial: TrialBook, unit: Unit, error: str, trace: str) -> None:
+    def _again(
+        self, trial: TrialBook, unit: Unit, fault: Literal["lost", "system", "store"], error: str, trace: str
+    ) -> None:
         """A unit, whose lease stands no longer, did not come back, through no fault of its own."""
-        if self._strike(trial, (unit.kind, unit.epoch, unit.partitions[0] if unit.partitions else 0)):
-            where = f"{unit.kind}, epoch {unit.epoch}, partitions {list(unit.partitions)}"
-            poison = f"poison: its unit ({where}) failed {self.spec.strikes} times, the last one so: {error}"
-            self._fail(trial, "system", poison, trace)
-        else:
-            self._undo(trial, unit)
+        count = faults.strike(trial, faults.key(fault, unit))
+        self._undo(trial, unit)
+        if not faults.ends(fault, count, self.spec):
+            if fault != "lost":
+                self._trouble(trial, fault, error)
             self._mend(trial)
+            return
+        where = f"{unit.kind}, epoch {unit.epoch}, partitions {list(unit.partitions)}"
+        text = f"its unit ({where}) failed {count} times, the last one so: {error}"
+        self._fail(trial, "system", f"poison: {text}" if fault == "lost" else text, trace)
+
+    def _starved(self, trial: TrialBook, unit: Unit, error: str, trace: str, on_device: bool) -> None:
+        """A unit ran out of memory; its slot is gone, or goes."""
+        count = faults.strike(trial, faults.key("memory", unit))
+        self._undo(trial, unit)
+        if faults.ends("memory", count, self.spec):
+            self._fail(trial, "memory", faults.starved(error, on_device), trace)
+            return
+        if unit.kind != "fold":
+            trial.alone, trial.on_device, trial.refuge = unit.kind, on_device, -1
+            self._board.alone[trial.id] = None
+        self._trouble(trial, "memory", error)
+        self._mend(trial)
+
+    def _trouble(self, trial: TrialBook, fault: Fault, error: str) -> None:
+        """The trial is to wait: `_put_off` decides how long."""
+        trial.troubles += 1
+        self._troubled.append((trial, fault, error))
+
+    def _defer(self, line: Deferred) -> None:
+        trial = self.trials[line.trial]
+        if line.fault == "memory":
+            trial.fresh = line.until
+        else:
+            trial.until = max(trial.until, line.until)
+            trial.waits_for = f"{line.fault}: {line.reason}"
+            trial.stamp += 1
+            for epoch in trial.epochs:
+                self._board.folds.pop((trial.id, epoch), None)
+        self._waits.add(trial.fresh if line.fault == "memory" else trial.until, trial.id)
+
+    def _awaken(self, trial: TrialBook, over: bool = False) -> None:
+        """What held the trial up may be over (`over`: its wait is): what it has to do can be given out."""
+        if over:
+            trial.until, trial.waits_for = 0.0, ""
+        if trial.ended or trial.until:
+            return
+        self._board.offer(trial)
+        folded = {unit.epoch for lease in trial.aside if (unit := self.leases.unit(lease)).kind == "fold"}
+        for epoch, book in trial.epochs.items():
+            if book.left:
+                self._board.open(trial, epoch)
+            if book.folding and epoch not in folded:
+                self._board.folds[trial.id, epoch] = None
 
     def _undo(self, trial: TrialBook, unit: Unit) -> None:
         """The unit is to be given out again."""
@@ -540,7 +738,7 @@ class Machine:
         """Back to the safe step."""
         for epoch, book in trial.epochs.items():
             if (epoch + 1) * self.spec.partitions > trial.safe:
-                book.left = None
+                book.left, book.parked = None, False
         chain.cut(trial, self.slots, self._out)
         trial.step = trial.safe
         trial.stamp += 1
@@ -555,15 +753,18 @@ class Machine:
 
     def _fail(self, trial: TrialBook, fault: Fault, error: str, trace: str) -> None:
         """The trial failed; the run goes on."""
+        for lease in (trial.lease, *sorted(trial.aside)):
+            if (unit := self.leases.revoke(lease)) is not None:
+                self._undo(trial, unit)
         trial.status = "failed"
         trial.fault, trial.error, trial.trace = fault, error, trace
-        for lease in (trial.lease, *trial.aside):
-            self.leases.revoke(lease)
         trial.lease = 0
         trial.aside.clear()
         for epoch in trial.epochs:
             self._board.folds.pop((trial.id, epoch), None)
-        trial.epochs.clear()
+        if fault == "user":  # it does not go on from here; of others, these sums are needed if they are tried again
+            trial.epochs.clear()
+        faults.cleared(trial)
         chain.cut(trial, self.slots, self._out)
         self._end(trial)
 
@@ -572,22 +773,37 @@ class Machine:
         trial.stamp += 1
         self._open -= 1
         self._board.expect(trial, 0)
-        for step in trial.states:
-            chain.spend(trial, step, self.spec.partitions, self.slots, self._out)
+        chain.released(trial, self.slots, self._out)
         chain.collect(trial, self.spec.partitions, self._out)
 
     # ---------------------------------------------------------------- decisions
 
     def _preflight(self) -> None:
-        """Before any unit runs, a slot checks the first trial that may be fit."""
+        """Before any unit runs, a slot checks the first trial that may be fit. One that ran out of memory needs a new
+        slot."""
         if self._checking is not None:
             return
-        trial = next((trial for trial in self.trials.values() if not trial.ended), None)
-        slot = next((slot for slot in self.slots.values() if not slot.busy), None)
-        if trial is not None and slot is not None:
+        idle = [slot for slot in self.slots.values() if not slot.busy]
+        for trial in self.trials.values():
+            slot = next((slot for slot in idle if not (slot.used and trial.fresh)), None)
+            if trial.ended or trial.until or slot is None:
+                continue
             check = Check(at=self._at, slot=slot.id, trial=trial.id)
             self._check(check)
             self._out.append(check)
+            return
+
+    def _put_off(self) -> None:
+        """Those that failed through no fault of their own are tried again later, the others go on meanwhile."""
+        for trial, fault, error in self._troubled:
+            if not trial.ended:
+                wait = faults.FRESH if fault == "memory" else faults.pause(trial.troubles)
+                line = Deferred(
+                    at=self._at, trial=trial.id, until=self._at + wait, fault=fault, reason=faults.brief(error)
+                )
+                self._defer(line)
+                self._out.append(line)
+        self._troubled.clear()
 
     def _give(self, slot: SlotBook, trial: TrialBook, kind: Kind, epoch: int, partitions: tuple[int, ...]) -> None:
         """This slot gets this unit."""
@@ -641,10 +857,15 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Done: Machine._done,
     Durable: Machine._durable,
     Failed: Machine._failed,
+    Forgotten: Machine._forgotten,
+    StoreAway: Machine._store_away,
+    StoreBack: Machine._store_back,
+    Deferred: Machine._defer,
     Lost: Machine._lost,
     Left: Machine._lost,
     Tick: Machine._tick,
     Resumed: Machine._resumed,
+    Retried: Machine._retried,
     Interrupted: Machine._interrupted,
     Finished: Machine._finished,
 }

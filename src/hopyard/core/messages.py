@@ -1,22 +1,23 @@
 """What driver and agents say to each other: typed, versioned, MessagePack; never a pickle from an agent.
 
-Up go `Hello`, `Ready`, `Unfit`, `Beat`, `NoRoom` and four facts of the journal (`Checked`, `Done`, `Durable`,
-`Failed`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Examine` and `End`. An agent
+Up go `Hello`, `Ready`, `Unfit`, `Beat`, `NoRoom` and facts of the journal (`Checked`, `Done`, `Durable`, `Failed`,
+`Forgotten`, `StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`,
+`Store`, `Examine` and `End`. An agent
 that is to host a program hears `Host` in the place of `Setup`, and then what `hosting.py` and `program.py` have.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from hopyard.checks import escaped_tree
-from hopyard.core.events import UNREADABLE, Checked, Done, Durable, Failed
+from hopyard.core.events import UNREADABLE, Checked, Done, Durable, Failed, Forgotten, StoreAway, StoreBack
 from hopyard.core.hosting import Door, FeedWord, Host, Shown
 from hopyard.core.program_facts import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.errors import HopyardError, SpecError
-from hopyard.spec import FORMAT, Array, Config, Encrypt, RunSpec, Unit
+from hopyard.spec import FORMAT, Array, Config, Encrypt, Ref, RunSpec, Unit
 
 LIMIT = 64 << 20
 """Bytes of the largest message either side takes; a recipe (with the modules it carries) is the largest there is."""
@@ -52,6 +53,8 @@ class Ready(Message, frozen=True):
     pid: int
     holds: tuple[int, ...] | None = None
     fingerprint: dict[str, Any] = {}
+    device: str = ""
+    """As of `Joined`."""
     memory: str = ""
     """Equal for agents that share memory."""
     peer: str = ""
@@ -72,10 +75,12 @@ class Beat(Message, frozen=True):
 
 
 class NoRoom(Message, frozen=True):
-    """Up: a State could not be stored, the disk is full. The run ends cleanly and can be resumed."""
+    """Up: there is no room. For States ("store"): the run ends cleanly and can be resumed. For rows ("rows"), or the
+    disk is broken where they are: the slot ends, and the run goes on while there is another."""
 
     slot: int
     error: str
+    what: Literal["store", "rows"] = "store"
 
 
 class Bulk(msgspec.Struct, frozen=True):
@@ -120,6 +125,13 @@ class Work(Message, frozen=True):
     """Address of the agent that has the unit's State, when it is in memory that this agent does not share."""
 
 
+class Store(Message, frozen=True):
+    """Down: store this State next, others cannot take it out of memory. Answered by `Durable` or `Forgotten`."""
+
+    ref: Ref
+    where: str
+
+
 class Examine(Message, frozen=True):
     """Down: build this trial and put one batch through it (preflight)."""
 
@@ -133,8 +145,9 @@ class End(Message, frozen=True):
 
 Hosted = Reserved | Running | Reported | Ended | Door | Shown | FeedWord
 """What comes up from an agent that hosts a program."""
-Up = Hello | Ready | Unfit | Beat | NoRoom | Checked | Done | Durable | Failed | Hosted
-Down = Setup | Work | Examine | End | Host | Begin | Halt | FeedWord
+Facts = Checked | Done | Durable | Failed | Forgotten | StoreAway | StoreBack
+Up = Hello | Ready | Unfit | Beat | NoRoom | Facts | Hosted
+Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | FeedWord
 
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)

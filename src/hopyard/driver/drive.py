@@ -36,6 +36,7 @@ from hopyard.store.arena import Folder, memory_root, sweep
 from hopyard.store.bulk_server import Server, secured
 from hopyard.store.certificate import make_certificate
 from hopyard.store.connection import Credentials
+from hopyard.store.guard import Guarded
 from hopyard.store.journal import Journal, Lock, read, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.remote import Depot
@@ -157,8 +158,9 @@ def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
             fits(it.manifest, len(manifest))
         folder = Folder(root, token)
         stack.callback(folder.close)
-        store = open_store(it.states.store)
-        store.sweep()
+        opened = open_store(it.states.store)
+        opened.sweep()
+        store = Guarded(opened, it.states.store)
         clock = Clock()
         known = {
             "hopyard": __version__,

@@ -13,14 +13,16 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from hopyard.core.events import (
+    DECISIONS,
     Check,
     Checked,
     Command,
+    Deferred,
     Delete,
     Dispatch,
     Done,
@@ -30,23 +32,30 @@ from hopyard.core.events import (
     Failed,
     Finish,
     Finished,
+    Forgotten,
     Interrupted,
     Joined,
+    Keep,
     Left,
     Line,
     Lost,
     Proposed,
     Release,
     Replace,
+    StoreAway,
+    StoreBack,
     Tick,
     Warn,
 )
 from hopyard.core.machine import Machine
 from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.core.messages import Store as StoreNow
 from hopyard.driver.recovery import Earlier, named
 from hopyard.driver.wire import Gone, Link
 from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
+from hopyard.spec import Ref
+from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
 
 log = logging.getLogger(__name__)
@@ -55,6 +64,8 @@ AHEAD = 2
 """Trials that are open for each slot, and for four more, where the search does not know how many there will be."""
 GLANCE = 1.0
 """Seconds after which views are shown the run again though nothing happened."""
+DELETED_LATER = 30.0
+"""Seconds before deletions are tried again that a store refused."""
 STILLBORN = 3
 """Agents that may end before any was ready, until the run gives up."""
 
@@ -143,6 +154,13 @@ class Loop:
         self._places: dict[int, tuple[str, str]] = {}
         """Slot → whose memory it shares, and how others ask for States in it."""
         self._early: dict[int, list[Durable]] = {}
+        """Lease → what became durable before its unit was answered."""
+        self._undeleted: dict[Ref, None] = {}
+        """States that the store could not delete; tried again from time to time, at last by the next driver."""
+        self._delete_at = 0.0
+        self._full: set[str] = set()
+        """Hosts that have no room for rows, or cannot read them."""
+        self._told_waits: set[tuple[str, str]] = set()
         self._finish: Finish | None = None
         self._clock = Clock()
         self._stop: tuple[str, bool] | None = None
@@ -199,19 +217,24 @@ class Loop:
     def _sweep(self) -> None:
         """Delete what is stored and not kept: of workers that ended between storing a State and saying so. Only what
         this run has named: others may have a State of theirs there."""
-        if left := self._store.refs() - self.machine.kept():
-            for ref in named(read(self._journal.path), left):
-                self._store.delete(ref)
+        try:
+            if left := self._store.refs() - self.machine.kept():
+                for ref in named(read(self._journal.path), left):
+                    self._store.delete(ref)
+        except StoreUnreachable as error:  # nothing is lost, there is only more than need be
+            log.warning("States that are not needed stay in the store: %s", error)
 
     def turn(self) -> None:
         """Wait for something to happen, and see it through."""
         now = self._clock.now()
-        deadline = self.machine.leases.earliest()
+        deadline = self.machine.earliest()
         wait = GLANCE if deadline is None else min(GLANCE, max(0.0, deadline - now))
         messages = self._link.receive(wait)
         self._clock.skip(self._link.paused())
         self._commit(self._facts(messages))
         self._propose()
+        if self._undeleted and now >= self._delete_at:
+            self._delete(*self._undeleted)
         if self._patience is not None:
             self._give_back(self._patience)
         if self._stop is not None:
@@ -249,6 +272,8 @@ class Loop:
         """One after the other: what a message means may depend on the one before it, so the machine has it by then."""
         for message in messages:
             yield from self._events(message)
+        for lease in [lease for lease in self._early if not self.machine.leases.stands(lease)]:
+            yield from self._early.pop(lease)  # its slot is gone, or its unit counts no more: the machine deletes them
         now = self._clock.now()
         if self.machine.due(now):
             yield Tick(at=now)
@@ -262,7 +287,7 @@ class Loop:
             self._came_up = True
             self._compare(message)
             self._places[message.slot] = message.memory, message.peer
-            told = {name: getattr(message, name) for name in ("slot", "host", "pid", "holds", "fingerprint")}
+            told = {name: getattr(message, name) for name in ("slot", "host", "pid", "holds", "fingerprint", "device")}
             return [Joined(at=now, **told)]
         if isinstance(message, Gone):
             return self._gone(message, now)
@@ -272,9 +297,7 @@ class Loop:
                 return []
             raise PreflightError([f"a worker cannot load the recipe: {message.error}{self._tail(message.slot)}"])
         if isinstance(message, NoRoom):
-            raise ResourceError(
-                f"{message.error}. Nothing is lost: make room, then `hopyard resume {self._journal.path.parent}`"
-            )
+            return self._no_room(message, now)
         if isinstance(message, (Done, Failed, Checked)):
             events: list[Event] = [msgspec.structs.replace(message, at=now)]
             if not isinstance(message, Checked):
@@ -288,7 +311,33 @@ class Loop:
                 self._early.setdefault(message.ref.attempt, []).append(fact)
                 return []
             return [fact]
+        if isinstance(message, (Forgotten, StoreAway, StoreBack)):
+            if isinstance(message, StoreAway):
+                log.warning("worker %d waits for the store, and tries again: %s", message.slot, message.error)
+            elif isinstance(message, StoreBack):
+                log.warning("worker %d can store States again", message.slot)
+            return [msgspec.structs.replace(message, at=now)]
         return []
+
+    def _no_room(self, message: NoRoom, now: float) -> list[Event]:
+        """No room for States: the run ends, and can be resumed. None for rows on one host: it loses its slots."""
+        slot = self.machine.slots.get(message.slot)
+        resume = f"make room, then `hopyard resume {self._journal.path.parent}`"
+        if message.what == "store":
+            raise ResourceError(f"{message.error}. Nothing is lost: {resume}")
+        if slot is None:
+            return []
+        if len(self.machine.slots) == 1 and not self._starting:
+            raise ResourceError(f"{message.error}. No other worker is left; nothing is lost: {resume}")
+        if slot.host not in self._full:
+            self._full.add(slot.host)
+            log.warning(
+                "%s. The run goes on without worker %d, and others of this host that find the same; they are not "
+                "replaced",
+                *(message.error, message.slot),
+            )
+        self._end(message.slot)
+        return [Lost(at=now, slot=message.slot, reason=message.error, fault="data")]
 
     def _compare(self, message: Ready) -> None:
         """Equal digests are promised for equal versions and processors only."""
@@ -327,7 +376,8 @@ class Loop:
                     f"{message.reason}{self._tail(message.slot)}"
                 )
         self._start()
-        return [] if stillborn else [Lost(at=now, slot=message.slot, reason=message.reason)]
+        fault: Literal["memory", "system"] = "memory" if message.memory else "system"
+        return [] if stillborn else [Lost(at=now, slot=message.slot, reason=str(message.reason), fault=fault)]
 
     # ---------------------------------------------------------------- out
 
@@ -339,7 +389,7 @@ class Loop:
             lines.append(event)
             for command in self.machine.handle(event):
                 commands.append(command)
-                if isinstance(command, (Dispatch, Check)):
+                if isinstance(command, DECISIONS):
                     lines.append(command)
                 elif isinstance(command, Replace):  # the machine knows; whoever reads the journal should too
                     lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason))
@@ -365,7 +415,11 @@ class Loop:
         elif isinstance(command, Release):
             self._releases.setdefault(command.slot, []).append(command.where)
         elif isinstance(command, Delete):
-            self._store.delete(command.ref)
+            self._delete(command.ref)
+        elif isinstance(command, Keep):
+            self._link.send(command.slot, StoreNow(command.ref, command.where))
+        elif isinstance(command, Deferred):
+            self._tell_wait(command)
         elif isinstance(command, Check):
             self._link.send(command.slot, Examine(command.trial, self.machine.trials[command.trial].config))
         elif isinstance(command, Replace):
@@ -377,6 +431,32 @@ class Loop:
             (log.error if command.defect else log.warning)("%s", command.text)
         elif self._finish is None:
             self._finish = command
+
+    def _delete(self, *refs: Ref) -> None:
+        """A store that is away must not end the run: what it cannot delete now is deleted later."""
+        now = self._clock.now()
+        if self._undeleted and now < self._delete_at:
+            self._undeleted.update(dict.fromkeys(refs))
+            return
+        for number, ref in enumerate(refs):
+            try:
+                self._store.delete(ref)
+                self._undeleted.pop(ref, None)
+            except StoreUnreachable as error:
+                log.warning("deleted later: %s", error)
+                self._undeleted.update(dict.fromkeys(refs[number:]))
+                self._delete_at = now + DELETED_LATER
+                return
+
+    def _tell_wait(self, command: Deferred) -> None:
+        """Said once for each reason: a file server that is away makes all trials wait."""
+        key = command.fault, command.reason
+        if key not in self._told_waits:
+            self._told_waits.add(key)
+            log.warning(
+                "trial %d waits %.0f s (%s), and others that find the same: %s",
+                *(command.trial, command.until - command.at, command.fault, command.reason),
+            )
 
     def _peer(self, command: Dispatch) -> str | None:
         """Who has the unit's State, when the slot cannot see the memory where it lies."""

@@ -35,6 +35,7 @@ from hopyard.core.messages import (
     Hello,
     Ready,
     Setup,
+    Store,
     Unfit,
     Up,
     Work,
@@ -43,7 +44,7 @@ from hopyard.core.messages import (
 )
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.hosts import address_to_bind, joined
-from hopyard.ports import Crew, Engine, Home
+from hopyard.ports import Crew, Engine, Home, OutOfMemory
 from hopyard.spec import FORMAT
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Gone(msgspec.Struct, frozen=True):
 
     slot: int
     reason: str
+    memory: bool = False
+    """Whether the system killed it because memory ran out."""
 
 
 class Link(Protocol):
@@ -177,7 +180,7 @@ class Router:
         now = time.monotonic()
         for slot, reason in lost:
             self._heard.pop(slot, None)
-            heard.append(Gone(slot, reason))
+            heard.append(Gone(slot, reason, isinstance(reason, OutOfMemory)))
         lag = now - self._checked - wait
         if lag > self._silence / 2:  # this process itself did not run: nobody else is to blame
             self._lag += lag
@@ -288,8 +291,11 @@ class Direct:
         self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), None, told))
 
     def end(self, slot: int) -> None:
-        """Forget the worker."""
+        """Let go of the worker; what it has to store is stored."""
         self._slot = -1
+        if self._hands is not None:
+            self._hands.close()
+            self._hands = None
 
     def send(self, slot: int, message: Down) -> None:
         """Put it in the worker's inbox."""
@@ -300,7 +306,7 @@ class Direct:
         """Run what is in the inbox, or wait for the background to say something."""
         if self._inbox:
             _, message = self._inbox.popleft()
-            if self._hands is not None and isinstance(message, (Work, Examine)):
+            if self._hands is not None and isinstance(message, (Work, Store, Examine)):
                 with undisturbed():
                     answers = self._hands.do(message)
                 for answer in answers:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
+from hopyard.engines.oom import Kills
 from hopyard.errors import ResourceError, SpecError
 from hopyard.hosts import LOOPBACK
-from hopyard.ports import Crew, Home
+from hopyard.ports import Crew, Home, OutOfMemory
 
 AGENT = (sys.executable, "-P", "-m", "hopyard.agent")
 """How an agent is started. Without -P, Python would look for modules in the current folder first, where this process
@@ -126,6 +127,9 @@ class Processes:
         self._home = home
         self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._devices: dict[int, str] = {}
+        self._kills = Kills()
+        self._counters: dict[int, Path | None] = {}
+        """Slot → what counts the processes of its cgroup that were killed for want of memory."""
 
     def start(self, slot: int) -> None:
         """Start a process for this slot.
@@ -163,10 +167,12 @@ class Processes:
             stdin.write(self._home.card(slot))
             stdin.flush()
         self._running[slot] = process, watched(process.pid)
+        self._counters[slot] = self._kills.watch(process.pid)
 
     def end(self, slot: int) -> None:
         """Kill the process and wait for its end. A stopped one (SIGSTOP) ends too."""
         process, file = self._running.pop(slot, (None, -1))
+        self._counters.pop(slot, None)
         self._devices.pop(slot, None)
         if process is None:
             return
@@ -184,7 +190,11 @@ class Processes:
                 self._devices.pop(slot, None)
                 _group_killed(process)
                 self._forget(process, file)
-                ended.append((slot, f"process {process.pid} {story(code)}"))
+                reason = f"process {process.pid} {story(code)}"
+                counter = self._counters.pop(slot, None)
+                if code == -signal.SIGKILL and self._kills.killed(counter):
+                    reason = OutOfMemory(f"{reason}: the memory of this host, or of its container, ran out")
+                ended.append((slot, reason))
         return ended
 
     def watch(self) -> list[int]:

@@ -1,8 +1,9 @@
 """A world where everything goes wrong that may: for the tests of the machine, and to write journals for them.
 
 Slots are slow, are lost, are thought lost and answer all the same; States become durable late, out of order or never;
-units fail; the journal finds no room; the driver is killed between any two of its steps and resumed. `step` lets one
-of these things happen, drawn from `choose`; `finish` lets the world be kind from now on, and the run must end.
+units fail, run out of memory, or cannot take a State; the store is away for a while; the journal finds no room; the
+driver is killed between any two of its steps and resumed. `step` lets one of these things happen, drawn from `choose`;
+`finish` lets the world be kind from now on, and the run must end.
 
 `Chaos` knows what a run must give, independently of the machine (`expected`), and looks after every step for a broken
 promise (`Broken`). A State's content here is the list of what its trial went over, so a State made from the wrong one
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from hopyard.core.events import (
+    DECISIONS,
     Began,
     Check,
     Checked,
@@ -30,7 +32,9 @@ from hopyard.core.events import (
     Failed,
     Finish,
     Finished,
+    Forgotten,
     Joined,
+    Keep,
     Left,
     Line,
     Lost,
@@ -38,6 +42,9 @@ from hopyard.core.events import (
     Release,
     Replace,
     Resumed,
+    Retried,
+    StoreAway,
+    StoreBack,
     Tick,
     Warn,
     decode,
@@ -73,6 +80,8 @@ class Agent:
     said: deque[Event] = field(default_factory=deque)
     """On their way to the driver, in order."""
     alive: bool = True
+    away: bool = False
+    """It cannot reach the store."""
 
 
 @dataclass
@@ -88,6 +97,7 @@ class Chaos:
         sick: trials whose units raise a user error now and then.
         unfit: trials that do not pass preflight.
         fragile: one in so many stored States is gone when another driver takes over; 0: none.
+        blind: one in so many hops does not find the State in its maker's memory, though it is there; 0: none.
         weights: how likely each kind of step is.
     """
 
@@ -99,6 +109,7 @@ class Chaos:
     sick: frozenset[int] = frozenset()
     unfit: frozenset[int] = frozenset()
     fragile: int = 0
+    blind: int = 0
     weights: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,6 +122,8 @@ class Chaos:
         """Those that it thinks lost, and that may live on."""
         self.clock = 0.0
         self.joined = 0
+        self.kind = False
+        """Whether no more goes wrong by itself."""
         self.killed = False
         self.swept: set[Ref] = set()
         self.stored: set[Ref] = set()
@@ -143,10 +156,21 @@ class Chaos:
 
     def finish(self) -> None:
         """The world is kind from now on; the run ends, and gave what it had to."""
+        self._to_the_end()
+        if self.choose(3) and self._tried_again():
+            self._to_the_end()
+            left = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
+            _hold(set(left) <= self.sick | self.unfit, f"tried again in a kind world, and failed: {left}")
+
+    def _to_the_end(self) -> None:
         turns = 0
+        self.kind = True
         while not self.ended:
             turns += 1
             _hold(turns < 200 * (1 + self.spec.steps) * (1 + len(self.machine.trials)), "the run does not end")
+            for agent in list(self.agents.values()):
+                if agent.away:
+                    self._back(agent)
             self.clock += 0.25
             if self.killed:
                 self.resume()
@@ -172,6 +196,20 @@ class Chaos:
         self.sweep()
         self.judge()
 
+    def _tried_again(self) -> bool:
+        """The user asks for what failed through no fault of the recipe."""
+        failed = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
+        wanted = [number for number in failed if self.machine.trials[number].fault != "user"]
+        if not wanted or not self.machine.names:
+            return False
+        self._die()
+        self.resume()
+        self.ended = False
+        for number in wanted:
+            self.feed(Retried(at=self.clock, trial=number))
+        self.look()
+        return True
+
     def join(self) -> None:
         """A slot comes, with a new number."""
         if self.killed or self.ended or len(self.agents) >= max(self.slots, len(self.pins or ())):
@@ -191,7 +229,7 @@ class Chaos:
 
     def write(self) -> None:
         """An agent stores a State, not always the oldest first."""
-        if agent := self._any([a for a in [*self.agents.values(), *self.strays] if a.pending]):
+        if agent := self._any([a for a in [*self.agents.values(), *self.strays] if a.pending and not a.away]):
             self._write(agent, self.choose(len(agent.pending)))
 
     def hear(self) -> None:
@@ -218,9 +256,42 @@ class Chaos:
         if agent is not None and isinstance(agent.task, Dispatch):
             self._say_failed(agent, agent.task, "system")
 
+    def starve(self) -> None:
+        """A unit runs out of memory: it says so, or the system kills its worker."""
+        agent = self._any([a for a in self.agents.values() if isinstance(a.task, Dispatch)])
+        if agent is None or not isinstance(agent.task, Dispatch):
+            return
+        if self.choose(2):
+            self._say_failed(agent, agent.task, "memory")
+        else:
+            self._part(agent, dead=True)
+            self.feed(Lost(at=self.clock, slot=agent.number, reason="oom", fault="memory"))
+
+    def wipe(self) -> None:
+        """Somebody removes an agent's shared memory; with luck it still has what is to be stored."""
+        if agent := self._any([agent for agent in self.agents.values() if agent.pending]):
+            agent.memory.clear()
+            if self.choose(3):
+                for ref, _ in agent.pending:  # it finds that when it is about to store them
+                    agent.said.append(Forgotten(at=self.clock, slot=agent.number, ref=ref))
+                agent.pending.clear()
+
+    def away(self) -> None:
+        """The store cannot be reached from a host, or can be again."""
+        if agent := self._any(list(self.agents.values())):
+            if agent.away:
+                self._back(agent)
+            else:
+                agent.away = True
+                agent.said.append(StoreAway(at=self.clock, slot=agent.number, error="away"))
+
+    def _back(self, agent: Agent) -> None:
+        agent.away = False
+        agent.said.append(StoreBack(at=self.clock, slot=agent.number))
+
     def tick(self) -> None:
         """Time passes, and perhaps a deadline with it."""
-        if (first := self.machine.leases.earliest()) is not None:
+        if (first := self.machine.earliest()) is not None:
             self.clock = max(self.clock, first)
             _hold(self.machine.due(self.clock), "a deadline is not due")
             self.feed(Tick(at=self.clock))
@@ -240,7 +311,7 @@ class Chaos:
         lines: list[Line] = [event]
         commands = self.machine.handle(event)
         if where:
-            lines += [command for command in commands if isinstance(command, (Dispatch, Check))]
+            lines += [command for command in commands if isinstance(command, DECISIONS)]
         self.journal += [encode(line) for line in lines]
         if where == 2:
             for command in commands[: self.choose(len(commands) + 1)]:
@@ -257,6 +328,7 @@ class Chaos:
         )
         for ref in gone:
             del self.store[ref]
+            self.swept.add(ref)
         self.feed(Resumed(at=self.clock, gone=gone))
         states = [state for trial in self.machine.trials.values() for state in trial.states.values()]
         _hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
@@ -278,7 +350,7 @@ class Chaos:
         if isinstance(event, Durable):
             self.stored.add(event.ref)
         commands = self.machine.handle(event)
-        lines: list[Line] = [event, *(c for c in commands if isinstance(c, (Dispatch, Check)))]
+        lines: list[Line] = [event, *(c for c in commands if isinstance(c, DECISIONS))]
         self.journal += [encode(line) for line in lines]
         for command in commands:
             self._obey(command)
@@ -292,6 +364,8 @@ class Chaos:
             if isinstance(command, Dispatch):
                 self._may_start(command.unit)
             agent.task = command
+        elif isinstance(command, Keep):
+            self._keep(command)
         elif isinstance(command, Release):
             _hold((command.slot, command.where) not in self.released, f"{command} a second time")
             self.released.add((command.slot, command.where))
@@ -308,6 +382,17 @@ class Chaos:
         elif isinstance(command, Finish):
             self.feed(Finished(at=self.clock, status=command.status))
             self.ended = True
+
+    def _keep(self, command: Keep) -> None:
+        """The maker stores it next, or says that it cannot."""
+        agent = self.agents[command.slot]
+        mine = [ref for ref, _ in agent.pending]
+        if command.ref in mine:
+            agent.pending.insert(0, agent.pending.pop(mine.index(command.ref)))
+        elif command.ref not in self.store and not any(
+            isinstance(event, Durable) and event.ref == command.ref for event in agent.said
+        ):
+            agent.said.append(Forgotten(at=self.clock, slot=agent.number, ref=command.ref))
 
     def _may_start(self, unit: Unit) -> None:
         if unit.start is None:
@@ -361,9 +446,9 @@ class Chaos:
             return
         content: Content = ()
         if unit.start is not None:
-            found = self._find(unit)
+            found = self._find(unit, agent)
             if found is None:
-                self._say_failed(agent, task, "system")
+                self._say_failed(agent, task, "store", missing=not agent.away)
                 return
             content = found
         agent.task = None
@@ -389,16 +474,28 @@ class Chaos:
             _hold(len(content) == (unit.epoch + 1) * self.spec.partitions, f"{unit} validates the wrong State")
         agent.said.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=parts, seconds=0.1, where=where))
 
-    def _find(self, unit: Unit) -> Content | None:
+    def _find(self, unit: Unit, taker: Agent) -> Content | None:
         for agent in [*self.agents.values(), *self.strays]:
+            if agent is not taker and self.blind and not self.choose(self.blind):
+                continue
             held = agent.memory.get(unit.where)
             if held is not None and held[0] == unit.start:
                 return held[1]
-        return self.store.get(unit.start) if unit.start is not None else None
+        return self.store.get(unit.start) if unit.start is not None and not taker.away else None
 
-    def _say_failed(self, agent: Agent, task: Dispatch, fault: Fault) -> None:
+    def _say_failed(self, agent: Agent, task: Dispatch, fault: Fault, missing: bool = False) -> None:
         agent.task = None
-        agent.said.append(Failed(at=self.clock, slot=agent.number, lease=task.unit.lease, fault=fault, error="failed"))
+        unit = task.unit
+        agent.said.append(
+            Failed(
+                at=self.clock,
+                slot=agent.number,
+                lease=unit.lease,
+                fault=fault,
+                error="failed",
+                missing=unit.start if missing else None,
+            )
+        )
 
     def _write(self, agent: Agent, index: int) -> None:
         ref, content = agent.pending.pop(index)
@@ -461,20 +558,30 @@ class Chaos:
         machine, spec = self.machine, self.spec
         idle = [slot for slot in machine.slots.values() if not slot.busy]
         if machine.status == "checking" and idle:
-            fit = any(not trial.ended for trial in machine.trials.values())
+            used = all(slot.used for slot in idle)
+            fit = any(not (trial.ended or trial.until or (trial.fresh and used)) for trial in machine.trials.values())
             _hold(not fit or machine.snapshot()["checking"], "nobody checks")
         if machine.status != "running":
             return
         folds = machine.snapshot()["folds"]
-        _hold(not (folds and idle), "a fold waits, and a slot")
+        resting = machine.resting
+        _hold(not (folds and any(slot.id not in resting for slot in idle)), "a fold waits, and a slot")
         for slot in idle:
+            if slot.id in resting:
+                _hold(
+                    any(trial.alone and not trial.ended for trial in machine.trials.values()), "a slot rests for nobody"
+                )
+                continue
             holds = range(10**6) if slot.holds is None else slot.holds
             for trial in machine.trials.values():
+                state = trial.states.get(trial.step)
                 ready = not trial.lease and not trial.ended and trial.step < spec.steps
+                ready = ready and not (trial.until or trial.alone == "train" or (state is not None and state.parked))
                 waits = ready and (trial.id + trial.step) % spec.partitions in holds
                 _hold(not waits, f"slot {slot.id} and trial {trial.id} wait for each other")
                 for epoch, book in trial.epochs.items():
                     waits = any(partition in holds for partition in book.left or ())
+                    waits = waits and not (trial.ended or trial.until or trial.alone == "validate" or book.parked)
                     _hold(not waits, f"slot {slot.id} and the validation of {trial.id}, {epoch} wait for each other")
 
     def judge(self) -> None:
@@ -491,8 +598,11 @@ class Chaos:
                 _hold(trial.best == self.best(trial.history), f"trial {trial.id}: best {trial.best}")
                 _hold(set(trial.states) == wanted, f"trial {trial.id} keeps {list(trial.states)}, not {wanted}")
             elif trial.ended:
-                _hold(trial.id in self.sick | self.unfit or "poison" in trial.error, f"trial {trial.id}: {trial.error}")
-                _hold(len(trial.states) <= 2, f"trial {trial.id}, failed, keeps {list(trial.states)}")
+                mine = trial.fault in ("system", "memory") or trial.id in self.sick | self.unfit
+                _hold(mine and trial.fault != "store", f"trial {trial.id} ({trial.fault}): {trial.error}")
+                wanted = {trial.safe, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
+                wanted |= {(epoch + 1) * spec.partitions for epoch in trial.epochs}
+                _hold(set(trial.states) <= wanted, f"trial {trial.id}, failed, keeps {list(trial.states)}")
             for step, state in trial.states.items():
                 order = tuple([(k // spec.partitions, (trial.id + k) % spec.partitions) for k in range(step)])
                 _hold(self.store.get(state.ref) == order, f"{state.ref} went over {self.store.get(state.ref)}")
@@ -515,7 +625,7 @@ class Chaos:
 
 
 _WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}
-_WEIGHTS |= {"leave": 0, "full": 0, "kill": 0}
+_WEIGHTS |= {"leave": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}
 
 
 def drawn(seed: int) -> Chaos:
@@ -541,6 +651,7 @@ def drawn(seed: int) -> Chaos:
         group=random.choice([0, 1, 2, 3]),
         group_seconds=random.choice([0.0, 1.0]),
         strikes=random.choice([2, 3, 3, 50]),
+        retries=random.choice([0, 0, 1, 8]),
         deadline_first=random.choice([20.0, 600.0]),
     )
     return Chaos(
@@ -554,12 +665,16 @@ def drawn(seed: int) -> Chaos:
         weights={
             "lose": random.choice([0, 1, 3]),
             "leave": random.choice([0, 1, 4]),
-            "fail": random.choice([0, 1]),
+            "fail": random.choice([0, 1, 2]),
             "tick": random.choice([0, 1]),
             "kill": random.choice([0, 0, 1]),
             "full": random.choice([0, 0, 1]),
+            "starve": random.choice([0, 0, 2]),
+            "wipe": random.choice([0, 0, 4]),
+            "away": random.choice([0, 0, 1]),
             "write": random.choice([1, 4, 12]),
             "hear": random.choice([4, 16, 30]),
         },
         fragile=random.choice([0, 2, 3]),
+        blind=random.choice([0, 1, 2, 3]),
     )

@@ -86,6 +86,8 @@ class _File:
     counter: int = 0
     length: int = 0
     settled: bool = False
+    removed: bool = False
+    """Nobody can open it any more; it goes when it is settled."""
 
 
 class Arena:
@@ -98,10 +100,20 @@ class Arena:
         limit_bytes: of all files together.
         keep: how many settled States stay readable before the file of the oldest is used again, room permitting; for
             callers that settle what is durable though another agent may still be about to take it.
+        renew: makes `directory` again where somebody has removed it (systemd does when a user logs out, with
+            `RemoveIPC=yes`).
     """
 
-    def __init__(self, directory: Path, slot: int, limit_bytes: int, keep: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        slot: int,
+        limit_bytes: int,
+        keep: int = 0,
+        renew: Callable[[], None] = lambda: None,
+    ) -> None:
         self.directory = directory
+        self._renew = renew
         self._prefix = f"{slot}-{secrets.token_hex(4)}"
         self._limit = limit_bytes
         self._keep = keep
@@ -109,6 +121,7 @@ class Arena:
         self._files: OrderedDict[str, _File] = OrderedDict()  # in the order in which they were laid
         self._made = 0
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._identity = _identity(directory)
         for left in directory.glob(f"{slot}-*"):
             left.unlink(missing_ok=True)
 
@@ -133,6 +146,17 @@ class Arena:
         _COUNTER.pack_into(file.map, _COUNTER_AT, file.counter)
         return f"{file.name}.{file.counter}"
 
+    def own(self, where: str, ref: Ref) -> memoryview | None:
+        """The State, if it was laid here and still is: also when its file was removed, the mapping has it."""
+        with self._lock:
+            file = self._at(where)
+            if file is None:
+                return None
+            _, _, trial, step, attempt, length = _HEAD.unpack_from(file.map, 0)
+            if (trial, step, attempt) != (ref.trial, ref.step, ref.attempt):
+                return None
+        return memoryview(file.map)[HEADER : HEADER + length].toreadonly()
+
     def view(self, where: str) -> memoryview:
         """The State as laid, to hash and to write from; good until `settle(where)`. KeyError when it is not here."""
         with self._lock:
@@ -145,7 +169,9 @@ class Arena:
         """It is durable, or nobody needs it: the file may be used again. No error when it is not here."""
         with self._lock:
             file = self._at(where)
-            if file is not None:
+            if file is not None and file.removed:
+                del self._files[file.name]
+            elif file is not None:
                 file.settled = True
 
     def close(self) -> None:
@@ -165,14 +191,19 @@ class Arena:
         """A file for `total` bytes that nobody else will be given, mapped; None when there is no room."""
         size = _size_class(total + HEADER)
         with self._lock:
+            if self._identity != _identity(self.directory):
+                self._missed()
             settled = [file for file in self._files.values() if file.settled]
             bound = sum(len(file.map) for file in self._files.values() if not file.settled)
             if bound + size > self._limit or len(self._files) - len(settled) >= _FILES:
                 return None
             # one that is much too large would keep its room from States that need it
             fitting = [file for file in settled if size <= len(file.map) <= 2 * size]
-            if len(fitting) > self._keep:
-                return self._again(fitting[0])
+            while len(fitting) > self._keep:
+                if (self.directory / fitting[0].name).exists():
+                    return self._again(fitting[0])
+                settled.remove(fitting[0])
+                del self._files[fitting.pop(0).name]
             while True:
                 used = sum(len(file.map) for file in self._files.values())
                 if used + size <= self._limit and len(self._files) < _FILES and (file := self._add(size)):
@@ -184,6 +215,21 @@ class Arena:
                 oldest = settled.pop(0)
                 del self._files[oldest.name]
                 self._drop(oldest)
+
+    def _missed(self) -> None:
+        """The folder is not the one that it was. Files that went with it are of no use for States to come; what lies in
+        them can still be stored."""
+        for file in [file for file in self._files.values() if not (self.directory / file.name).exists()]:
+            if file.settled:
+                del self._files[file.name]
+            file.removed = True
+        if not self.directory.exists():
+            _log.warning("%s was removed while the run goes on; it is made again", self.directory)
+            try:
+                self._renew()
+            except (OSError, ResourceError) as error:
+                _log.warning("States go by the store alone: %s", error)
+        self._identity = _identity(self.directory)
 
     def _add(self, size: int) -> _File | None:
         name = f"{self._prefix}-{self._made}"
@@ -206,6 +252,15 @@ class Arena:
     def _drop(self, file: _File) -> None:
         # the mapping goes when the last view of it does, here or in a reader
         (self.directory / file.name).unlink(missing_ok=True)
+
+
+def _identity(directory: Path) -> tuple[int, int]:
+    """Another one when a directory was removed and made again."""
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def _size_class(size: int) -> int:
@@ -352,8 +407,27 @@ class Folder:
         found = self.path.stat()
         return f"{socket.gethostname()}:{found.st_dev}:{found.st_ino}"
 
+    def renew(self) -> None:
+        """Make the folder again, and hold it, where somebody has removed it. Nothing where it is there.
+
+        Raises:
+            OSError, ResourceError: it cannot be made.
+        """
+        if self._fd >= 0 and _same(self.path / "lock", self._fd):
+            return
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        while self._fd < 0:
+            self._hold()
+
     def close(self) -> None:
         """Let go; the last one removes the folder."""
+        if self._fd >= 0 and not _same(self.path / "lock", self._fd):  # it was removed, and others have made it again
+            os.close(self._fd)
+            self._fd = -1
+            with contextlib.suppress(OSError):
+                self._fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if self._fd >= 0:
             _remove_if_alone(self.path, self._fd)
             os.close(self._fd)

@@ -1,0 +1,75 @@
+"""Errors of the place where States are kept, told apart from everybody else's.
+
+What a store raises is never the fault of a recipe, nor of a trial: it is away, or full. Away may be anything: a socket
+that times out, a token that has run out (`PermissionError`), a driver's own error class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hopyard.errors import HopyardError, ResourceError
+from hopyard.filesystems import why
+from hopyard.ports import Store
+from hopyard.spec import Ref
+
+
+class StoreUnreachable(HopyardError):
+    """The store cannot be reached at present, or refuses to answer. It may work the next time."""
+
+
+class Guarded:
+    """A store whose errors are `StoreUnreachable`, `ResourceError` (no room) or `FileNotFoundError` (no such State),
+    and nothing else.
+
+    Args:
+        store: what is asked.
+        url: of it, for messages.
+    """
+
+    def __init__(self, store: Store, url: str) -> None:
+        self._store, self._url = store, url
+
+    def put(self, ref: Ref, data: memoryview) -> None:
+        """Store and sync. Raises ResourceError or StoreUnreachable."""
+        with self._told(ref, "stored in"):
+            self._store.put(ref, data)
+
+    def get(self, ref: Ref) -> bytearray | memoryview:
+        """Raises FileNotFoundError or StoreUnreachable."""
+        try:
+            with self._told(ref, "read from"):
+                return self._store.get(ref)
+        except StoreUnreachable as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise error.__cause__ from None
+            raise
+
+    def has(self, ref: Ref) -> bool:
+        """Whether it is there."""
+        with self._told(ref, "looked for in"):
+            return self._store.has(ref)
+
+    def delete(self, ref: Ref) -> None:
+        """No error when it is not there."""
+        with self._told(ref, "deleted from"):
+            self._store.delete(ref)
+
+    def refs(self) -> set[Ref]:
+        """All that is stored."""
+        with self._told(None, "listed in"):
+            return self._store.refs()
+
+    @contextmanager
+    def _told(self, ref: Ref | None, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ResourceError:
+            raise
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0][:300]
+            known = why(self._url, error)
+            cause = f"{known[0]}; {known[1]}" if known else f"{type(error).__name__}: {first}"
+            name = "States" if ref is None else f"State {ref}"
+            raise StoreUnreachable(f"{name} cannot be {what} {self._url}: {cause}") from error
