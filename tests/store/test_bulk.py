@@ -126,8 +126,26 @@ def test_what_moves_is_told(server: Server, credentials: Credentials) -> None:
     moved: list[int] = []
     client = Client(credentials, moved.append)
     client.ask(server.address, Ask("echo", REF), MANY)
-    assert sum(moved) == 2 * len(MANY) and max(moved) == connection.CHUNK
+    assert sum(moved) == len(MANY) and max(moved) == connection.CHUNK
     client.close()
+
+
+def test_what_is_slow_goes_on_as_long_as_bytes_move(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time-out is for a step without progress: in all it takes three times as long."""
+    monkeypatch.setattr(connection, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "CHUNK", 1 << 16)
+    send = connection._send
+
+    def slowly(line: Any, data: Any) -> None:
+        time.sleep(0.1)
+        send(line, data)
+
+    monkeypatch.setattr(connection, "_send", slowly)
+    began = time.monotonic()
+    assert client.ask(server.address, Ask("echo", REF), MANY[: 1 << 20]) == MANY[: 1 << 20]
+    assert time.monotonic() - began > 3.0
 
 
 # ------------------------------------------------------------------------------------------ connections

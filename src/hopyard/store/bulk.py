@@ -59,7 +59,7 @@ class Client:
 
     Args:
         credentials: of the run.
-        moved: called with the bytes of each chunk that was sent or has come.
+        moved: called with the bytes of each chunk that has come.
     """
 
     def __init__(self, credentials: Credentials, moved: Callable[[int], None] | None = None) -> None:
