@@ -22,8 +22,6 @@ import numpy as np
 import hopyard as hy
 from hopyard.core.events import Joined, Line
 from hopyard.driver.run import Run
-from hopyard.driver.ship import Cargo
-from hopyard.driver.start import Order, begin
 from hopyard.frameworks.array import Linear
 from hopyard.spec import Batch
 from hopyard.store.journal import read
@@ -132,13 +130,6 @@ def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: A
     return hy.select(recipe, None, data, **arguments)
 
 
-def limited(directory: Path, recipe: Any, configs: Any, engine: Any, **limits: Any) -> Run:
-    """As `select`, with limits (silence, deadlines) that no public argument sets."""
-    cargo = Cargo(recipe, dataset(), None, hy.Configs(configs), engine)
-    order = Order(cargo, 2, "val_loss", "min", hy.Hopper(), 0, "warn", None, limits=limits)
-    return begin(order, directory, again=False, wait=True)
-
-
 def digests(run: Run) -> list[str]:
     """Of the final States, by trial; none of a completed trial is missing."""
     found = [trial.state for trial in run.trials]
@@ -165,6 +156,21 @@ def alive(pids: list[int]) -> list[int]:
             continue
         if state not in "ZX":
             found.append(pid)
+    return found
+
+
+def companions(agent: int) -> list[int]:
+    """The process that watches this agent: it has a descriptor of it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if not (entry / "comm").read_text().startswith("hopyard-compani"):
+                continue
+            infos = [path.read_text() for path in (entry / "fdinfo").iterdir()]
+        except OSError:
+            continue
+        if any(f"Pid:\t{agent}\n" in info for info in infos):
+            found.append(int(entry.name))
     return found
 
 

@@ -11,7 +11,7 @@ LEVELS = [
     {"spec"},
     {"space"},
     {"core"},
-    {"ports", "sessions", "hosts", "code", "filesystems", "scratch"},
+    {"ports", "sessions", "hosts", "code", "filesystems", "scratch", "meter", "system"},
     {"frameworks", "data", "store", "search", "engines", "views"},
     {"agent"},
     {"driver", "sim"},

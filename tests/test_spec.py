@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hopyard.errors import SpecError
-from hopyard.spec import Hopper, Ref, RunSpec, Unit, better
+from hopyard.spec import Hopper, Ref, RunSpec, Timeouts, Unit, better
 
 GOOD = {"epochs": 1, "partitions": 1, "validation": 0}
 
@@ -20,9 +20,6 @@ GOOD = {"epochs": 1, "partitions": 1, "validation": 0}
         ("validation", -1, "at least 0"),
         ("group", "auto", "whole number"),
         ("strikes", 0, "at least 1"),
-        ("deadline_first", 0, "above 0"),
-        ("deadline_factor", -1.0, "above 0"),
-        ("silence", "long", "above 0"),
         ("seed", 1.0, "whole number"),
         ("mode", "best", '"min" or "max"'),
         ("exact", "no", 'True, False or "warn"'),
@@ -34,6 +31,22 @@ def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(field, value, a
     message = str(caught.value)
     assert message.startswith(f"{field} = {value!r}:") and allowed in message
     assert caught.value.exit_code == 2 and isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, "long", True, math.inf, math.nan])
+@pytest.mark.parametrize("field", ["heartbeat_timeout", "stall_timeout", "unit_timeout"])
+def test_a_bad_timeout_is_named_with_its_value_and_what_is_allowed(field, value):
+    with pytest.raises(SpecError) as caught:
+        Timeouts(**{field: value})
+    none = ", or None" if field == "unit_timeout" else ""
+    assert str(caught.value) == f"{field} = {value!r}: must be a finite number of seconds > 0{none}"
+
+
+def test_only_a_unit_may_take_as_long_as_it_likes():
+    assert Timeouts().unit_timeout is None
+    for field in ("heartbeat_timeout", "stall_timeout"):
+        with pytest.raises(SpecError, match=f"{field} = None: must be a finite number of seconds > 0$"):
+            Timeouts(**{field: None})
 
 
 def test_steps_and_names():

@@ -122,6 +122,27 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seconds: float
 
 
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """When a worker counts as lost. They decide no result, so a resume may change them."""
+
+    heartbeat_timeout: float = 15.0
+    """Seconds without a heartbeat."""
+    stall_timeout: float = 600.0
+    """Seconds without progress (`core/liveness.py`)."""
+    unit_timeout: float | None = None
+    """Seconds that one unit may take, whatever progress it makes; None: any number."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is None and name == "unit_timeout":
+                continue
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (number and 0 < value < math.inf):
+                none = ", or None" if name == "unit_timeout" else ""
+                raise SpecError(f"{name} = {value!r}: must be a finite number of seconds > 0{none}")
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All of a run that decides its results and its schedule; the first line of its journal holds it."""
 
@@ -147,12 +168,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A unit that lost this many slots ends its trial as poison."""
     retries: int = 8
     """How often a unit is tried again after faults of the system, each time after a longer wait."""
-    deadline_first: float = 600.0
-    """Seconds a unit may take while nothing is known about its trial."""
-    deadline_least: float = 30.0
-    deadline_factor: float = 10.0
-    silence: float = 15.0
-    """Seconds without a heartbeat after which a slot is lost."""
+    timeouts: Timeouts = Timeouts()
+    """Of this run's first driver; later ones may have others (`Resumed.timeouts`)."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -168,10 +185,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"{name} = {value!r}: a whole number of at least {least} is needed")
             if fault := unwritable(value):
                 raise SpecError(f"{name} = {value!r}: {fault}")
-        for name in ("deadline_first", "deadline_least", "deadline_factor", "silence"):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and value > 0):
-                raise SpecError(f"{name} = {value!r}: a number above 0 is needed")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise SpecError(f"seed = {self.seed!r}: a whole number is needed")
         if fault := unwritable(self.seed):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import hopyard as hy
+from hopyard import meter
 from hopyard.agent import keep as keeping
 from hopyard.agent import work as working
 from hopyard.agent.build import Plan
@@ -81,6 +82,54 @@ def test_units_over_several_partitions_are_the_units_over_each(bench: Callable[.
     assert [part.sums for part in whole.parts] == [done.parts[0].sums for done in (first, second, third)]
     assert bytes(one.arena.view(whole.where)) == bytes(many.arena.view(third.where))
     assert whole.hop_bytes == third.hop_bytes == 0  # it had the State in memory
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def advance(self, count: int) -> None:
+        self.seen.append(count)
+
+    def enter(self, phase: str) -> None:
+        self.seen.append(phase)
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    found = Counter()
+    meter.count_with(found)
+    yield found
+    meter.count_with(None)
+
+
+def test_batches_and_phases_are_counted_and_only_first_steps_may_compile(
+    bench: Callable[..., Bench], counter: Counter
+) -> None:
+    """Partitions of 38 to 52 rows, batches of 16."""
+    it = bench()
+    first = it.train(1, 0)
+    seen, counter.seen = counter.seen, []
+    batches = [found for found in seen if isinstance(found, int)]
+    assert len(batches) == -(-int(first.parts[0].sums["loss"][1]) // 16)
+    assert set(batches) == {1}
+    phases = [found for found in seen if isinstance(found, str)]
+    assert phases[:5] == ["build", "fetch", "train", "compile", "train"]
+    assert phases[-1] == "lay"
+    it.train(2, 0, start=first, at=Ref(0, 1, 1))
+    assert [found for found in counter.seen if isinstance(found, str)] == ["fetch", "train", "lay"]
+    counter.seen.clear()
+    it.worker.run(Unit(3, 0, "validate", 0, (0,), Ref(0, 2, 2)), CONFIG)
+    assert [found for found in counter.seen if isinstance(found, str)][:3] == ["fetch", "validate", "compile"]
+
+
+def test_another_slot_fetches_the_state(bench: Callable[..., Bench], counter: Counter) -> None:
+    maker, taker = bench(slot=0), bench(slot=1)
+    done = maker.train(1, 0)
+    counter.seen.clear()
+    taker.train(2, 1, start=done, at=Ref(0, 1, 1))
+    phases = [found for found in counter.seen if isinstance(found, str)]
+    assert phases[:4] == ["build", "fetch", "fetch", "train"]
 
 
 def test_a_state_hops_through_shared_memory_and_through_the_store(bench: Callable[..., Bench]) -> None:

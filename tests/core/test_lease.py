@@ -29,6 +29,15 @@ def test_a_revoked_lease_does_not_count_but_its_slot_owes_an_answer():
     assert leases.earliest() is None and leases.expired(1e9) == []
 
 
+def test_a_unit_without_a_deadline_is_never_late():
+    leases = Leases()
+    leases.grant(line(1, 1), 10.0)
+    assert leases.accept(1, 1) is not None
+    leases.answered(1)
+    leases.grant(line(1, 2))
+    assert leases.earliest() is None and leases.expired(1e9) == [] and leases.stands(2)
+
+
 def test_the_earliest_deadline_follows_the_slots():
     leases = Leases()
     leases.grant(line(1, 1), 600.0)

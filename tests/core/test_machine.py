@@ -24,7 +24,7 @@ from hopyard.core.events import (
     Warn,
 )
 from hopyard.core.machine import Machine, fold
-from hopyard.spec import Array, Ref, RunSpec, Unit
+from hopyard.spec import Array, Ref, RunSpec, Timeouts, Unit
 from machines import Run, deferred, dispatched
 
 # -------------------------------------------------------------------------------- the straight road
@@ -212,18 +212,48 @@ def test_the_third_lost_slot_makes_a_unit_poison():
     assert not run.machine.trials[1].ended
 
 
-def test_a_hung_slot_is_replaced_and_its_unit_goes_on_elsewhere():
-    run = Run(slots=2)
+LATE = "its unit took longer than unit_timeout=600.0 seconds"
+
+
+def test_a_unit_may_take_as_long_as_it_likes():
+    run = Run()
+    run.done(0)
+    assert run.machine.leases.earliest() is None and not run.machine.due(1e9)
+    assert run.give(Tick(at=1e9)) == []
+
+
+def test_a_slot_that_is_past_unit_timeout_is_replaced_and_its_unit_goes_on_elsewhere():
+    run = Run(slots=2, timeouts=Timeouts(unit_timeout=600.0))
     due = run.machine.leases.earliest()
     assert due == 600.0 and run.machine.due(600.0) and not run.machine.due(599.9)
     out = run.give(Tick(at=600.0))
-    assert out[0] == Replace(0, "its unit took longer than its deadline")
+    assert out[0] == Replace(0, LATE)
     assert dispatched(out) == [(1, 0, "train", 0, (0,))]
 
 
-def test_a_slot_that_hangs_in_a_revoked_unit_is_replaced_too():
+def test_a_resume_may_change_the_timeouts():
+    run = Run(timeouts=Timeouts(unit_timeout=600.0))
+    run.at = 10.0
+    run.give(Resumed(at=10.0))
+    run.join(0)
+    assert run.machine.leases.earliest() == 610.0
+    run.give(Resumed(at=10.0, timeouts=Timeouts(unit_timeout=5.0)))
+    run.join(1)
+    assert run.machine.leases.earliest() == 15.0 and run.machine.spec.timeouts.unit_timeout == 5.0
+    run.give(Resumed(at=10.0, timeouts=Timeouts()))
+    run.join(2)
+    assert run.machine.leases.earliest() is None
+
+
+def test_a_slot_that_is_late_with_a_revoked_unit_is_replaced_too():
     """Bug: the deadline went with the lease, so such a slot was kept for ever."""
-    run = Run(slots=2, partitions=3, holds=lambda slot: (0, 2) if slot == 0 else (1,), epochs=2)
+    run = Run(
+        slots=2,
+        timeouts=Timeouts(unit_timeout=600.0),
+        partitions=3,
+        holds=lambda slot: (0, 2) if slot == 0 else (1,),
+        epochs=2,
+    )
     run.done(0)
     run.done(1)
     run.done(0)  # the epoch's end, owed by slot 0; its own next unit
@@ -233,7 +263,7 @@ def test_a_slot_that_hangs_in_a_revoked_unit_is_replaced_too():
     assert not run.machine.leases and run.machine.slots[1].busy
     due = run.machine.leases.earliest()
     assert due is not None
-    assert run.give(Tick(at=due))[0] == Replace(1, "its unit took longer than its deadline")
+    assert run.give(Tick(at=due))[0] == Replace(1, LATE)
 
 
 def test_a_late_answer_of_a_slot_that_stays_gives_its_memory_back():
@@ -412,15 +442,6 @@ def test_a_trial_whose_check_ends_three_slots_is_poison():
         assert run.join(slot) == [Check(at=0.0, slot=slot, trial=0)]
     assert run.lost(2) == [Finish("failed")]
     assert "poison: building trial 0 ended 3 workers" in run.machine.faults[0]
-
-
-def test_a_check_that_hangs_is_given_up():
-    """Bug: a check had no deadline."""
-    run = Run(slots=2, checked=False)
-    assert run.give(Tick(at=600.0)) == [
-        Replace(0, "its unit took longer than its deadline"),
-        Check(at=600.0, slot=1, trial=0),
-    ]
 
 
 # -------------------------------------------------------------------------------- another driver

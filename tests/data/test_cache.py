@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hopyard import meter
 from hopyard.data import cache as caches
 from hopyard.data import files as files_room
 from hopyard.data.cache import hold, open_partition
@@ -536,3 +537,59 @@ def test_more_rows_than_memory(cache: Path, standardize: str) -> None:
     command = [sys.executable, "-c", MEMORY, str(cache), standardize]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert grown < 140e6
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def advance(self, count: int) -> None:
+        self.count += 1
+
+    def enter(self, phase: str) -> None:
+        pass
+
+
+def test_who_waits_for_a_maker_advances_as_it_does(cache: Path) -> None:
+    """Else who waits for a partition that another worker of the host brings would look hung."""
+    counter = Counter()
+    writes, stands, ends = threading.Event(), threading.Event(), threading.Event()
+
+    def make(directory: Path) -> Manifest:
+        made = Path(arrays().prepare(cache / "other").path)
+        while not stands.is_set():
+            with (directory / "part").open("ab") as file:
+                file.write(bytes(100))
+            writes.set()
+            time.sleep(0.01)
+        ends.wait(60)
+        (directory / "part").unlink()
+        for path in made.rglob("*.npy"):
+            (directory / path.relative_to(made)).parent.mkdir(exist_ok=True)
+            path.rename(directory / path.relative_to(made))
+        return Manifest.load(made / "manifest.json", check=False)
+
+    threads = [
+        threading.Thread(target=caches.find_or_make, args=(cache, "key", make, 1 << 30), daemon=True) for _ in range(2)
+    ]
+    threads[0].start()
+    assert writes.wait(60)
+    meter.count_with(counter)
+    try:
+        threads[1].start()
+        end = time.monotonic() + 60
+        while counter.count < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert counter.count >= 3
+        stands.set()
+        time.sleep(1.5)
+        before = counter.count
+        time.sleep(1.5)
+        assert counter.count == before
+    finally:
+        meter.count_with(None)
+        stands.set()
+        ends.set()
+    for thread in threads:
+        thread.join(60)
+    assert entries(cache) == {"key"}

@@ -34,7 +34,7 @@ from hopyard.driver.loop import Loop
 from hopyard.driver.wire import Gone
 from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
-from hopyard.spec import Part, Ref, RunSpec
+from hopyard.spec import Part, Ref, RunSpec, Timeouts
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
 from hopyard.store.states import LocalStore
@@ -356,7 +356,8 @@ def test_memory_to_be_used_again_is_said_with_the_next_unit(stage: Callable[...,
 def test_a_slot_past_its_deadline_is_ended_and_replaced(
     stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it = stage([READY], [FIT], spec=RunSpec(epochs=1, partitions=2, validation=0, metric="loss", deadline_first=5.0))
+    limit = Timeouts(unit_timeout=5.0)
+    it = stage([READY], [FIT], spec=RunSpec(epochs=1, partitions=2, validation=0, metric="loss", timeouts=limit))
 
     def later() -> list[Any]:
         now = it.loop._clock.now() + 6

@@ -131,16 +131,15 @@ class TestFeed:
         with pytest.raises(hy.SpecError, match="this process is no task of a program"):
             hy.context()
 
-    def test_a_task_that_is_stopped_while_others_go_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_task_that_is_stopped_while_others_go_on(self, tmp_path: Path) -> None:
         """What it should be told of each of their blocks keeps its agent from nothing."""
-        monkeypatch.setattr("hopyard.driver.launch.SILENCE", 2.0)
 
         def main(args: Any, ctx: Any) -> None:
             for number, _ in enumerate(ctx.feed().batches(4096)):
                 if ctx.index == 1 and number == 1:
                     os.kill(os.getpid(), signal.SIGSTOP)
 
-        program = launch(tmp_path, main)
+        program = launch(tmp_path, main, heartbeat_timeout=2.0)
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .* was stopped \(SIGSTOP\)"):
             program.feed(pa.table({"a": np.zeros(4096 * 2000, np.int8)}), uneven="repeat")
 

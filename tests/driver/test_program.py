@@ -320,18 +320,15 @@ class TestFailures:
             program.wait(60)
         assert "time.sleep" in program.logs() or "_loaded" in program.logs()  # its stack
 
-    def test_a_stopped_process_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hopyard.driver.launch.SILENCE", 1.5)
-        program = launch(tmp_path, programs.idle)
+    def test_a_stopped_process_is_found(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, programs.idle, heartbeat_timeout=1.5)
         pids = wait_for_notes(tmp_path, 2)
         os.kill(pids["worker-1"], signal.SIGSTOP)
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*was stopped \(SIGSTOP\)"):
             program.wait(30)
 
-    def test_a_stopped_agent_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hopyard.driver.launch.SILENCE", 3.0)
-        monkeypatch.setattr("hopyard.driver.hosts.SILENCE", 3.0)
-        program = launch(tmp_path, programs.idle)
+    def test_a_stopped_agent_is_found(self, tmp_path: Path) -> None:
+        program = launch(tmp_path, programs.idle, heartbeat_timeout=3.0)
         wait_for_notes(tmp_path, 2)
         os.kill(program.status()["tasks"][1]["agent"], signal.SIGSTOP)
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*said nothing for"):
@@ -429,7 +426,6 @@ class TestBadInput:
 
 class TestOddPrograms:
     def test_a_process_that_is_stopped_while_it_is_fed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hopyard.driver.launch.SILENCE", 2.0)
         monkeypatch.setattr("hopyard.driver.pouring.ASK_SECONDS", 0.0)  # more words than its pipe holds
         monkeypatch.setattr("hopyard.driver.pouring.LOOK_SECONDS", 0.002)
 
@@ -441,7 +437,7 @@ class TestOddPrograms:
                 if n == 5 and ctx.rank == 1:
                     os.kill(os.getpid(), signal.SIGSTOP)
 
-        program = launch(tmp_path, main)
+        program = launch(tmp_path, main, heartbeat_timeout=2.0)
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*was stopped"):
             program.feed([{"a": n} for n in range(1000)], epochs=200)
 

@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from hopyard.core.events import Done
+from hopyard.core.liveness import PHASES
 from hopyard.core.messages import Beat, Bulk, Card, Hello, Ready, Setup, pack, unpack_down
 from hopyard.driver.drive import _depot
 from hopyard.driver.ownership import Owned
@@ -70,10 +71,10 @@ class Cards:
 
 
 class Wire:
-    def __init__(self, silence: float = 60.0) -> None:
+    def __init__(self, heartbeat_timeout: float = 60.0, stall_timeout: float | None = None) -> None:
         self.engine = Cards()
         self.devices: list[str] = []
-        self.router = Router(self.engine, self._setup, lambda slot: Path("none"), silence)
+        self.router = Router(self.engine, self._setup, lambda slot: Path("none"), heartbeat_timeout, stall_timeout)
         self._context = zmq.Context()
         self._dealers: list[Any] = []
 
@@ -209,8 +210,8 @@ def test_who_was_never_started_or_was_ended_is_not_heard(wire: Callable[..., Wir
 
 
 def test_silence_loses_a_slot_and_a_beat_keeps_it(wire: Callable[..., Wire]) -> None:
-    it = wire(silence=0.4)
-    silent, lively = it.dial(0), it.dial(1, name="s1")
+    it = wire(heartbeat_timeout=0.4)
+    silent, lively = it.dial(0), it.dial(1, name="b1")
     silent.send(ready(0))
     assert it.hear() == [Ready(0, "here", 1)]
     heard: list[Any] = []
@@ -218,11 +219,94 @@ def test_silence_loses_a_slot_and_a_beat_keeps_it(wire: Callable[..., Wire]) -> 
     while time.monotonic() < end:
         lively.send(pack(Beat(1)))
         heard += it.router.receive(0.05)
-    assert heard == [Gone(0, "said nothing for 0 seconds")]
+    assert heard == [Gone(0, "said nothing for 0 seconds (heartbeat_timeout=0.4)")]
+
+
+class Clock:
+    """The driver's, set by hand."""
+
+    def __init__(self, it: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self._router = time.monotonic(), it.router
+        monkeypatch.setattr("hopyard.driver.wire.time.monotonic", lambda: self.now)
+
+    def go(self, seconds: float) -> None:
+        """Time passes, in which the driver runs."""
+        self.now += seconds
+        self._router._checked = self.now
+
+
+def beats(it: Wire, companion: Any, beat: Beat) -> list[Any]:
+    """What the driver makes of a heartbeat."""
+    companion.send(pack(beat))
+    assert it.router._router.poll(5000)
+    return it.router.receive(0.0)
+
+
+def test_who_makes_no_progress_is_lost_and_shown_before(
+    wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = wire(stall_timeout=50.0)
+    companion = it.dial(0, name="b0")
+    clock = Clock(it, monkeypatch)
+    train, idle = PHASES.index("train"), PHASES.index("idle")
+    assert beats(it, companion, Beat(0, 1, idle)) == []
+    clock.go(40)
+    assert beats(it, companion, Beat(0, 2, train)) == []
+    clock.go(20)
+    assert beats(it, companion, Beat(0, 3, train)) == []
+    clock.go(29)
+    assert beats(it, companion, Beat(0, 3, train, cpu_seconds=29.0)) == []
+    assert it.router.stalls() == {}
+    clock.go(1)
+    assert beats(it, companion, Beat(0, 3, train)) == []
+    assert it.router.stalls() == {0: ("train", 30.0)}
+    clock.go(20)
+    assert it.router.receive(0.0) == []  # told by heartbeats, not by their absence
+    reason = "made no progress for 50 seconds in phase 'train' (stall_timeout=50)"
+    assert beats(it, companion, Beat(0, 3, train)) == [Gone(0, reason)]
+    assert it.router.stalls() == {}
+
+
+def test_a_driver_that_did_not_run_calls_nobody_hung(
+    wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = wire(stall_timeout=50.0)
+    companion = it.dial(0, name="b0")
+    clock = Clock(it, monkeypatch)
+    train = PHASES.index("train")
+    assert beats(it, companion, Beat(0, 1, train)) == []
+    clock.now += 3600  # the laptop slept
+    assert beats(it, companion, Beat(0, 1, train)) == []
+    clock.go(49)
+    assert beats(it, companion, Beat(0, 1, train)) == []
+    clock.go(1)
+    assert [type(message) for message in beats(it, companion, Beat(0, 1, train))] == [Gone]
+
+
+@pytest.mark.parametrize("phase", [99, -1])
+def test_a_phase_that_is_none_is_dropped(
+    wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture, phase: int
+) -> None:
+    it = wire(stall_timeout=50.0)
+    companion = it.dial(0, name="b0")
+    with caplog.at_level(logging.WARNING):
+        assert beats(it, companion, Beat(0, 1, phase)) == []
+    assert "dropped a" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_timeout", "stall_timeout", "seconds"), [(15.0, 600.0, 2.5), (3.0, None, 0.5), (60.0, 6.0, 1.0)]
+)
+def test_heartbeats_are_as_frequent_as_the_timeouts_want(
+    wire: Callable[..., Wire], heartbeat_timeout: float, stall_timeout: float | None, seconds: float
+) -> None:
+    it = wire(heartbeat_timeout=heartbeat_timeout, stall_timeout=stall_timeout)
+    it.router.start(0)
+    assert it.engine.cards[0].beat == seconds
 
 
 def test_a_new_agent_has_a_grace(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
-    it = wire(silence=0.2)
+    it = wire(heartbeat_timeout=0.2)
     it.router.start(0)
     end = time.monotonic() + 0.6
     while time.monotonic() < end:
@@ -235,7 +319,7 @@ def test_a_new_agent_has_a_grace(wire: Callable[..., Wire], monkeypatch: pytest.
 
 
 def test_a_slot_without_a_place_is_not_silent(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
-    it = wire(silence=0.2)
+    it = wire(heartbeat_timeout=0.2)
     it.engine.waiting.add(0)
     it.router.start(0)
     now = time.monotonic()
@@ -252,7 +336,7 @@ def test_a_slot_without_a_place_is_not_silent(wire: Callable[..., Wire], monkeyp
 def test_nobody_is_lost_because_the_driver_itself_did_not_run(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it = wire(silence=0.3)
+    it = wire(heartbeat_timeout=0.3)
     agent = it.dial(0)
     agent.send(ready(0))
     assert it.hear() == [Ready(0, "here", 1)]

@@ -23,7 +23,7 @@ from hopyard.driver.ship import dump
 from hopyard.engines.spark import Executors, _explained
 from hopyard.errors import ResourceError
 from hopyard.ports import Home
-from jobs import CONFIGS, agents, alive, digests, driver, gone, journal, limited, memory, script, select, troubled
+from jobs import CONFIGS, agents, alive, digests, driver, gone, journal, memory, script, select, troubled
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -85,7 +85,7 @@ def test_the_same_bits_as_local_processes(tmp_path: Path, engine: hy.Spark, undi
 @pytest.mark.parametrize("what", ["kill", "task", "executor", "stop"])
 def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[str], what: str) -> None:
     """An agent, Spark's Python worker above it, the executor's JVM above that; an agent that is stopped."""
-    run = limited(tmp_path / "run", troubled, trouble(tmp_path, what), engine, silence=2.0)
+    run = select(tmp_path / "run", troubled, trouble(tmp_path, what), engine=engine, heartbeat_timeout=2.0)
     assert run.status == "completed"
     assert digests(run) == undisturbed
     assert len(lost(tmp_path / "run")) == 1, lost(tmp_path / "run")

@@ -34,6 +34,7 @@ from keras_nets import (
     with_loss,
 )
 
+from hopyard import meter
 from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks import capture, restore, seed_all, tensorflow_tools
 from hopyard.frameworks.keras import Model
@@ -250,6 +251,62 @@ def test_a_large_partition_is_cut_and_nobody_can_tell(monkeypatch: pytest.Monkey
     assert [cut.train_partition(feed(1, 60, 8, shuffle)), cut.evaluate_partition(feed(2, 60, 8, None))] == sums
     assert bits(whole) == bits(cut)
     assert cut.traces == 2
+
+
+class Counter:
+    """What an agent would count."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.phases: list[str] = []
+
+    def advance(self, count: int) -> None:
+        self.counts.append(count)
+
+    def enter(self, phase: str) -> None:
+        self.phases.append(phase)
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    found = Counter()
+    meter.count_with(found)
+    yield found
+    meter.count_with(None)
+
+
+@pytest.mark.parametrize("shuffle", [None, 7])
+@pytest.mark.parametrize("part_bytes", [1 << 28, 500])
+def test_calls_take_about_ten_seconds_and_nobody_can_tell(
+    monkeypatch: pytest.MonkeyPatch, counter: Counter, shuffle: int | None, part_bytes: int
+) -> None:
+    """A partition in one call would look as if nothing advanced for as long as it takes."""
+    monkeypatch.setattr("hopyard.frameworks.keras_rows.PART_BYTES", part_bytes)
+    whole, cut = model(small), model(small)
+    whole.train_partition(feed(1, 60, 8, shuffle))
+    whole.evaluate_partition(feed(2, 60, 8, None))
+    assert sum(counter.counts) == 16
+    assert len(counter.counts) < 16 or part_bytes == 500
+    counter.counts.clear()
+    monkeypatch.setattr("hopyard.frameworks.keras_rows.CALL_SECONDS", 1e-9)
+    cut.train_partition(feed(1, 60, 8, shuffle))
+    cut.evaluate_partition(feed(2, 60, 8, None))
+    assert counter.counts == [1] * 16
+    assert bits(whole) == bits(cut)
+    sums = [
+        (one.train_partition(feed(3, 60, 8, 2)), one.evaluate_partition(feed(2, 60, 8, None))) for one in (whole, cut)
+    ]
+    assert sums[0] == sums[1]
+    assert bits(whole) == bits(cut)
+    assert cut.traces == 2
+
+
+def test_a_first_call_may_compile(counter: Counter) -> None:
+    trainable = model(small)
+    for _ in range(2):
+        trainable.train_partition(feed(1, 60, 8))
+    trainable.evaluate_partition(feed(2, 60, 8, None))
+    assert counter.phases == ["compile", "train", "compile", "validate"]
 
 
 # ------------------------------------------------------------------------------------------------ what is drawn

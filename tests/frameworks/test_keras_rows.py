@@ -11,7 +11,7 @@ from hopyard.data.columns import Columns
 from hopyard.data.feed import PartitionFeed
 from hopyard.errors import SpecError
 from hopyard.frameworks import keras_rows
-from hopyard.frameworks.keras_rows import One, Part, Rows, each, leaves, weigh
+from hopyard.frameworks.keras_rows import One, Pace, Part, Rows, each, leaves, weigh
 from hopyard.ports import Feed
 from hopyard.spec import Batch
 
@@ -64,6 +64,21 @@ def test_parts_and_batches_are_those_of_the_feed(
     if part_bytes > 400:
         assert len(parts) == 1
         assert parts[0].data[0]["a"] is feed.columns.inputs["a"]  # nothing is copied
+
+
+def test_calls_grow_until_they_take_about_ten_seconds() -> None:
+    pace = Pace()
+    seen = []
+    for _ in range(8):
+        seen.append(pace.batches)
+        pace.took(pace.batches, 3.0 * (pace.batches == 1) + pace.batches * 0.01)  # the first one compiles
+    assert seen == [1, 3, 24, 192, 1000, 1000, 1000, 1000]
+    pace.took(5, 0.05)  # the end of a partition tells nothing new
+    assert pace.batches == 1000
+    pace.took(1000, 100.0)
+    assert pace.batches == 100
+    pace.took(1, 60.0)
+    assert pace.batches == 1
 
 
 def test_no_part_is_larger_than_allowed_but_for_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class Host:
             self.link = Direct(setup)
         else:
             engine = hy.Local(workers=1, devices=None)
-            self.link = Router(engine, setup, lambda slot: folder / f"{slot}.log", SPEC.silence)
+            self.link = Router(engine, setup, lambda slot: folder / f"{slot}.log", 15.0)
         self.heard: list[Up | Gone] = []
         self.open = True
 

@@ -11,6 +11,7 @@ from msgspec import structs
 from rich.console import Console
 
 from hopyard.core.events import Began, Checked, Done, Proposed
+from hopyard.core.liveness import Stall
 from hopyard.core.machine import Machine, fold
 from hopyard.sim.world import World, lengths
 from hopyard.spec import RunSpec
@@ -226,3 +227,33 @@ def test_in_a_notebook_one_display_is_updated(good, monkeypatch):
     table.close(drive(table, good))
     assert [how for how, _ in pages[:2]] == ["display", "update"]
     assert pages[-1][1].startswith("<pre") and "completed" in pages[-1][1] and "val_loss" in pages[-1][1]
+
+
+def test_a_worker_that_makes_no_progress_is_a_status_on_a_terminal(good):
+    lines = good[: len(good) // 2]
+    machine = fold(lines)
+    slot, unit = next(iter(machine.leases.standing().values()))
+    console = paper()
+    stalls = {slot: Stall("train", 42.0)}
+    table = Table(machine.spec, console, clock=lambda: lines[-1].at, stalls=lambda: stalls)
+    table.see(lines, machine)
+    shown = console.file.getvalue()
+    assert "1 stalled for 42 s" in shown
+    assert re.search(rf"(?m)^.? *{unit.trial} .* stalled ", shown)
+    table.close(machine)
+
+
+def test_a_worker_that_makes_no_progress_is_told_once_in_plain_lines(good):
+    lines = good[: len(good) // 2]
+    machine = fold(lines)
+    console, stalls = paper(terminal=False), {}
+    table = Table(machine.spec, console, stalls=lambda: dict(stalls))
+    table.see(lines, machine)
+    before = len(told(console))
+    for seconds in (30.4, 31.4):
+        stalls[2] = Stall("fetch", seconds)
+        table.see([], machine)
+    stalls.clear()
+    table.see([], machine)
+    text = "worker 2 stalled: no progress for 30 seconds in phase 'fetch'; it is replaced after 600 (stall_timeout)"
+    assert told(console)[before:] == [text]

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from hopyard.core.order import build_seed
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
 from hopyard.frameworks import TOOLS, imported, seed_all, tools
+from hopyard.meter import Steps
 from hopyard.ports import EpochEnd, Expecting
 from hopyard.spec import Config, Context, RunSpec
 
@@ -49,6 +50,8 @@ class Built:
 
     trainable: Any
     batch_size: int
+    steps: Steps = field(default_factory=Steps)
+    """Which of its steps were made once, and compile no more."""
 
     @property
     def likeness(self) -> str | None:

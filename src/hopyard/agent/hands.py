@@ -15,6 +15,7 @@ import msgspec
 
 from hopyard.agent.build import Plan, foresee, warm
 from hopyard.agent.keep import Keeper, Said
+from hopyard.agent.progress import Progress
 from hopyard.agent.reach import Network, reach
 from hopyard.agent.work import Worker
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
@@ -22,6 +23,7 @@ from hopyard.data.manifest import Manifest
 from hopyard.frameworks import environment, imported, quiet, tools
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.guard import Guarded
+from hopyard.system.processes import name_threads
 
 if TYPE_CHECKING:
     from hopyard.agent.main import Line
@@ -95,9 +97,10 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card |
     return Hands(Worker(slot, plan, guarded, arena, keeper, fetch), keeper, arena, folder, network)
 
 
-def work(card: Card, line: Line, setup: Setup) -> None:
+def work(card: Card, line: Line, setup: Setup, progress: Progress) -> None:
     """Run units until told to end."""
     slot = card.slot
+    name_threads()
     for name, value in environment(setup.threads).items():
         os.environ.setdefault(name, value)
     try:
@@ -106,13 +109,16 @@ def work(card: Card, line: Line, setup: Setup) -> None:
         line.answer(Unfit(slot, f"{type(error).__name__}: {error}"))
         traceback.print_exc()
         return
+    progress.folder = hands.folder.path
     hands.worker.prepare()
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
     line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), device, **hands.place))
     warm()
     while True:
+        progress.enter("idle")
         message = line.hear()
         if isinstance(message, End):
+            progress.enter("store")
             hands.close()
             return
         for answer in hands.do(message):

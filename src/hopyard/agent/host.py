@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING
 import zmq
 
 from hopyard.agent.board import Board
-from hopyard.agent.parent import adopt_orphans, ended_with
+from hopyard.agent.parent import adopt_orphans
 from hopyard.agent.pipe import Pipe, up
 from hopyard.agent.ports import Ports
 from hopyard.core.cluster import Place
 from hopyard.core.hosting import FeedWord, Host, Shown
 from hopyard.core.messages import Card, End
 from hopyard.core.program_facts import Begin, Ended, Halt, Reserved, Running
-from hopyard.engines.local import story, watched
+from hopyard.engines.local import story
 from hopyard.hosts import address_towards
 from hopyard.scratch import scratch
+from hopyard.system.processes import watched
 
 if TYPE_CHECKING:
     from hopyard.agent.main import Line
@@ -52,9 +53,11 @@ class Hosting:
         card: of this agent.
         line: home.
         order: what is to be hosted.
+        companion: the agent's other child, which stays.
     """
 
-    def __init__(self, card: Card, line: Line, order: Host) -> None:
+    def __init__(self, card: Card, line: Line, order: Host, companion: int) -> None:
+        self._companion = companion
         self._slot = card.slot
         self._line = line
         self._order = order
@@ -87,7 +90,6 @@ class Hosting:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         gpus = tuple(name for name in seen if name.strip() not in ("", "-1"))
         place = Place(self._slot, socket.gethostname(), os.getpid(), self._address, self._ports.numbers, gpus)
-        ended_with(os.getppid(), 0)  # a signal would end this process alone, the end of standard input ends the group
         adopt_orphans()
         self._spawn()
         self._line.answer(Reserved(at=0.0, place=place))
@@ -220,7 +222,7 @@ class Hosting:
             self._stopped_at = 0.0
         elif not self._stopped_at:
             self._stopped_at = now
-        elif now - self._stopped_at > self._order.silence:
+        elif now - self._stopped_at > self._order.heartbeat_timeout:
             seconds = now - self._stopped_at
             self._told = True
             where = f"its process {self._child.pid} on {socket.gethostname()}"
@@ -268,7 +270,7 @@ class Hosting:
     def _end_strays(self) -> None:
         """What the task has started and left behind: it must not talk to the next attempt. Those of this agent's group,
         and those in sessions of their own, whose parent this agent is by now. When these end, their children are."""
-        kept = {os.getpid(), self._ports.store_pid, 0 if self._board is None else self._board.pid}
+        kept = {os.getpid(), self._companion, self._ports.store_pid, 0 if self._board is None else self._board.pid}
         me, group = str(os.getpid()), str(os.getpgrp())
         for _ in range(GENERATIONS):
             found = []

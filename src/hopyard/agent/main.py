@@ -2,11 +2,11 @@
 
 It runs units (`hands.py`), or hosts a task of a program (`host.py`).
 
-Three threads where it runs units. The main one receives a unit, runs it and answers, on a socket of its own, so that no
-answer waits for another thread. A second tells the driver every few seconds that the process lives, also while a unit
-runs. A third seals and stores States. The last two share a second socket under a lock.
+Two threads where it runs units. The main one receives a unit, runs it and answers, on a socket of its own, so that no
+answer waits for another thread. The other seals and stores States, and has a second socket.
 
-Keys come on standard input, first line; its end means that the driver is gone, and the agent with it.
+Keys come on standard input, first line; its end means that the driver is gone, and the agent with it. To see to that,
+and to tell the driver that the agent lives, is the work of a companion process (`companion.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from typing import Any
 import msgspec
 import zmq
 
-from hopyard.agent.parent import die_with_parent
+from hopyard import meter
+from hopyard.agent.companion import accompany
+from hopyard.agent.progress import Progress
 from hopyard.core.hosting import Host
-from hopyard.core.messages import LIMIT, Beat, Card, Hello, Setup, Up, pack, unpack_down
+from hopyard.core.messages import LIMIT, Card, Hello, Setup, Up, pack, unpack_down
 
 
 class Line:
@@ -74,33 +76,23 @@ class Line:
             self._side.close()
         self._context.term()
 
-    def beat(self, slot: int, seconds: float) -> None:
-        """Say now and then that the process lives, from a thread of its own."""
 
-        def run() -> None:
-            pause = threading.Event()
-            while not pause.wait(seconds):
-                self.say(Beat(slot))
-
-        threading.Thread(target=run, name="hopyard-beat", daemon=True).start()
-
-
-def serve(card: Card) -> None:
+def serve(card: Card, progress: Progress) -> None:
     """The life of an agent."""
     line = Line(card)
     try:
         line.answer(Hello(card.slot))
         first = line.hear()
         if isinstance(first, Host):
-            line.beat(card.slot, first.silence / 6)
             from hopyard.agent.host import Hosting
 
-            Hosting(card, line, first).run()
+            progress.enter("idle")  # the task has a process of its own
+            Hosting(card, line, first, progress.companion).run()
         elif isinstance(first, Setup):
-            line.beat(card.slot, first.spec.silence / 6)
             from hopyard.agent.hands import work
 
-            work(card, line, first)
+            meter.count_with(progress)
+            work(card, line, first, progress)
         else:
             raise TypeError(f"the first message is Setup or Host, not {type(first).__name__}")
     finally:
@@ -119,9 +111,10 @@ def main() -> None:
             os._exit(1)
         data += more
     card = msgspec.json.decode(data, type=Card)
-    die_with_parent(os.getppid())
+    progress = Progress()
+    accompany(card, progress)
     try:
-        serve(card)
+        serve(card, progress)
     except Exception:  # noqa: BLE001 - the log is the only place left to say it
         traceback.print_exc()
         sys.stderr.flush()

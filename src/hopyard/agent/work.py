@@ -11,10 +11,11 @@ import socket
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from hopyard import meter
 from hopyard.agent.build import Built, Plan, build, install
 from hopyard.agent.faults import Blame, HostFault, Missing, blame, reading
 from hopyard.agent.keep import Keeper
@@ -27,6 +28,7 @@ from hopyard.data.columns import Columns
 from hopyard.data.feed import PartitionFeed
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import capture, restore, seed_all
+from hopyard.meter import Steps
 from hopyard.ports import Feed, Folding, Store, WholePartition
 from hopyard.spec import Array, Batch, Config, Part, Ref, Sums, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
@@ -120,7 +122,7 @@ class Worker:
             shuffle = shuffle_seed(spec.seed, unit.trial, unit.epoch, partition)
             seed_all(seed)
             feed = PartitionFeed(self._open("train", partition), built.batch_size, shuffle, seed)
-            sums = over(built.trainable, feed, train=True)
+            sums = over(built, feed, train=True)
             if spec.exact is True and (notes := getattr(built.trainable, "notes", ())):
                 raise SpecError(f"exact=True: {notes[0]}")
             finite(sums, f"trial {unit.trial}, epoch {unit.epoch}, partition {partition}")
@@ -131,6 +133,7 @@ class Worker:
             built.end_epoch()
         ref = Ref(unit.trial, step, unit.lease)
         before = time.perf_counter()
+        meter.enter("lay")
         where, stored, size = self._lay(ref, built)
         if where:
             self._keeper.keep(ref, where, always)
@@ -159,7 +162,7 @@ class Worker:
             seed = validation_seed(self._plan.spec.seed, unit.trial, unit.epoch, partition)
             seed_all(seed)
             feed = PartitionFeed(self._open("validate", partition), built.batch_size, None, seed)
-            sums = over(built.trainable, feed, train=False)
+            sums = over(built, feed, train=False)
             parts.append(Part(partition, packed(sums), _seconds(start)))
         return [
             Done(
@@ -175,6 +178,7 @@ class Worker:
 
     def _fold(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
         built = self._at_hand(unit.trial) or self._build(unit.trial, config, first=False)
+        meter.enter("validate")
         values = {}
         for name, (total, rows) in (unit.totals or {}).items():
             if not isinstance(built.trainable, Folding):
@@ -195,6 +199,7 @@ class Worker:
         notes: tuple[str, ...] = ()
         blamed = Blame("user")
         try:
+            meter.enter("build")
             built = build(self._plan, trial, config)
             batch = self._one("train", built.batch_size)
             limits = self._plan.manifest.label_range
@@ -203,10 +208,13 @@ class Worker:
                 return Checked(at=0.0, slot=self.slot, trial=trial, faults=(found,), names=())
             first = encode(capture(built.trainable))
             seed_all(0)
+            meter.enter("compile")
             sums = gather([built.trainable.train(batch)])
+            meter.advance()
             trained = encode(capture(built.trainable))
             if spec.validation:
                 batch = self._one("validate", built.batch_size)
+                meter.enter("compile")
                 report = gather([built.trainable.evaluate(batch)])
                 sums |= {f"val_{name}": total for name, total in report.items()}
                 if encode(capture(built.trainable)) != trained:
@@ -252,8 +260,10 @@ class Worker:
 
     def _repeats(self, built: Built, trained: bytes | bytearray) -> str:
         """What is wrong when the step that gave `trained` gives something else from the same State, batch and seed."""
+        batch = self._one("train", built.batch_size)
         seed_all(0)
-        built.trainable.train(self._one("train", built.batch_size))
+        meter.enter("compile")
+        built.trainable.train(batch)
         if encode(capture(built.trainable)) == trained:
             return ""
         return (
@@ -282,6 +292,7 @@ class Worker:
             return built, 0.0, 0
         self._holds.pop(key, None)
         begin = time.perf_counter()
+        meter.enter("fetch")
         moved = self._bytes[key] = self._load(unit, built)
         self._bound()
         self._holds[key] = unit.start
@@ -331,11 +342,13 @@ class Worker:
                 break
         buffer = bytearray(layout.total)
         layout.write(buffer)
+        meter.enter("store")
         return "", [self._keeper.flush(ref, memoryview(buffer))], layout.total
 
     def _build(self, trial: int, config: Config, first: bool) -> Built:
         """The trial's model: newly built, or one that is like it and is built (and compiled) already. `first`: with the
         State of a fresh build; else with any State."""
+        meter.enter("build")
         fresh = build(self._plan, trial, config)
         key = fresh.likeness or f"trial {trial}"
         self._known[trial] = key, fresh.batch_size
@@ -348,7 +361,8 @@ class Worker:
             restore(held.trainable, capture(fresh.trainable))
         self._built.move_to_end(key)
         self._bound()
-        return Built((held or fresh).trainable, fresh.batch_size)
+        chosen = held or fresh
+        return Built(chosen.trainable, fresh.batch_size, chosen.steps)
 
     def _at_hand(self, trial: int) -> Built | None:
         """The trial's model, if it is built already; it holds any State."""
@@ -356,7 +370,7 @@ class Worker:
         if key not in self._built:
             return None
         self._built.move_to_end(key)
-        return Built(self._built[key].trainable, size)
+        return Built(self._built[key].trainable, size, self._built[key].steps)
 
     def _forget(self, trial: int) -> None:
         """The trial's model holds no State any more."""
@@ -372,6 +386,7 @@ class Worker:
             self._bytes.pop(oldest, None)
 
     def _open(self, kind: Literal["train", "validate"], partition: int) -> Columns:
+        meter.enter("fetch")
         with reading(f"{kind} partition {partition}", socket.gethostname()):
             return open_partition(self._plan.manifest, kind, partition)
 
@@ -409,11 +424,31 @@ def _copied(built: Built, held: Taken) -> bool:
 _RUN = {"train": Worker._train, "validate": Worker._validate, "fold": Worker._fold}
 
 
-def over(trainable: Any, feed: Feed, train: bool) -> Sums:
+class _Counted:
+    """A feed whose batches count as progress of the model that iterates over it."""
+
+    def __init__(self, feed: Feed, steps: Steps, phase: str) -> None:
+        self.rows, self.sizes, self.columns, self.order, self.seed = (
+            feed.rows,
+            feed.sizes,
+            feed.columns,
+            feed.order,
+            feed.seed,
+        )
+        self._feed, self._steps, self._phase = feed, steps, phase
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._steps.over(self._feed, self._phase)
+
+
+def over(built: Built, feed: Feed, train: bool) -> Sums:
     """Go over a partition: the model's own way if it has one, else batch by batch.
 
     Sums of several batches are added exactly (`math.fsum`), so their order does not matter.
     """
+    phase = "train" if train else "validate"
+    meter.enter(phase)
+    trainable, feed = built.trainable, _Counted(feed, built.steps, phase)
     if isinstance(trainable, WholePartition):
         return trainable.train_partition(feed) if train else trainable.evaluate_partition(feed)
     step = trainable.train if train else trainable.evaluate

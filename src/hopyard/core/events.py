@@ -20,7 +20,7 @@ import msgspec
 
 from hopyard.checks import escaped_tree
 from hopyard.errors import JournalError
-from hopyard.spec import FORMAT, Config, Fault, Kind, Part, Ref, RunSpec, Unit
+from hopyard.spec import FORMAT, Config, Fault, Kind, Part, Ref, RunSpec, Timeouts, Unit
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=True, gc=False):
@@ -155,7 +155,8 @@ class Left(Fact, frozen=True):
 
 
 class Tick(Fact, frozen=True):
-    """Time passed, and a deadline with it."""
+    """Time passed, and a deadline with it (`unit_timeout`). The slots that it ends are named by the `Lost` that follow
+    it: journals written when deadlines were guessed fold to the same state by these."""
 
 
 class Resumed(Fact, frozen=True):
@@ -165,6 +166,8 @@ class Resumed(Fact, frozen=True):
     mark: str = ""
     """As of Began."""
     directory: str = ""
+    timeouts: Timeouts | None = None
+    """As of now; None: as they were."""
     gone: tuple[Ref, ...] = ()
     """Durable States that are in the store no longer: another run, or somebody, has deleted them."""
 

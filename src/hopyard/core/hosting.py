@@ -22,8 +22,8 @@ class Host(HostMessage, frozen=True):
     """cloudpickle of (main, args), or of (source, name, arguments) of a script."""
     script: bool
     directory: str
-    silence: float
-    """Seconds after which what says nothing is lost; agents beat six times as often."""
+    heartbeat_timeout: float
+    """Seconds after which a process that was stopped is lost."""
     token: str
     """Lets rows in."""
     home: str

@@ -3,8 +3,9 @@
 A unit that is given out gets a lease, a number that is never used again. An answer counts only while its lease
 stands; whatever else arrives (the slot was slow, stopped, thought dead, replaced) is fenced off by its number.
 
-A deadline belongs to the slot, not to the lease: a slot that hangs in a unit which no longer counts, or in a check,
-is of no use either. Time is not read here: it arrives with the events.
+Where the user has set `unit_timeout`, a unit has a deadline too. It belongs to the slot, not to the lease: a slot that
+is busy with a unit which no longer counts is of no use either. Whether a slot makes progress is told elsewhere
+(`liveness`). Time is not read here: it arrives with the events.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class Leases:
     def __len__(self) -> int:
         return len(self._standing)
 
-    def grant(self, line: Dispatch, deadline: float) -> None:
-        """A slot works on a unit (which carries the lease's number) until `deadline`, seconds since the epoch."""
-        lease = line.unit.lease
+    def grant(self, line: Dispatch, deadline: float | None = None) -> None:
+        """A slot works on a unit (which carries the lease's number), until `deadline` if there is one, in seconds since
+        the epoch."""
+        lease, slot = line.unit.lease, line.slot
         self.last = lease
         self._standing[lease] = line
-        self.watch(line.slot, deadline)
-
-    def watch(self, slot: int, deadline: float) -> None:
-        """The slot must answer until `deadline`."""
+        if deadline is None:
+            self._until.pop(slot, None)
+            return
         self._until[slot] = deadline
         if deadline < self._queued.get(slot, math.inf):
             self._queued[slot] = deadline

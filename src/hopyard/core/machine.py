@@ -25,6 +25,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+import msgspec
+
 from hopyard.core import chain, faults
 from hopyard.core.board import Board
 from hopyard.core.books import EpochBook, SlotBook, StateBook, TrialBook
@@ -245,7 +247,6 @@ class Machine:
         slot.busy, slot.used = -1, True
         self._board.take(slot)
         self._checking = line.slot, line.trial
-        self.leases.watch(line.slot, line.at + self.spec.deadline_first)
 
     def _checked(self, event: Checked) -> None:
         if self._checking != (event.slot, event.trial):
@@ -293,13 +294,8 @@ class Machine:
         self._board.take(slot)
         if trial.alone == unit.kind:
             trial.refuge = slot.id
-        spec = self.spec
-        each = trial.seconds if unit.kind == "train" else trial.check_seconds or trial.seconds
-        if each:
-            allowed = max(spec.deadline_least, spec.deadline_factor * each * len(unit.partitions))
-        else:
-            allowed = spec.deadline_first
-        self.leases.grant(line, line.at + allowed)
+        allowed = self.spec.timeouts.unit_timeout
+        self.leases.grant(line, None if allowed is None else line.at + allowed)
         if unit.kind == "train":
             trial.lease = unit.lease
             trial.stamp += 1
@@ -526,7 +522,7 @@ class Machine:
         self._gone(event.slot, event.reason, event.fault if isinstance(event, Lost) else "data")
 
     def _tick(self, event: Tick) -> None:
-        reason = "its unit took longer than its deadline"
+        reason = f"its unit took longer than unit_timeout={self.spec.timeouts.unit_timeout} seconds"
         for number in self.leases.expired(event.at):
             self._replace(number, reason)
         for trial in self._waits.over(event.at):
@@ -572,6 +568,8 @@ class Machine:
             self._refuse(trial, "system", [text])
 
     def _resumed(self, event: Resumed) -> None:
+        if event.timeouts is not None:
+            self.spec = msgspec.structs.replace(self.spec, timeouts=event.timeouts)
         units = [unit for _, unit in self.leases.standing().values()]
         self.leases.clear()
         self.slots.clear()

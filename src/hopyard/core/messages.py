@@ -8,7 +8,7 @@ that is to host a program hears `Host` in the place of `Setup`, and then what `h
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -32,6 +32,8 @@ class Card(msgspec.Struct, frozen=True):
     server_key: str
     public_key: str
     secret_key: str
+    beat: float = 2.5
+    """Seconds between heartbeats."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type", gc=False):
@@ -69,9 +71,17 @@ class Unfit(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Up: the agent lives."""
+    """Up, from an agent's companion: the agent lives, and has come so far. It may be lost: the next one tells more."""
 
     slot: int
+    advanced: int = 0
+    """Batches finished, bytes read, and changes of phase so far."""
+    phase: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Index into `liveness.PHASES`."""
+    cpu_seconds: float = 0.0
+    """Of the training thread, compilers and child processes, while a model is built or compiled."""
+    taken: int = 0
+    """The highest number of a message from the driver that the agent took."""
 
 
 class NoRoom(Message, frozen=True):

@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 import platformdirs
 
+from hopyard import meter
 from hopyard.data.columns import Array, Columns, pack
 from hopyard.data.fetch import fetch
 from hopyard.data.folder import Folder, reaching
@@ -123,13 +124,27 @@ def adopt(root: Path, key: str, directory: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def making(root: Path, key: str) -> Iterator[None]:
-    """Only one process at a time makes or evicts `key`."""
-    file = _lock(root, f"{key}.make", fcntl.LOCK_EX)
-    assert file is not None
+    """Only one process at a time makes or evicts `key`. Who waits advances as the one does that makes it."""
+    pause, seen = 0.01, 0
+    while (file := _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+        if pause == 0.5 and (size := _written(root, key)) != seen:
+            seen = size
+            meter.advance()
     try:
         yield
     finally:
         os.close(file)
+
+
+def _written(root: Path, key: str) -> int:
+    """Bytes that the maker of an entry has written so far."""
+    found = 0
+    for path in root.glob(f".tmp-{key}-*/**/*"):
+        with suppress(OSError):
+            found += path.stat().st_size
+    return found
 
 
 @contextmanager

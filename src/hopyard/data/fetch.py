@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
+from hopyard import meter
 from hopyard.data.assign import Kind
 from hopyard.data.columns import Array
 from hopyard.data.encoder import Vocabulary
@@ -59,6 +60,7 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
             for *raw, names in arrays:
                 sorter.take(raw, names)
         for block in sorter.blocks():
+            meter.advance()
             for number, (array, file) in enumerate(zip(block, files, strict=True)):
                 file.append(np.ascontiguousarray(finisher(number, array)))
         for file in files:
@@ -126,6 +128,7 @@ def _arrays(manifest: Manifest, index: Index, run: int, kinds: list[ArrayInfo]) 
     with closing(ahead(_read(Folder(url), pieces))) as read:
         for (segment, rows, _, _), data in read:
             left = left or segment.rows(run)
+            meter.advance(len(data))
             hasher.update(data)
             yield views(kinds, rows, np.frombuffer(data, np.uint8))
             left -= rows

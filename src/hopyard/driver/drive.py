@@ -30,7 +30,7 @@ from hopyard.driver.wire import Direct, Link, Router
 from hopyard.engines.local import cores
 from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.ports import Engine, Store
-from hopyard.spec import Encrypt, RunSpec
+from hopyard.spec import Encrypt, RunSpec, Timeouts
 from hopyard.store import summary
 from hopyard.store.arena import Folder, memory_root, sweep
 from hopyard.store.bulk_server import Server, secured
@@ -71,8 +71,8 @@ ROOM = 1 << 20
 IDLE = 30.0
 """Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
 
-LINKS: dict[str, Callable[[Engine, Callable[[str], Setup], Layout, float], Link]] = {
-    "inline": lambda engine, setup, layout, silence: Direct(setup),
+LINKS: dict[str, Callable[[Engine, Callable[[str], Setup], Layout, Timeouts], Link]] = {
+    "inline": lambda engine, setup, layout, timeouts: Direct(setup),
 }
 """Engine → its link; the others dial home through a Router."""
 
@@ -92,6 +92,8 @@ class Drive:
     earlier: Earlier | None = None
     """What earlier drivers of the run did; None: it is a new one."""
     encrypt: Encrypt = "between hosts"
+    timeouts: Timeouts | None = None
+    """Other than the run has so far."""
 
 
 def drive(it: Drive, wait: bool) -> Run:
@@ -169,7 +171,14 @@ def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
             "data": it.manifest.digest,
         }
         first = (
-            Resumed(at=clock.now(), fingerprint=known, mark=it.states.mark, directory=here(layout), gone=it.states.gone)
+            Resumed(
+                at=clock.now(),
+                fingerprint=known,
+                mark=it.states.mark,
+                directory=here(layout),
+                timeouts=it.timeouts,
+                gone=it.states.gone,
+            )
             if it.earlier is not None
             else Began(at=clock.now(), spec=spec, fingerprint=known, mark=it.states.mark, directory=here(layout))
         )
@@ -180,16 +189,16 @@ def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
         def setup(device: str) -> Setup:
             return Setup(spec, recipe, manifest, it.states.store, str(root), token, it.engine.threads, device, bulk)
 
-        make = LINKS.get(it.engine.name, _router)
+        link = LINKS.get(it.engine.name, _router)(it.engine, setup, layout, it.timeouts or spec.timeouts)
         loop = Loop(
             machine,
             journal,
-            make(it.engine, setup, layout, spec.silence),
+            link,
             store,
             sampler,
             it.engine.workers,
             layout.log,
-            _views(spec),
+            _views(spec, link),
             first,
             earlier,
             folder.path,
@@ -263,11 +272,11 @@ def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> Bu
     return Bulk(server.address, token, certificate, it.encrypt)
 
 
-def _router(engine: Engine, setup: Callable[[str], Setup], layout: Layout, silence: float) -> Link:
-    return Router(engine, setup, layout.log, silence)
+def _router(engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts) -> Link:
+    return Router(engine, setup, layout.log, timeouts.heartbeat_timeout, timeouts.stall_timeout)
 
 
-def _views(spec: RunSpec) -> Sequence[View]:
+def _views(spec: RunSpec, link: Link) -> Sequence[View]:
     from hopyard.views.table import Table
 
-    return [Table(spec)]
+    return [Table(spec, stalls=link.stalls)]

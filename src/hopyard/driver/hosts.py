@@ -46,8 +46,6 @@ from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
 
-SILENCE = 15.0
-"""Seconds after which an agent, or a process that was stopped, is lost."""
 TICK = 0.2
 """Seconds between ticks, which deadlines need; they are not journaled."""
 
@@ -185,7 +183,8 @@ class Hosts:
 
     def _run(self) -> None:
         try:
-            self._link = Router(self._engine, lambda device: self._order, self._layout.log, SILENCE)
+            timeout = self._order.heartbeat_timeout
+            self._link = Router(self._engine, lambda device: self._order, self._layout.log, timeout)
             self.opened.set()
             self._waiting: list[tuple[float, Callable[[], None]]] = []
             self._over = False

@@ -24,12 +24,13 @@ from hopyard.core.program import ProgramMachine
 from hopyard.core.program_facts import ProgramSpec, fitted, spec_of
 from hopyard.driver.directory import claimed, freed_on_error, room
 from hopyard.driver.feeds import Feeding
-from hopyard.driver.hosts import SILENCE, Hosts, token
+from hopyard.driver.hosts import Hosts, token
 from hopyard.driver.program import Program, end_all, forget, remember
 from hopyard.driver.ship import PYTHON, dump
 from hopyard.engines.local import Local
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.ports import Engine
+from hopyard.spec import Timeouts
 from hopyard.store.journal import retire, sweep_temporary
 from hopyard.store.layout import Layout
 
@@ -58,6 +59,7 @@ def launch(
     lend: bool = False,
     grace: float = 5.0,
     start_timeout: float | None = None,
+    heartbeat_timeout: float = 15.0,
 ) -> Program:
     """Run somebody's distributed program: any TensorFlow program (parameter servers, chief, workers, evaluator), any
     torchrun program, any `jax.distributed` program.
@@ -91,6 +93,7 @@ def launch(
         grace: seconds that tasks have to end by themselves when the program is over.
         start_timeout: seconds until there must be a slot for each task, and until each must have begun; default: the
             engine's, or 120.
+        heartbeat_timeout: seconds after which an agent that says nothing, or a process that was stopped, is lost.
 
     Returns:
         Program: `.wait()`, `.feed(rows)`, `.infer(rows)`, `.status()`, `.logs()`, `.stop()`; at once, while it starts.
@@ -125,6 +128,7 @@ def launch(
     environment = _strings(env)
     if transport not in ("auto", None):
         raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
+    timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
     chosen = _engine(engine, spec)
     if keras3.foreseen(Path(str(main)) if script else main, {**getattr(chosen, "env", {}), **environment}):
         log.warning("%s: %s", spec.name, keras3.SENTENCE)
@@ -140,7 +144,7 @@ def launch(
             main=cargo,
             script=script,
             directory=str(layout.root.absolute()),
-            silence=SILENCE,
+            heartbeat_timeout=timeouts.heartbeat_timeout,
             token=key,
             home="",
             apart=False,

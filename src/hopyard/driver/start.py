@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
-from hopyard.spec import Config, Encrypt, Hopper, RunSpec
+from hopyard.spec import Config, Encrypt, Hopper, RunSpec, Timeouts
 from hopyard.store.journal import Lock, read, retire, retired, sweep_temporary, write_whole
 from hopyard.store.layout import Layout, find
 
@@ -58,8 +59,7 @@ class Order:
     exact: bool | Literal["warn"]
     store: str | None
     encrypt: Encrypt = "between hosts"
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of RunSpec that no argument sets: deadlines, silence, strikes."""
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 def select(
@@ -80,6 +80,9 @@ def select(
     exact: bool | Literal["warn"] = "warn",
     wait: bool = True,
     encrypt: Encrypt = "between hosts",
+    heartbeat_timeout: float = 15.0,
+    stall_timeout: float = 600.0,
+    unit_timeout: float | None = None,
 ) -> Run:
     """Train many configurations of a recipe on a data set; find the best.
 
@@ -105,6 +108,13 @@ def select(
         encrypt: whether States that go by network are encrypted (TLS 1.3); messages always are. "between hosts":
             unless they stay on one host. True: always. False: never; the network can then read them, and change them
             on their way. (On one host nearly all go by shared memory, and nothing changes.)
+        heartbeat_timeout: seconds without a heartbeat after which a worker is lost: its process was stopped, or its
+            host is gone. A worker that ended is noticed at once.
+        stall_timeout: seconds without progress after which a worker is lost. Progress is a batch that is finished,
+            bytes that are read, a change of phase; while a model is built or compiled, processor time as well.
+        unit_timeout: seconds that one unit may take, whatever progress it makes; None: any number. A worker that is
+            lost in one of these ways is replaced, and its unit done again; a unit that loses three ends its trial. With
+            hy.Inline() none of the three means anything.
 
     Returns:
         Run: `.best`, `.trials`, `.to_pandas()`, `.gantt(path)`.
@@ -129,6 +139,7 @@ def select(
         exact,
         None if store is None else str(store),
         encrypt,
+        Timeouts(heartbeat_timeout=heartbeat_timeout, stall_timeout=stall_timeout, unit_timeout=unit_timeout),
     )
     return begin(order, directory, resume, wait)
 
@@ -150,6 +161,9 @@ def fit(
     exact: bool | Literal["warn"] = "warn",
     wait: bool = True,
     encrypt: Encrypt = "between hosts",
+    heartbeat_timeout: float = 15.0,
+    stall_timeout: float = 600.0,
+    unit_timeout: float | None = None,
 ) -> Run:
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last."""
     if not isinstance(config, dict):
@@ -158,29 +172,53 @@ def fit(
         raise SpecError(f'mode = None: metric = {metric!r} needs "min" or "max", which of its values is the best')
     search = Configs([config])
     cargo = Cargo(recipe, data, None, search, _engine(engine))
-    chosen = Hopper() if parallel is None else parallel
     order = Order(
-        cargo, epochs, metric, mode or "min", chosen, seed, exact, None if store is None else str(store), encrypt
+        cargo,
+        epochs,
+        metric,
+        mode or "min",
+        Hopper() if parallel is None else parallel,
+        seed,
+        exact,
+        None if store is None else str(store),
+        encrypt,
+        Timeouts(heartbeat_timeout=heartbeat_timeout, stall_timeout=stall_timeout, unit_timeout=unit_timeout),
     )
     return begin(order, directory, resume, wait)
 
 
-def resume(run_directory: str | Path, *, engine: Engine | None = None, wait: bool = True) -> Run:
+def resume(
+    run_directory: str | Path,
+    *,
+    engine: Engine | None = None,
+    wait: bool = True,
+    heartbeat_timeout: float | None = None,
+    stall_timeout: float | None = None,
+    unit_timeout: float | None = None,
+) -> Run:
     """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with.
 
     Args:
         run_directory: its directory, or its name under `runs/`.
         engine: another than it was started with.
         wait: as for `select`.
+        heartbeat_timeout, stall_timeout, unit_timeout: as for `select`; None: as they were. unit_timeout=math.inf: from
+            now on a unit may take as long as it likes.
 
     Raises:
+        SpecError: a timeout is not allowed.
         RunDirectoryError: no run there, in use by a live driver, or started by another Python version.
         JournalError: the journal is damaged, or of a newer version.
     """
+    given = {"heartbeat_timeout": heartbeat_timeout, "stall_timeout": stall_timeout, "unit_timeout": unit_timeout}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if unit_timeout == math.inf:
+        changes["unit_timeout"] = None
+    Timeouts(**changes)
     layout = find(run_directory)
     lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return _go_on(layout, lock, engine, wait)
+        return _go_on(layout, lock, engine, wait, changes)
 
 
 def _go_on(
@@ -188,6 +226,7 @@ def _go_on(
     lock: Lock,
     engine: Engine | None,
     wait: bool,
+    changes: Mapping[str, Any],
     data: tuple[Dataset, Manifest] | None = None,
     recovered: tuple[Machine, Earlier] | None = None,
 ) -> Run:
@@ -195,6 +234,7 @@ def _go_on(
 
     Args:
         layout, lock, engine, wait: as everywhere here.
+        changes: fields of its Timeouts that are others from now on.
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
         recovered: what `recover` gives, where the journal was read already.
     """
@@ -213,8 +253,22 @@ def _go_on(
         if data is not None:
             cargo = _on(layout, cargo, *data)
         states = take_over(layout, about, machine, earlier)
-    ready = Drive(layout, lock, chosen, cargo, manifest, machine, states, earlier, encrypt=about.encrypt)
-    return drive(ready, wait)
+    timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes)
+    return drive(
+        Drive(
+            layout,
+            lock,
+            chosen,
+            cargo,
+            manifest,
+            machine,
+            states,
+            earlier,
+            encrypt=about.encrypt,
+            timeouts=None if timeouts == machine.spec.timeouts else timeouts,
+        ),
+        wait,
+    )
 
 
 def _compare_threads(layout: Layout, about: About, engine: Engine, exact: bool | Literal["warn"]) -> None:
@@ -291,7 +345,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
         void_epochs=True,
         group=group if isinstance(group, int) else 0,
         group_seconds=0.0 if group == "off" else 1.0,
-        **order.limits,
+        timeouts=order.timeouts,
     )
     freight = dump(cargo, WHOLE) if _pickles(cargo) else b""
     with claimed(directory) as (layout, lock):
@@ -400,7 +454,8 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
             f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
             "with what it was started with"
         )
-    return _go_on(layout, lock, cargo.engine, wait, (cargo.data, manifest), recovered)
+    timeouts = msgspec.structs.asdict(order.timeouts)
+    return _go_on(layout, lock, cargo.engine, wait, timeouts, (cargo.data, manifest), recovered)
 
 
 def _absolute(store: str | None) -> str | None:

@@ -122,7 +122,7 @@ class Trial:
         if columns.targets is None and self._shelf().plan.manifest.targets:
             raise SpecError(f"evaluate: the data lacks the label ({', '.join(self._shelf().plan.manifest.targets)})")
         with undisturbed():
-            sums = over(built.trainable, PartitionFeed(columns, built.batch_size), train=False)
+            sums = over(built, PartitionFeed(columns, built.batch_size), train=False)
         loss, rows = sums.get("loss", (0.0, 1.0))
         if not isinstance(loss, list) and not (rows and math.isfinite(loss)):
             return dict.fromkeys(sums, math.nan)

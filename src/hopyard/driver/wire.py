@@ -25,6 +25,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from hopyard.agent.build import undisturbed
 from hopyard.agent.hands import Hands, assemble, fingerprint
 from hopyard.core.hosting import Host
+from hopyard.core.liveness import PHASES, SHOWN, Sample, Stall, Watch
 from hopyard.core.messages import (
     LIMIT,
     Beat,
@@ -50,11 +51,15 @@ from hopyard.spec import FORMAT
 log = logging.getLogger(__name__)
 
 GRACE = 120.0
-"""Seconds that a new agent may take, beyond the usual silence, until it dials."""
+"""Seconds that a new agent may take, beyond `heartbeat_timeout`, until it dials."""
+BEATS = 6
+"""Heartbeats in `heartbeat_timeout`, and in `stall_timeout`, at least."""
+BEAT_SECONDS = 2.5
+"""Between heartbeats, at most: a worker that hangs is found within two of them."""
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """A slot ended, said by its engine or by its silence."""
+    """A slot ended: its engine says so, or it is silent, or it makes no progress."""
 
     slot: int
     reason: str
@@ -85,6 +90,10 @@ class Link(Protocol):
         """Seconds since last asked in which this process did not run (stopped, or the machine was): nobody's fault."""
         ...
 
+    def stalls(self) -> dict[int, Stall]:
+        """Slots of which people should know that they make no progress."""
+        ...
+
     def close(self) -> None:
         """Tell all to end, see that they do."""
         ...
@@ -97,7 +106,8 @@ class Router:
         engine: brings agents up.
         setup: slot's device → what each agent is told once: of a run, or of a program.
         log_of: slot → its log.
-        silence: seconds after which an agent that says nothing is lost.
+        heartbeat_timeout: seconds after which an agent that says nothing is lost.
+        stall_timeout: seconds after which one that makes no progress is lost; None: it need not make any.
     """
 
     def __init__(
@@ -105,10 +115,15 @@ class Router:
         engine: Engine,
         setup: Callable[[str], Setup | Host],
         log_of: Callable[[int], Path],
-        silence: float,
+        heartbeat_timeout: float,
+        stall_timeout: float | None = None,
     ) -> None:
         self._setup = setup
-        self._silence = silence
+        self._heartbeat_timeout = heartbeat_timeout
+        self._stall_timeout = stall_timeout
+        beat = min(
+            heartbeat_timeout / BEATS, BEAT_SECONDS, math.inf if stall_timeout is None else stall_timeout / BEATS
+        )
         self._context = zmq.Context()
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
@@ -129,13 +144,14 @@ class Router:
 
             def card(slot: int) -> bytes:
                 keys = server_public.decode(), public.decode(), secret.decode()
-                return msgspec.json.encode(Card(slot, f"tcp://{joined(host, port)}", *keys)) + b"\n"
+                return msgspec.json.encode(Card(slot, f"tcp://{joined(host, port)}", *keys, beat=beat)) + b"\n"
 
             self._crew: Crew = engine.open(Home(card, log_of))
         except BaseException:
             self._hang_up()
             raise
         self._heard: dict[int, float] = {}
+        self._watches: dict[int, Watch] = {}
         self._checked = time.monotonic()
         self._lag = 0.0
 
@@ -147,11 +163,12 @@ class Router:
     def start(self, slot: int) -> None:
         """Bring up an agent."""
         self._heard[slot] = time.monotonic() + GRACE
+        self._watches[slot] = Watch(time.monotonic())
         self._crew.start(slot)
 
     def end(self, slot: int) -> None:
         """End an agent; what it still said is not heard any more."""
-        self._heard.pop(slot, None)
+        self._forget(slot)
         self._crew.end(slot)
 
     def send(self, slot: int, message: Down) -> None:
@@ -166,7 +183,7 @@ class Router:
         poller.register(self._router, zmq.POLLIN)
         for file in self._crew.watch():
             poller.register(file, zmq.POLLIN)
-        wait = max(0.0, min(seconds, self._silence / 4))
+        wait = max(0.0, min(seconds, self._heartbeat_timeout / 4))
         poller.poll(math.ceil(wait * 1000))
         heard: list[Up | Gone] = []
         while (message := self._hear()) is not None:
@@ -179,20 +196,41 @@ class Router:
             lost = []  # it says so again next time
         now = time.monotonic()
         for slot, reason in lost:
-            self._heard.pop(slot, None)
+            self._forget(slot)
             heard.append(Gone(slot, reason, isinstance(reason, OutOfMemory)))
         lag = now - self._checked - wait
-        if lag > self._silence / 2:  # this process itself did not run: nobody else is to blame
+        if lag > self._heartbeat_timeout / 2:  # this process itself did not run: nobody else is to blame
             self._lag += lag
             self._heard = dict.fromkeys(self._heard, now)
+            for watch in self._watches.values():
+                watch.excuse(now)
         self._checked = now
+        heard += self._given_up(now)
+        return [message for message in heard if not isinstance(message, (Beat, Hello))]
+
+    def _given_up(self, now: float) -> list[Gone]:
+        """Slots that are silent, or make no progress."""
+        found = []
         for slot, last in list(self._heard.items()):
             if self._crew.waits(slot):
                 self._heard[slot] = now + GRACE
-            elif now - last > self._silence:
-                del self._heard[slot]
-                heard.append(Gone(slot, f"said nothing for {now - last:.0f} seconds"))
-        return [message for message in heard if not isinstance(message, (Beat, Hello))]
+            elif now - last > self._heartbeat_timeout:
+                text = f"said nothing for {now - last:.0f} seconds (heartbeat_timeout={self._heartbeat_timeout:g})"
+                found.append(Gone(slot, text))
+            elif self._stall_timeout is not None and (reason := self._watches[slot].hung(self._stall_timeout)):
+                found.append(Gone(slot, reason))
+        for gone in found:
+            self._forget(gone.slot)
+        return found
+
+    def _forget(self, slot: int) -> None:
+        self._heard.pop(slot, None)
+        self._watches.pop(slot, None)
+
+    def stalls(self) -> dict[int, Stall]:
+        """Those that are past `liveness.SHOWN`."""
+        found = {slot: watch.stall for slot, watch in self._watches.items()}
+        return {slot: stall for slot, stall in found.items() if stall.seconds >= SHOWN}
 
     def _hear(self) -> Up | None:
         while True:
@@ -216,7 +254,13 @@ class Router:
                 continue
             if isinstance(message, Hello):
                 self.send(message.slot, self._setup(self._crew.device(message.slot)))
-            self._heard[message.slot] = time.monotonic()
+            self._heard[message.slot] = now = time.monotonic()
+            if isinstance(message, Beat):
+                if not message.phase < len(PHASES):
+                    log.warning("dropped a heartbeat of slot %d: it has no phase %d", message.slot, message.phase)
+                    continue
+                sample = Sample(now, message.advanced, PHASES[message.phase], message.cpu_seconds)
+                self._watches[message.slot].see(sample)
             return message
 
     def paused(self) -> float:
@@ -321,6 +365,10 @@ class Direct:
     def paused(self) -> float:
         """Nobody waits for anybody here."""
         return 0.0
+
+    def stalls(self) -> dict[int, Stall]:
+        """Nobody looks at a worker while it works."""
+        return {}
 
     def close(self) -> None:
         """Store what is an epoch's end, give shared memory back."""

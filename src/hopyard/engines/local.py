@@ -1,13 +1,14 @@
 """Agents as plain processes of this host.
 
-Each is started as `python -m hopyard.agent` with its card on standard input, which stays open: its end tells the agent
-that the driver is gone, whatever way it went. What an agent prints goes to its log.
+Each is started as `python -m hopyard.agent` with its card on standard input, which stays open: its end tells the
+agent's companion that the driver is gone, whatever way it went. What an agent prints goes to its log.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,11 +22,14 @@ from hopyard.engines.oom import Kills
 from hopyard.errors import ResourceError, SpecError
 from hopyard.hosts import LOOPBACK
 from hopyard.ports import Crew, Home, OutOfMemory
+from hopyard.system.processes import watched
 
 AGENT = (sys.executable, "-P", "-m", "hopyard.agent")
 """How an agent is started. Without -P, Python would look for modules in the current folder first, where this process
 may not look at all: a file `queue.py` there would be imported in the place of Python's own."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+COMPANION_SECONDS = 1.0
+"""For an agent's companion to end after it."""
 
 
 def python_path() -> str:
@@ -119,8 +123,7 @@ class Local:
 
 
 class Processes:
-    """The processes of one run. Owner: the driver's loop, whose thread must live as long as they do: Linux ends a child
-    that asked for it (PR_SET_PDEATHSIG) when the *thread* that started it ends."""
+    """The processes of one run. Owner: the driver's loop."""
 
     def __init__(self, engine: Local, home: Home) -> None:
         self._engine = engine
@@ -240,6 +243,9 @@ class Processes:
     @staticmethod
     def _forget(process: subprocess.Popen[bytes], file: int) -> None:
         if process.stdin is not None:
+            ends = select.poll()
+            ends.register(process.stdin, 0)
+            ends.poll(COMPANION_SECONDS * 1000)  # the companion, which alone can read from it, ends by itself
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
         if file >= 0:
@@ -250,14 +256,6 @@ def _group_killed(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def watched(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where there is none to be had."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
 
 
 def story(code: int) -> str:

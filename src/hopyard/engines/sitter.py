@@ -30,8 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hopyard.engines.local import AGENT, THREADS, python_path, story, watched
+from hopyard.engines.local import AGENT, THREADS, python_path, story
 from hopyard.hosts import java_above
+from hopyard.system.processes import watched
 
 DIAL_SECONDS = 10.0
 """After which an executor cannot reach the driver."""

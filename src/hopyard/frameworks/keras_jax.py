@@ -6,6 +6,7 @@ stay on the device from the first batch of a partition to its last.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,8 @@ import jax
 import keras
 import numpy as np
 
-from hopyard.frameworks.keras_rows import Rows
+from hopyard.frameworks.keras_rows import Pace, Rows, leaves
+from hopyard.meter import Steps
 
 
 def buffers(model: keras.Model) -> list[Any]:
@@ -36,6 +38,8 @@ class Loop:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
+        self._meter = Steps()
+        self._pace = Pace()
         self.traces = 0
         self.notes: list[str] = []
         self._train, self._test = self._traced(model.train_step), self._traced(model.test_step)
@@ -54,16 +58,16 @@ class Loop:
             model.metrics_variables,
         ]
         if each is None:
-            self._over(self._train, groups, rows.batches())
+            self._over("train", self._train, groups, rows.batches())
             return
         for batch in rows.batches():
-            each(partial(self._over, self._train, groups, [batch]))
+            each(partial(self._over, "train", self._train, groups, [batch]))
 
     def evaluate(self, rows: Rows) -> None:
         """Loss and metrics over the rows, left in the variables of the metrics."""
         model = self._model
         groups = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
-        self._over(self._test, groups, rows.batches())
+        self._over("validate", self._test, groups, rows.batches())
 
     def _traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def traced(state: Any, data: Any) -> Any:
@@ -72,11 +76,20 @@ class Loop:
 
         return traced
 
-    @staticmethod
-    def _over(step: Callable[..., Any], groups: list[Any], batches: Any) -> None:
+    def _over(self, phase: str, step: Callable[..., Any], groups: list[Any], batches: Any) -> None:
+        """JAX returns from a step before it is computed. Now and then it is waited for: else hundreds of steps, counted
+        already, would be computed after the last one was begun, and nothing would advance meanwhile."""
         state: Any = tuple([variable.value for variable in group] for group in groups)
+        ahead, begin = 0, time.perf_counter()
         for batch in batches:
-            state = step(state, batch)
+            with self._meter.step(phase, leaves(batch)[0].shape[0]):
+                state = step(state, batch)
+            ahead += 1
+            if ahead >= self._pace.batches:
+                jax.block_until_ready(state)  # type: ignore[no-untyped-call]
+                now = time.perf_counter()
+                self._pace.took(ahead, now - begin)
+                ahead, begin = 0, now
         for group, values in zip(groups, state, strict=True):
             for variable, value in zip(group, values, strict=True):
                 variable.assign(value)

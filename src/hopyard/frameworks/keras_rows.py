@@ -20,6 +20,9 @@ PART_BYTES = 1 << 28
 """A partition larger than this is given to the compiled loop in several parts, each of whole batches: a loop holds a
 copy of what it is given."""
 
+CALL_SECONDS = 10.0
+"""About how long a call may take that goes over many batches: who watches the process sees no progress inside it."""
+
 Data = tuple[Any, ...]
 """What Keras' steps take: (x,), (x, y) or (x, y, weights), each an array of shape (rows, …) or a dict of such."""
 
@@ -31,6 +34,22 @@ class Part:
     data: Data
     order: Any
     ends: Any
+
+
+class Pace:
+    """How many batches a call goes over, so that it takes about CALL_SECONDS. The first call goes over one, as nothing
+    is known, and compiles besides. What is computed does not depend on it."""
+
+    def __init__(self) -> None:
+        self.batches = 1
+
+    def took(self, batches: int, seconds: float) -> None:
+        """A call went over so many batches."""
+        wanted = max(1, int(CALL_SECONDS * batches / max(seconds, 1e-9)))
+        if wanted < self.batches:
+            self.batches = wanted
+        elif batches >= self.batches:
+            self.batches = min(wanted, 8 * batches)
 
 
 class Rows:

@@ -1,4 +1,4 @@
-"""Going over rows with Keras on TensorFlow: a whole partition in one compiled call.
+"""Going over rows with Keras on TensorFlow: many batches in one compiled call, for about ten seconds.
 
 The batches of a partition are a loop inside the graph, over rows that are gathered there: a step of a small model then
 costs 0.1 to 0.4 ms, where `fit` takes 1.1 to 1.9, and ends in the same bits. Shapes are traced with an open number of
@@ -7,6 +7,7 @@ rows, and the size of a batch is an argument, so that there is one trace for tra
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,8 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from hopyard.errors import HopyardError, SpecError
-from hopyard.frameworks.keras_rows import Rows
+from hopyard.frameworks.keras_rows import Pace, Part, Rows
 from hopyard.frameworks.keras_rows import each as over_leaves
+from hopyard.meter import Steps
 
 _DRAWS = (
     "RandomUniform",
@@ -58,34 +60,50 @@ class Loop:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._steps: dict[tuple[bool, Any], Callable[..., Any]] = {}
+        self._meter = Steps()
+        self._paces = {True: Pace(), False: Pace()}
+        """Of training, and of evaluation."""
         self.traces = 0
         self.notes: list[str] = []
 
-    def _call(self, step: Callable[..., Any], *tensors: Any) -> None:
-        try:
-            step(*tensors)
-        except tf.errors.OpError as error:
-            raise StepError(_plainly(error)) from None
+    def _call(self, train: bool, part: Part) -> None:
+        """Go over a part, in calls of about CALL_SECONDS."""
+        phase, pace = "train" if train else "validate", self._paces[train]
+        data, ends = _tensors(part.data), np.asarray(part.ends, np.int64)
+        order = (_index(part.order),) if train else ()
+        done = 0
+        while done < len(ends):
+            some = ends[done : done + pace.batches]
+            begin = time.perf_counter()
+            with self._meter.step(phase, count=len(some)):
+                step = self._compiled(train, part.data)
+                try:
+                    step(data, *order, _index(some), _index(ends[done - 1] if done else 0))
+                except tf.errors.OpError as error:
+                    raise StepError(_plainly(error)) from None
+            pace.took(len(some), time.perf_counter() - begin)
+            done += len(some)
 
     def train(self, rows: Rows, each: Callable[[Any], Any] | None = None) -> None:
         """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
         batch, when it is given; then a batch is a call."""
         if self._model.run_eagerly:
             for batch in rows.batches():
-                self._around(each, partial(self._model.train_step, _tensors(batch)))
+                with self._meter.step("train"):
+                    self._around(each, partial(self._model.train_step, _tensors(batch)))
             return
         for part in rows.batch_by_batch() if each is not None else rows.parts():
-            step = self._compiled(True, part.data)
-            self._around(each, partial(self._call, step, _tensors(part.data), _index(part.order), _index(part.ends)))
+            self._around(each, partial(self._call, True, part))
 
     def evaluate(self, rows: Rows) -> None:
         """Loss and metrics over the rows, left in the variables of the metrics."""
         if self._model.run_eagerly:
             for batch in rows.batches():
-                self._model.test_step(_tensors(batch))
+                with self._meter.step("validate"):
+                    self._model.test_step(_tensors(batch))
             return
         for part in rows.parts():
-            self._call(self._compiled(False, part.data), _tensors(part.data), _index(part.ends))
+            self._call(False, part)
 
     @staticmethod
     def _around(each: Callable[[Any], Any] | None, call: Callable[[], Any]) -> None:
@@ -99,15 +117,16 @@ class Loop:
             spec = over_leaves(lambda a: tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)), data)
             index = tf.TensorSpec((None,), tf.int64)
             function = tf.function(self._train_unit if train else self._test_unit, autograph=False)
-            made = function.get_concrete_function(*((spec, index, index) if train else (spec, index)))
+            start = tf.TensorSpec((), tf.int64)
+            made = function.get_concrete_function(*((spec, index, index, start) if train else (spec, index, start)))
             self.traces += 1
             self._examine(made.graph)
             found = self._steps[key] = made
         return found
 
-    def _train_unit(self, data: Any, order: Any, ends: Any) -> Any:
+    def _train_unit(self, data: Any, order: Any, ends: Any, first: Any) -> Any:
         """`data`: x, y and weights, each (n, …) or a dict of such; `order` (rows,): which of them; `ends` (batches,):
-        where in `order` each batch ends."""
+        where in `order` each batch ends; `first` (): where the first one begins."""
         step = self._step(self._model.train_step)
 
         def body(batch: Any, start: Any) -> Any:
@@ -116,9 +135,9 @@ class Loop:
             step(over_leaves(lambda column: tf.gather(column, index), data))
             return batch + 1, end
 
-        return self._loop(body, ends)
+        return self._loop(body, ends, first)
 
-    def _test_unit(self, data: Any, ends: Any) -> Any:
+    def _test_unit(self, data: Any, ends: Any, first: Any) -> Any:
         step = self._step(self._model.test_step)
 
         def body(batch: Any, start: Any) -> Any:
@@ -126,16 +145,16 @@ class Loop:
             step(over_leaves(lambda column: column[start:end], data))
             return batch + 1, end
 
-        return self._loop(body, ends)
+        return self._loop(body, ends, first)
 
     def _step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         return tf.function(step, autograph=False, jit_compile=True) if self._model.jit_compile else step
 
     @staticmethod
-    def _loop(body: Callable[..., Any], ends: Any) -> Any:
+    def _loop(body: Callable[..., Any], ends: Any, first: Any) -> Any:
         zero = tf.constant(0, tf.int64)
         count = tf.shape(ends, out_type=tf.int64)[0]
-        return tf.while_loop(lambda batch, _: batch < count, body, (zero, zero), parallel_iterations=1)[0]
+        return tf.while_loop(lambda batch, _: batch < count, body, (zero, first), parallel_iterations=1)[0]
 
     def _examine(self, graph: Any) -> None:
         """Note what a State cannot hold."""

@@ -12,6 +12,7 @@ import torch
 
 from hopyard.frameworks.keras_rows import Rows
 from hopyard.frameworks.keras_rows import each as over_leaves
+from hopyard.meter import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Loop:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
+        self._meter = Steps()
         self.traces = 0
         self.notes: list[str] = []
 
@@ -71,14 +73,16 @@ class Loop:
         self._model.train()
         for batch in rows.batches():
             call = partial(self._model.train_step, _tensors(batch))
-            call() if each is None else each(call)
+            with self._meter.step("train"):
+                call() if each is None else each(call)
 
     def evaluate(self, rows: Rows) -> None:
         """Loss and metrics over the rows, left in the variables of the metrics."""
         self._model.eval()
         with torch.no_grad():
             for batch in rows.batches():
-                self._model.test_step(_tensors(batch))
+                with self._meter.step("validate"):
+                    self._model.test_step(_tensors(batch))
 
 
 def _tensors(data: Any) -> Any:

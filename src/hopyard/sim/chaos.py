@@ -51,7 +51,7 @@ from hopyard.core.events import (
     encode,
 )
 from hopyard.core.machine import Machine, fold
-from hopyard.spec import Fault, Part, Ref, RunSpec, Sums, Unit, better, packed
+from hopyard.spec import Fault, Part, Ref, RunSpec, Sums, Timeouts, Unit, better, packed
 
 Content = tuple[tuple[int, int], ...]
 """The (epoch, partition) that a State's trial went over, in order."""
@@ -308,11 +308,8 @@ class Chaos:
             return
         event = agent.said.popleft()
         where = self.choose(3)
-        lines: list[Line] = [event]
         commands = self.machine.handle(event)
-        if where:
-            lines += [command for command in commands if isinstance(command, DECISIONS)]
-        self.journal += [encode(line) for line in lines]
+        self.journal += [encode(line) for line in (_lines(event, commands) if where else [event])]
         if where == 2:
             for command in commands[: self.choose(len(commands) + 1)]:
                 self._obey(command)
@@ -350,8 +347,7 @@ class Chaos:
         if isinstance(event, Durable):
             self.stored.add(event.ref)
         commands = self.machine.handle(event)
-        lines: list[Line] = [event, *(c for c in commands if isinstance(c, DECISIONS))]
-        self.journal += [encode(line) for line in lines]
+        self.journal += [encode(line) for line in _lines(event, commands)]
         for command in commands:
             self._obey(command)
 
@@ -624,6 +620,17 @@ class Chaos:
         return best or 0
 
 
+def _lines(event: Event, commands: list[Command]) -> list[Line]:
+    """What the driver writes down, as `driver/loop.py` does."""
+    lines: list[Line] = [event]
+    for command in commands:
+        if isinstance(command, DECISIONS):
+            lines.append(command)
+        elif isinstance(command, Replace):
+            lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason))
+    return lines
+
+
 _WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}
 _WEIGHTS |= {"leave": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}
 
@@ -652,7 +659,7 @@ def drawn(seed: int) -> Chaos:
         group_seconds=random.choice([0.0, 1.0]),
         strikes=random.choice([2, 3, 3, 50]),
         retries=random.choice([0, 0, 1, 8]),
-        deadline_first=random.choice([20.0, 600.0]),
+        timeouts=Timeouts(unit_timeout=random.choice([20.0, 600.0])),
     )
     return Chaos(
         spec,

@@ -85,6 +85,11 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
         root = fresh(Path(value(self, "runDirectory")))
         metric = value(self, "metric") or ("val_loss" if validates else None)
         given: dict[str, Any] = {name: value(self, name) for name in ("epochs", "parallel", "seed", "store")}
+        given |= {
+            "heartbeat_timeout": value(self, "heartbeatTimeout"),
+            "stall_timeout": value(self, "stallTimeout"),
+            "unit_timeout": value(self, "unitTimeout"),
+        }
         given |= {"engine": engine, "mode": value(self, "mode") or "min"}
         given["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
         recipe, config = value(self, "recipe"), value(self, "config")

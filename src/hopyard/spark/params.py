@@ -18,7 +18,7 @@ from hopyard.data.names import closest
 from hopyard.errors import SpecError
 from hopyard.search.listed import Search
 from hopyard.space import Space
-from hopyard.spec import Hopper
+from hopyard.spec import Hopper, Timeouts
 
 Check = Callable[[str, Any], Any]
 Class = TypeVar("Class", bound=type)
@@ -63,6 +63,14 @@ def _fraction(name: str, value: Any) -> Any:
             f"{name} = {value!r}: a fraction in [0, 1) is needed; a column of true and false: validationCol"
         )
     return float(value)
+
+
+def _seconds(field: str, name: str, value: Any) -> Any:
+    try:
+        Timeouts(**{field: value})
+    except SpecError as error:
+        raise SpecError(str(error).replace(field, name, 1)) from None
+    return value
 
 
 def _one_of(allowed: tuple[str, ...], name: str, value: Any) -> Any:
@@ -124,6 +132,16 @@ TABLE: dict[str, Row] = {
     "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
     "engine": Row("an engine in the place of hopyard.Spark(session, workers)", _engine),
     "store": Row("path or URL that driver and executors share", _text),
+    "heartbeatTimeout": Row(
+        "seconds without a heartbeat after which a worker is lost", partial(_seconds, "heartbeat_timeout"), 15.0
+    ),
+    "stallTimeout": Row(
+        "seconds without progress after which a worker is lost", partial(_seconds, "stall_timeout"), 600.0
+    ),
+    "unitTimeout": Row(
+        "seconds that one unit may take, whatever progress it makes; by default any number",
+        partial(_seconds, "unit_timeout"),
+    ),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
     "encode": Row("column → how categories become numbers", partial(_of, Mapping, "a dict from column to encoding")),
     "standardize": Row("True, or a list of feature columns", partial(_of, (bool, list), "a boolean or a list"), False),

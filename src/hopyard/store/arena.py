@@ -471,6 +471,20 @@ def sweep(root: Path) -> list[Path]:
     return removed
 
 
+def remove_if_alone(path: Path) -> bool:
+    """Remove the folder of a run unless some process of it is left; whether it is gone."""
+    try:
+        fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        return _remove_if_alone(path, fd)
+    finally:
+        os.close(fd)
+
+
 def left(root: Path) -> list[Path]:
     """The folders of this user's runs of which no process is left; nothing is removed."""
     found = []

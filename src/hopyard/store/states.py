@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from hopyard import meter
 from hopyard.errors import ResourceError, SpecError
 from hopyard.filesystems import open_url, reaching
 from hopyard.spec import Ref
@@ -185,6 +186,7 @@ class LocalStore:
                 if not count:
                     raise OSError(errno.EIO, f"State {ref} ends at byte {at} of {len(data)}", str(self.directory))
                 at += count
+                meter.advance(count)
         return data
 
     def has(self, ref: Ref) -> bool:

@@ -10,7 +10,7 @@ import importlib
 import io
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from hopyard.core.books import TrialBook
 from hopyard.core.events import Began, Checked, Line, Resumed
+from hopyard.core.liveness import Stall
 from hopyard.core.machine import Machine
 from hopyard.spec import RunSpec, Unit
 from hopyard.views import words
@@ -38,6 +39,7 @@ _COLOURS = {
     "validating": "cyan",
     "hopping": "dim",
     "storing": "dim",
+    "stalled": "yellow",
     "completed": "green",
     "failed": "red",
     "waiting": "dim",
@@ -51,13 +53,22 @@ class Table:
         spec: of the run.
         console: where to draw; default: the terminal's standard error, so that a script's own output stays clean.
         clock: seconds since the epoch of Unix, the clock of the journal.
+        stalls: the slots that make no progress.
     """
 
     def __init__(
-        self, spec: RunSpec, console: Console | None = None, *, clock: Callable[[], float] = time.time
+        self,
+        spec: RunSpec,
+        console: Console | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        stalls: Callable[[], Mapping[int, Stall]] = dict,
     ) -> None:
         self.spec = spec
         self._clock = clock
+        self._stalls = stalls
+        self._stalled: Mapping[int, Stall] = {}
+        """As of the last look."""
         self._chart = Chart(keep=False)
         self._differing = words.Differing()
         self._trials = 0
@@ -96,12 +107,14 @@ class Table:
             if isinstance(line, Resumed):
                 self._skip(machine)
         if self._face == "plain":
+            self._tell_stalls(machine)
             self._tell(lines, touched, machine)
             return
         now = self._clock()
         if 0 <= now - self._drawn < self._pause or self._closed:
             return
         began = time.perf_counter()
+        self._stalled = self._stalls()
         self._draw(machine, now)
         self._drawn = now
         self._pause = max(EVERY, (time.perf_counter() - began) / SHARE)
@@ -153,6 +166,17 @@ class Table:
             if trial.status == "failed" and number not in self._failed:
                 self._failed.add(number)
                 self._print(f"trial {number}  failed ({trial.fault}): {trial.error}  {words.named(trial.config)}")
+
+    def _tell_stalls(self, machine: Machine) -> None:
+        """Each stall once."""
+        before, self._stalled = self._stalled, self._stalls()
+        for slot, stall in self._stalled.items():
+            if slot not in before:
+                limit = machine.spec.timeouts.stall_timeout
+                self._print(
+                    f"worker {slot} stalled: no progress for {stall.seconds:.0f} seconds in phase {stall.phase!r}; it "
+                    f"is replaced after {limit:g} (stall_timeout)"
+                )
 
     def _tell_epochs(self, trial: TrialBook, machine: Machine) -> None:
         """Those that were not told. Validations end in any order: an epoch waits for those before it, unless they will
@@ -245,6 +269,9 @@ class Table:
         lost = len(self._chart.lost)
         if lost:
             text.append(f"  {words.count(lost, 'worker')} lost", "yellow")
+        if self._stalled:
+            longest = max(stall.seconds for stall in self._stalled.values())
+            text.append(f"  {len(self._stalled)} stalled for {words.duration(longest)}", "yellow")
         return text
 
     def _state(self, machine: Machine) -> str:
@@ -307,7 +334,7 @@ class Table:
             mark = "★" if trial is best else ""
             found = trial.metrics
             slot, unit = work.get(trial.id, (-1, None))
-            status = self._status(trial, unit is not None)
+            status = "stalled" if slot in self._stalled else self._status(trial, unit is not None)
             cells: list[Text | str] = [mark, str(trial.id), words.named(trial.config, names)]
             cells += [Text(status, _COLOURS.get(status, "")), self._epoch(trial, slot, unit, now)]
             cells += [words.number(found.get(name)) if found else "" for name in metrics]

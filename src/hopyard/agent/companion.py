@@ -1,0 +1,169 @@
+"""An agent's companion: a small process that tells the driver that the agent lives, and clears up when it does not.
+
+It is a process of its own because a thread is not enough. A call into C that holds the interpreter's lock keeps every
+other thread of the agent from running, for minutes where a library is careless; and a process that is stopped or
+killed can do nothing about what it has started.
+
+- It sends a heartbeat every few seconds, with the counters that the agent leaves in a page of shared memory
+  (`progress.py`). Of an agent that is stopped (SIGSTOP) it sends none, so the driver hears of it by silence.
+- It holds the agent's standard input, whose end means that the driver is gone. It also watches the process that started
+  the agent, as other children of that process may hold the other end of the pipe. Then it ends the agent and all that
+  the agent has started: stopped processes too, and those that have made a session or a group of their own.
+- When the agent has ended, in whatever way, it ends the rest of the agent's process group, and removes the run's folder
+  in shared memory if no process of the run is left on this host.
+
+It is forked while the agent is small: before a framework is imported, before there are threads, and before there is a
+socket. It has a process group of its own, so that it outlives the agent's group, which engines end as a whole. If it
+ends itself, or is stopped, the driver hears nothing any more, and replaces the agent; the agent's end then lets a
+companion that was stopped go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import zmq
+
+from hopyard.agent.parent import signal_with
+from hopyard.agent.progress import Progress
+from hopyard.core.liveness import COMPUTING, PHASES
+from hopyard.core.messages import Beat, Card, pack
+from hopyard.system.processes import Tree, ended, state_of, watched
+
+STOPPED = frozenset("Tt")
+"""States of a process that is stopped, or held by a debugger."""
+LOOK_SECONDS = 0.2
+"""Between two looks at processes, where the system has no descriptors of them."""
+END_SECONDS = 5.0
+"""For killed processes to be gone, and for those that share the memory."""
+NAME = "hopyard-companion"
+
+
+def accompany(card: Card, progress: Progress) -> None:
+    """Fork a companion for this process, which gives its standard input to it. No thread may run yet.
+
+    Args:
+        card: of the agent.
+        progress: what it writes.
+    """
+    agent, driver = os.getpid(), os.getppid()
+    progress.companion = os.fork()
+    if not progress.companion:
+        _live(card, progress, agent, driver)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _live(card: Card, progress: Progress, agent: int, driver: int) -> NoReturn:
+    """The life of the companion."""
+    code = 1
+    try:
+        gc.freeze()  # leave the pages of memory that are shared with the agent alone
+        os.setpgid(0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
+            signal.signal(number, signal.SIG_IGN)  # what they end is the agent, whose end is seen here
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(NAME)
+        signal_with(agent, signal.SIGCONT)
+        _Companion(card, progress, agent, driver).run()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the agent's log is the only place left to say it
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+class _Companion:
+    """Owner of one agent's heartbeats, and of its end."""
+
+    def __init__(self, card: Card, progress: Progress, agent: int, driver: int) -> None:
+        self._card, self._progress = card, progress
+        self._agent, self._driver = agent, driver
+        self._tree = Tree(agent)
+        self._poll = select.poll()
+        self._poll.register(0, select.POLLIN)
+        self._files = {process: watched(process) for process in (agent, driver)}
+        for file in self._files.values():
+            if file >= 0:
+                self._poll.register(file, select.POLLIN)
+        self._socket = self._dial()
+
+    def _dial(self) -> zmq.Socket[bytes]:
+        card = self._card
+        dealer = zmq.Context().socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, b"b%d" % card.slot)
+        dealer.curve_serverkey = card.server_key.encode()
+        dealer.curve_publickey = card.public_key.encode()
+        dealer.curve_secretkey = card.secret_key.encode()
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.SNDHWM, 2)  # old ones are of no use
+        dealer.connect(card.address)
+        return dealer
+
+    def run(self) -> None:
+        """Until the agent has ended, or the driver."""
+        due = time.monotonic()
+        while True:
+            wait = max(0.0, due - time.monotonic())
+            if -1 in self._files.values():
+                wait = min(wait, LOOK_SECONDS)
+            self._poll.poll(math.ceil(wait * 1000))
+            if self._has_ended(self._agent):
+                break
+            if self._is_orphaned():
+                self._tree.end()
+                break
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._card.beat
+                self._beat()
+        self._clear_up()
+
+    def _has_ended(self, process: int) -> bool:
+        file = self._files[process]
+        return _readable(file) if file >= 0 else ended(process)
+
+    def _is_orphaned(self) -> bool:
+        """Whether the driver is gone."""
+        if self._has_ended(self._driver):
+            return True
+        try:
+            return _readable(0) and not os.read(0, 4096)
+        except OSError:
+            return True
+
+    def _beat(self) -> None:
+        if state_of(self._agent) in STOPPED:
+            return
+        progress = self._progress
+        phase = progress.phase
+        cpu = self._tree.cpu_seconds() if PHASES[phase] in COMPUTING else 0.0
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(pack(Beat(self._card.slot, progress.advanced, phase, cpu, progress.taken)), zmq.NOBLOCK)
+
+    def _clear_up(self) -> None:
+        """The agent has ended. If the driver has, others of the run are ending as well, and the last one removes the
+        memory."""
+        self._tree.end_group()
+        if (folder := self._progress.folder) is None:
+            return
+        from hopyard.store.arena import remove_if_alone
+
+        until = time.monotonic() + (END_SECONDS if self._is_orphaned() else 0.0)
+        while not remove_if_alone(folder) and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _readable(file: int) -> bool:
+    return bool(select.select([file], [], [], 0)[0])

@@ -1,0 +1,1 @@
+"""What the operating system tells; the standard library only."""

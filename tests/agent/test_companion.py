@@ -1,0 +1,171 @@
+"""The companion of an agent: what it holds, what it costs, what happens when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.agent.progress import Progress
+from hopyard.core.events import Lost
+from hopyard.core.liveness import PHASES
+from hopyard.frameworks.array import Linear
+from hopyard.system.processes import Tree, descendants, ended, state_of
+from jobs import CONFIGS, WIDTH, alive, companions, first_time, gone, journal, select
+
+
+def eventually(found: Any, seconds: float = 20.0) -> bool:
+    """Whether `found()` comes true."""
+    end = time.monotonic() + seconds
+    while not found():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------- the page
+
+
+def test_what_an_agent_writes_a_fork_of_it_reads() -> None:
+    progress = Progress()
+    assert PHASES[progress.phase] == "build"
+    before = progress.advanced
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read, 1)
+        good = progress.advanced == before + 8 and PHASES[progress.phase] == "train" and progress.taken == 41
+        good = good and progress.folder == Path("/dev/shm/größe")
+        os._exit(0 if good else 1)
+    progress.advance(7)
+    progress.enter("train")
+    progress.taken = 41
+    assert progress.folder is None
+    progress.folder = Path("/dev/shm/größe")
+    os.write(write, b".")
+    os.close(read)
+    os.close(write)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_counting_costs_less_than_a_microsecond_or_two() -> None:
+    progress = Progress()
+    begin = time.perf_counter()
+    for _ in range(10_000):
+        progress.advance()
+    assert time.perf_counter() - begin < 0.2
+
+
+def test_a_path_that_does_not_fit_is_left_out() -> None:
+    progress = Progress()
+    progress.folder = Path("/" + 5000 * "x")
+    assert progress.folder is None
+
+
+# ------------------------------------------------------------------------------------------------- processes
+
+
+def test_a_tree_ends_whatever_it_made_of_itself() -> None:
+    """A helper, one in a session of its own, one that is stopped, and one of a child that is stopped."""
+    text = "sleep 600 & setsid sleep 600 & sleep 600 & kill -STOP $!; sh -c 'sleep 600 & wait' & sleep 0.3; wait"
+    root = subprocess.Popen(["sh", "-c", text], process_group=0)
+    assert eventually(lambda: len(descendants(root.pid)) >= 5)
+    found = descendants(root.pid)
+    os.kill(root.pid, signal.SIGSTOP)
+    assert eventually(lambda: state_of(root.pid) == "T")
+    Tree(root.pid).end()
+    assert root.wait(10) == -signal.SIGKILL
+    assert gone(list(found), 5.0)
+    assert ended(root.pid)
+
+
+def test_processor_time_is_that_of_the_first_thread_and_of_children() -> None:
+    """A thread that spins beside a first one that waits does not count; a child that computes does, also ended."""
+    code = """
+import subprocess, sys, threading, time
+from hopyard.system.processes import name_threads
+name_threads()
+def spin():
+    while True: pass
+if sys.argv[1] == "thread":
+    threading.Thread(target=spin, daemon=True).start()
+elif sys.argv[1] == "first":
+    spin()
+else:
+    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass"])
+    subprocess.run([sys.executable, "-c", "while True: pass"])
+print("there", flush=True)
+time.sleep(600)
+"""
+    import sys
+
+    for what in ("thread", "first", "child"):
+        process = subprocess.Popen([sys.executable, "-c", code, what], stdout=subprocess.PIPE, process_group=0)
+        try:
+            tree = Tree(process.pid)
+            if what == "thread":
+                assert process.stdout is not None
+                process.stdout.readline()
+                before = tree.cpu_seconds()
+                time.sleep(1.0)
+                assert tree.cpu_seconds() - before < 0.05
+            else:
+                before = tree.cpu_seconds()
+                assert eventually(lambda tree=tree, before=before: tree.cpu_seconds() - before > 0.8, 60)
+        finally:
+            tree.end()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+# ------------------------------------------------------------------------------------------------- in a run
+
+
+def looked_at(folder: Path, what: str) -> Any:
+    """A recipe that does something to its own companion, once, in training, or writes down what it sees of it."""
+
+    class Looks(Linear):
+        def train(self, batch: Any) -> Any:
+            if self.steps == 5 and first_time(str(folder / "once")):
+                (other,) = companions(os.getpid())
+                if what == "look":
+                    files = [os.readlink(path) for path in Path(f"/proc/{other}/fd").iterdir()]
+                    (folder / "files").write_text("\n".join(files))
+                    (folder / "memory").write_text(Path(f"/proc/{other}/smaps_rollup").read_text())
+                    (folder / "input").write_text(os.readlink("/proc/self/fd/0"))
+                else:
+                    os.kill(other, getattr(signal, what))
+                    time.sleep(60)
+            return super().train(batch)
+
+    return lambda config: Looks(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+
+def test_it_is_small_and_holds_nothing_of_the_agent(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", looked_at(tmp_path, "look"), CONFIGS[:1], engine=hy.Local(1, devices=None))
+    assert run.status == "completed"
+    files = (tmp_path / "files").read_text().splitlines()
+    kinds = ("pipe:", "anon_inode:", "socket:", str(tmp_path / "run" / "logs"))
+    assert all(file.startswith(kinds) for file in files), files
+    assert (tmp_path / "input").read_text() == "/dev/null"  # the companion has the agent's own
+    assert not any("/dev/shm" in file or "journal" in file for file in files)
+    sizes = dict(line.split()[:2] for line in (tmp_path / "memory").read_text().splitlines()[1:])
+    assert int(sizes["Pss:"]) < 60_000
+
+
+@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGSTOP"])
+def test_an_agent_whose_companion_is_gone_is_replaced(tmp_path: Path, signal_name: str) -> None:
+    recipe = looked_at(tmp_path, signal_name)
+    run = select(tmp_path / "run", recipe, CONFIGS[:1], engine=hy.Local(1, devices=None), heartbeat_timeout=1.5)
+    assert run.status == "completed"
+    (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
+    assert lost.reason.startswith("said nothing for ")
+    assert alive([]) == []

@@ -1,0 +1,285 @@
+"""Workers that are slow, that are stopped, that hang, or whose driver is killed: real processes, small times."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.events import Joined, Lost, Resumed
+from hopyard.frameworks.array import Linear
+from jobs import CONFIGS, WIDTH, digests, driver, first_time, gone, journal, memory, script, select
+
+STALL = 2.0
+
+
+def hold_the_lock(seconds: float) -> None:
+    """A call into C that does not let the interpreter go."""
+    import ctypes
+
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def burn(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def deadlock() -> None:
+    """For ever, beside a thread that spins."""
+
+    def spin() -> None:
+        while True:
+            pass
+
+    threading.Thread(target=spin, daemon=True).start()
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def compile_in_a_child(seconds: float) -> None:
+    code = f"import time\nwhile time.process_time() < {seconds}: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+WHAT = {
+    "lock": lambda: hold_the_lock(3.0),
+    "burn": lambda: burn(2 * STALL),
+    "child": lambda: compile_in_a_child(2 * STALL),
+    "sleep": lambda: time.sleep(60),
+    "deadlock": deadlock,
+}
+
+
+class Odd(Linear):
+    """Does something once, at a batch that its config names; or is slow with each."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(WIDTH, 2, lr=config["lr"], batch_size=16)
+        self._config = config
+        self._calls = 0
+        if config.get("at") == "build" and first_time(config["once"]):
+            WHAT[config["do"]]()
+
+    def train(self, batch: Any) -> Any:
+        config = self._config
+        self._calls += 1
+        first = config.get("at") == "first" and self._calls == 1 and os.path.exists(config["once"] + "-checked")
+        if (first or config.get("at") == self.steps) and first_time(config["once"]):
+            WHAT[config["do"]]()
+        if config.get("at") == "first":
+            Path(config["once"] + "-checked").touch()
+        time.sleep(config.get("slow", 0.0))
+        return super().train(batch)
+
+
+def odd(config: dict[str, Any]) -> Any:
+    return Odd(config)
+
+
+def run_odd(folder: Path, configs: list[dict[str, Any]], workers: int = 1, **more: Any) -> hy.Run:
+    return select(folder / "run", odd, configs, engine=hy.Local(workers, devices=None), **more)
+
+
+def lost(folder: Path) -> list[str]:
+    return [line.reason for line in journal(folder / "run") if isinstance(line, Lost)]
+
+
+def config(folder: Path, at: Any, do: str) -> dict[str, Any]:
+    return {"lr": 0.1, "at": at, "do": do, "once": str(folder / "once")}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("liveness") / "run", configs=[{"lr": 0.1}]))
+
+
+def test_a_call_that_keeps_the_interpreter_longer_than_heartbeat_timeout(
+    tmp_path: Path, undisturbed: list[str]
+) -> None:
+    run = run_odd(tmp_path, [config(tmp_path, 7, "lock")], heartbeat_timeout=1.0)
+    assert (tmp_path / "once").exists()
+    assert lost(tmp_path) == []
+    assert digests(run) == undisturbed
+
+
+def test_a_deadlock_beside_a_thread_that_spins(tmp_path: Path, undisturbed: list[str]) -> None:
+    begin = time.monotonic()
+    run = run_odd(tmp_path, [config(tmp_path, 7, "deadlock")], stall_timeout=STALL)
+    assert lost(tmp_path) == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
+    assert digests(run) == undisturbed
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("at", ["build", "first"])
+@pytest.mark.parametrize("do", ["burn", "child"])
+def test_a_slow_build_or_first_step_is_work(tmp_path: Path, undisturbed: list[str], at: str, do: str) -> None:
+    run = run_odd(tmp_path, [config(tmp_path, at, do)], stall_timeout=STALL)
+    assert (tmp_path / "once").exists()
+    assert lost(tmp_path) == []
+    assert digests(run) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("at", "do", "phase"),
+    [("build", "sleep", "build"), ("build", "deadlock", "build"), ("first", "deadlock", "compile")],
+)
+def test_waiting_in_a_build_or_first_step_is_none(
+    tmp_path: Path, undisturbed: list[str], at: str, do: str, phase: str
+) -> None:
+    run = run_odd(tmp_path, [config(tmp_path, at, do)], stall_timeout=STALL)
+    assert lost(tmp_path) == [f"made no progress for 2 seconds in phase {phase!r} (stall_timeout=2)"]
+    assert digests(run) == undisturbed
+
+
+def test_processor_time_alone_is_no_progress_in_training(tmp_path: Path, undisturbed: list[str]) -> None:
+    run = run_odd(tmp_path, [config(tmp_path, 7, "burn")], stall_timeout=STALL / 2)
+    assert lost(tmp_path) == ["made no progress for 1 seconds in phase 'train' (stall_timeout=1)"]
+    assert digests(run) == undisturbed
+
+
+def test_a_partition_that_takes_longer_than_any_timeout(tmp_path: Path, undisturbed: list[str]) -> None:
+    """12 batches of 0.7 s, each of which is progress."""
+    run = run_odd(tmp_path, [{"lr": 0.1, "slow": 0.7}], stall_timeout=1.5, heartbeat_timeout=1.0, epochs=1)
+    assert lost(tmp_path) == []
+    train = [part.seconds for line in journal(tmp_path / "run") for part in getattr(line, "parts", ())]
+    assert max(train) > 1.5
+    assert len(digests(run)) == 1
+
+
+def test_a_stopped_worker_is_found_in_heartbeat_timeout(tmp_path: Path, undisturbed: list[str]) -> None:
+    def stops(config: dict[str, Any]) -> Any:
+        class Stops(Linear):
+            def train(self, batch: Any) -> Any:
+                if self.steps == 7 and first_time(config["once"]):
+                    Path(config["once"]).write_text(str(time.time()))
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                return super().train(batch)
+
+        return Stops(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+    once = tmp_path / "once"
+    configs = [{"lr": 0.1, "once": str(once)}]
+    run = select(tmp_path / "run", stops, configs, engine=hy.Local(1, devices=None), heartbeat_timeout=2.0)
+    (line,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
+    assert line.reason == "said nothing for 2 seconds (heartbeat_timeout=2)"
+    assert 1.0 < line.at - float(once.read_text()) < 10.0
+    assert digests(run) == undisturbed
+
+
+def test_a_resume_may_have_other_timeouts(tmp_path: Path, undisturbed: list[str]) -> None:
+    """The first driver would wait for ten minutes; the second does not."""
+    name = str(tmp_path / "once")
+    body = f"""
+from test_liveness import odd
+select(Path("run"), odd, [{{"lr": 0.1, "at": 7, "do": "sleep", "once": {name!r}}}], engine=hy.Local(1, devices=None))
+"""
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    end = time.monotonic() + 60
+    while not Path(name).exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=60)
+    Path(name).unlink()  # it sleeps once more
+    with pytest.raises(hy.SpecError, match=r"stall_timeout = -1: must be a finite number of seconds > 0$"):
+        hy.resume(tmp_path / "run", stall_timeout=-1)
+    run = hy.resume(tmp_path / "run", stall_timeout=STALL)
+    assert lost(tmp_path) == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
+    assert digests(run) == undisturbed
+    (resumed,) = [line for line in journal(tmp_path / "run") if isinstance(line, Resumed)]
+    assert resumed.timeouts is not None and resumed.timeouts.stall_timeout == STALL
+    assert resumed.timeouts.heartbeat_timeout == 15.0
+
+
+@pytest.mark.parametrize("name", ["heartbeat_timeout", "stall_timeout", "unit_timeout"])
+def test_timeouts_are_checked_before_anything_is_done(tmp_path: Path, name: str) -> None:
+    limit: dict[str, Any] = {name: 0}
+    with pytest.raises(hy.SpecError, match=f"^{name} = 0: must be a finite number of seconds > 0"):
+        select(tmp_path / "run", **limit)
+    with pytest.raises(hy.SpecError, match=f"^{name} = 0: must be"):
+        hy.fit(odd, {}, None, epochs=1, directory=tmp_path / "run", **limit)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+# -------------------------------------------------------------------------------- when the driver is killed
+
+
+def helped(folder: str, stop: bool) -> Any:
+    """A recipe that starts helpers: one in the worker's group, one in a session of its own. Of two workers one is
+    stopped, or not; the other kills the driver."""
+
+    def recipe(config: dict[str, Any]) -> Any:
+        class Helped(Linear):
+            def train(self, batch: Any) -> Any:
+                if self.steps == 3:
+                    for session in (False, True):
+                        helper = subprocess.Popen(["sleep", "600"], start_new_session=session)
+                        Path(folder, f"helper-{helper.pid}").touch()
+                    Path(folder, f"worker-{os.getpid()}").touch()
+                    if config["lr"] == 0.1:
+                        end = time.monotonic() + 30
+                        while len(list(Path(folder).glob("worker-*"))) < 2 and time.monotonic() < end:
+                            time.sleep(0.01)
+                        time.sleep(0.2)
+                        os.kill(os.getppid(), signal.SIGKILL)
+                    elif stop:
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                    time.sleep(60)
+                return super().train(batch)
+
+        return Helped(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+    return recipe
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_nothing_lives_that_a_recipe_started_when_the_driver_is_killed(tmp_path: Path, stop: bool) -> None:
+    """Bug: helpers lived on, always; the run's folder in shared memory stayed until the next start."""
+    before = {path.name for path in Path("/dev/shm").glob("hopyard-*")}
+    body = f"""
+from test_liveness import helped
+select(Path("run"), helped({str(tmp_path)!r}, {stop}), CONFIGS[:2], engine=hy.Local(2, devices=None))
+"""
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    helpers = [int(path.name.split("-")[1]) for path in tmp_path.glob("helper-*")]
+    workers = [line.pid for line in journal(tmp_path / "run") if isinstance(line, Joined)]
+    assert len(helpers) == 4 and len(workers) == 2
+    assert gone(helpers + workers, 10.0)
+    end = time.monotonic() + 10
+    while left := {path.name for path in Path("/dev/shm").glob("hopyard-*")} - before:
+        assert time.monotonic() < end, left
+        time.sleep(0.02)
+    assert memory() is not None
+
+
+def test_a_killed_worker_takes_its_helpers_along(tmp_path: Path) -> None:
+    """Its driver goes on."""
+    folder = str(tmp_path)
+
+    def recipe(config: dict[str, Any]) -> Any:
+        class Killed(Linear):
+            def train(self, batch: Any) -> Any:
+                if self.steps == 3 and first_time(f"{folder}/once"):
+                    Path(folder, "helper").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().train(batch)
+
+        return Killed(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+    run = select(tmp_path / "run", recipe, CONFIGS[:1], engine=hy.Local(1, devices=None))
+    assert run.status == "completed"
+    assert gone([int((tmp_path / "helper").read_text())], 5.0)
