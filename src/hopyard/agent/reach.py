@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import socket
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopyard import meter
 from hopyard.core.messages import Bulk, Card, Setup
 from hopyard.hosts import address_towards, parted
 from hopyard.ports import Store
@@ -29,6 +31,12 @@ AWAY_SECONDS = 60.0
 """After which a peer that could not be dialled is asked again."""
 
 
+def _read(count: int) -> None:
+    """Bytes that a unit waits for are progress; those that are stored in the background are not."""
+    if threading.current_thread() is threading.main_thread():
+        meter.advance(count)
+
+
 class Network:
     """What an agent has beside memory and disk: it gives States of its memory to peers, and asks them for theirs.
 
@@ -41,7 +49,7 @@ class Network:
     def __init__(self, card: Card, bulk: Bulk, folder: Folder) -> None:
         self._folder = folder
         credentials = Credentials(bulk.token, bulk.certificate)
-        self.client = Client(credentials)
+        self.client = Client(credentials, _read)
         """For the store and for peers."""
         self._away: dict[str, float] = {}
         """Peers that could not be dialled → when they are asked again."""
