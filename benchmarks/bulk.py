@@ -131,7 +131,8 @@ def compared(where: str, options: Any, host: str, giver: list[str], asker: list[
         median = statistics.median(found)
         rate = f"{median * 1e3:.0f} ms, {size / median / 1e9:.2f} GB/s"
         goal = f" (at least {least})" if least else ""
-        print(f"{where}, {way}: {rate}, {ratio:.3f} of the bare stream{goal}", flush=True)
+        best = min(seconds["bare"]) / min(found)
+        print(f"{where}, {way}: {rate}, {ratio:.3f} of the bare stream{goal}; best to best {best:.3f}", flush=True)
     return good
 
 
