@@ -77,7 +77,7 @@ class Played(World):
             sums: dict[str, Any] = {"loss": (dice.uniform(1, 4096), 4096.0)}
             sums["accuracy"] = float(dice.randrange(4096)), 4096.0
             if self._bins:
-                sums["auc"] = Array.of([float(dice.randrange(99)) for _ in range(self._bins)]), 4096.0
+                sums["auc"] = Array.of([float(x) for x in dice.randbytes(self._bins)]), 4096.0
             parts.append(Part(partition, sums, round(self.seconds(unit, partition), 6)))
         spent = sum(part.seconds for part in parts)
         self.units += len(parts)
