@@ -283,3 +283,31 @@ def test_a_killed_worker_takes_its_helpers_along(tmp_path: Path) -> None:
     run = select(tmp_path / "run", recipe, CONFIGS[:1], engine=hy.Local(1, devices=None))
     assert run.status == "completed"
     assert gone([int((tmp_path / "helper").read_text())], 5.0)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_nothing_lives_that_a_program_started_when_the_driver_is_killed(tmp_path: Path, stop: bool) -> None:
+    """Its agents, their tasks, helpers of these; also when an agent is stopped."""
+    body = f"""
+import os, signal, subprocess, time
+def main(args, ctx):
+    for session in (False, True):
+        helper = subprocess.Popen(["sleep", "600"], start_new_session=session)
+        Path({str(tmp_path)!r}, f"pid-{{helper.pid}}").touch()
+    for pid in (os.getpid(), os.getppid()):
+        Path({str(tmp_path)!r}, f"pid-{{pid}}").touch()
+    if {stop} and ctx.rank == 1:
+        os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(600)
+
+hy.launch(main, roles={{"worker": 2}}, engine=hy.Local(2, devices=None), directory="program").wait()
+"""
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    end = time.monotonic() + 60
+    while len(list(tmp_path.glob("pid-*"))) < 8 and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=60)
+    pids = [int(path.name.split("-")[1]) for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 8
+    assert gone(pids, 10.0)
