@@ -44,25 +44,25 @@ class Nothing:
 
 
 def recipe(config: dict[str, Any]) -> Any:
-    from hopyard.agent import main
+    from hopyard.agent.connection import Connection
     from hopyard.core.events import Done
 
-    if not hasattr(main.Line, "noted"):  # once an agent: note the times at its own end of the wire
-        main.Line.noted = Path(config["notes"]).open("ab", buffering=0)
-        answer, hear, said = main.Line.answer, main.Line.hear, []
+    if not hasattr(Connection, "noted"):  # once an agent: note the times at its own end of the wire
+        Connection.noted = Path(config["notes"]).open("ab", buffering=0)
+        send, receive, said = Connection.send, Connection.receive, []
 
-        def note_answer(self: Any, message: Any) -> None:
-            answer(self, message)
+        def note_send(self: Any, message: Any, patient: bool = False) -> None:
+            send(self, message, patient)
             if isinstance(message, Done):
                 said.append(time.perf_counter())
 
-        def note_hear(self: Any) -> Any:
-            message = hear(self)
+        def note_receive(self: Any) -> Any:
+            message = receive(self)
             if said:
-                main.Line.noted.write(np.float64(time.perf_counter() - said.pop()).tobytes())
+                Connection.noted.write(np.float64(time.perf_counter() - said.pop()).tobytes())
             return message
 
-        main.Line.answer, main.Line.hear = note_answer, note_hear
+        Connection.send, Connection.receive = note_send, note_receive
     return Nothing()
 
 

@@ -14,7 +14,7 @@ LEVELS = [
     {"ports", "sessions", "hosts", "code", "filesystems", "scratch", "meter", "system"},
     {"frameworks", "data", "store", "search", "engines", "views"},
     {"agent"},
-    {"driver", "sim"},
+    {"driver", "sim", "testing"},
     {"demo", "spark"},
     {"compat", "doctor"},
     {"cli"},

@@ -20,7 +20,7 @@ from hopyard.checks import unwritable
 from hopyard.errors import SpecError
 
 FORMAT = 1
-"""Version of the journal and of the wire. A reader refuses what is newer than itself."""
+"""Version of the journal. A reader refuses what is newer than itself."""
 
 Config = dict[str, Any]
 """One point of a Space: parameter name → number, string, boolean, None, or a list of these."""

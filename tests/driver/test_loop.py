@@ -71,6 +71,9 @@ class Script:
         found = self.receives.pop(0)
         return list(found() if callable(found) else found)
 
+    def confirm(self) -> None:
+        pass
+
     def paused(self) -> float:
         return 0.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import socket
@@ -16,16 +15,30 @@ from typing import Any
 import pytest
 import zmq
 
+from hopyard.core.delivery import Head
 from hopyard.core.events import Done
 from hopyard.core.liveness import PHASES
-from hopyard.core.messages import Beat, Bulk, Card, Hello, Ready, Setup, pack, unpack_down
+from hopyard.core.messages import (
+    WIRE,
+    Beat,
+    Bulk,
+    End,
+    GaveUp,
+    Hello,
+    Ready,
+    Setup,
+    pack,
+    pack_head,
+    unpack_down,
+    unpack_head,
+)
 from hopyard.driver.drive import _depot
 from hopyard.driver.ownership import Owned
 from hopyard.driver.wire import GRACE, Gone, Router
 from hopyard.hosts import _is_here, parted
-from hopyard.ports import Home
 from hopyard.spec import Encrypt, RunSpec
 from hopyard.store.states import LocalStore, signed
+from wires import Cards
 
 BULK = Bulk("tls://192.0.2.7:7", "token", "certificate", "between hosts")
 SETUP = Setup(
@@ -33,41 +46,36 @@ SETUP = Setup(
 )
 
 
-class Cards:
-    """An engine that starts nobody, and keeps the cards for the test."""
+class Played:
+    """An agent, as the test plays it."""
 
-    name, workers, threads, apart = "cards", 2, 1, False
-    address = ("127.0.0.1", 0)
+    def __init__(self, socket: Any, side: Any, slot: int) -> None:
+        self.socket, self.side, self.slot, self.number = socket, side, slot, 0
 
-    def __init__(self) -> None:
-        self.cards: dict[int, Card] = {}
-        self.waiting: set[int] = set()
-        self.ended: list[int] = []
+    def say(self, message: Any, number: int | None = None, confirmed: int = 0, flags: int = 0) -> None:
+        """Numbered; under a number of its own, if it is given."""
+        if number is None:
+            number = self.number = self.number + 1
+        body = message if isinstance(message, bytes) else pack(message)
+        self.socket.send_multipart([pack_head(Head(number, confirmed)), body], flags)
 
-    def open(self, home: Home) -> Cards:
-        self._home = home
+    def greet(self) -> Played:
+        self.say(Hello(self.slot))
         return self
 
-    def start(self, slot: int) -> None:
-        self.cards[slot] = Card(**json.loads(self._home.card(slot)))
+    def beat(self, taken: int = 0) -> None:
+        self.socket.send(pack(Beat(self.slot, taken=taken)))
 
-    def end(self, slot: int) -> None:
-        self.ended.append(slot)
+    def ready(self) -> None:
+        self.say(Ready(self.slot, "here", 1))
 
-    def lost(self) -> list[tuple[int, str]]:
-        return []
-
-    def watch(self) -> list[int]:
-        return []
-
-    def waits(self, slot: int) -> bool:
-        return slot in self.waiting
-
-    def device(self, slot: int) -> str:
-        return "cuda" if slot == 1 else "cpu"
-
-    def close(self) -> None:
-        pass
+    def told(self, milliseconds: int = 0) -> tuple[str, Head, Any] | None:
+        """(socket, head, message) of what the driver said; the message is None in a mere confirmation."""
+        for name, dealer in (("main", self.socket), ("side", self.side)):
+            if dealer.poll(milliseconds // 2):
+                head, body = dealer.recv_multipart()
+                return name, unpack_head(head), unpack_down(body) if body else None
+        return None
 
 
 class Wire:
@@ -82,13 +90,23 @@ class Wire:
         self.devices.append(device)
         return SETUP
 
-    def dial(self, slot: int, name: str = "", **keys: str) -> Any:
+    def dial(self, slot: int, incarnation: int = 1, **keys: str) -> Played:
+        """A process of the slot."""
         if slot not in self.engine.cards:
             self.router.start(slot)
+        return Played(*[self.socket(slot, f"{letter}{slot}.{incarnation}", **keys) for letter in "ws"], slot)
+
+    def companion(self, slot: int, incarnation: int = 1) -> Played:
+        """The companion of a process of the slot."""
+        if slot not in self.engine.cards:
+            self.router.start(slot)
+        return Played(self.socket(slot, f"b{slot}.{incarnation}"), None, slot)
+
+    def socket(self, slot: int, name: str, **keys: str) -> Any:
         card = self.engine.cards[slot]
         dealer = self._context.socket(zmq.DEALER)
         self._dealers.append(dealer)
-        dealer.setsockopt_string(zmq.IDENTITY, name or f"w{slot}")
+        dealer.setsockopt_string(zmq.IDENTITY, name)
         if keys.get("secure", "yes") == "yes":
             dealer.curve_serverkey = keys.get("server", card.server_key).encode()
             dealer.curve_publickey = keys.get("public", card.public_key).encode()
@@ -97,6 +115,14 @@ class Wire:
         dealer.ipv6 = "[" in card.address
         dealer.connect(card.address)
         return dealer
+
+    def told(self, agent: Played, seconds: float = 5.0) -> tuple[str, Head, Any]:
+        """What the agent is told next, while the driver does what it does."""
+        end = time.monotonic() + seconds
+        while (found := agent.told(40)) is None:
+            assert self.router.receive(0.0) == []
+            assert time.monotonic() < end, "the driver says nothing"
+        return found
 
     def hear(self, seconds: float = 5.0) -> list[Any]:
         """What comes first, or nothing."""
@@ -126,18 +152,15 @@ def wire() -> Iterator[Callable[..., Wire]]:
         each.close()
 
 
-def ready(slot: int) -> bytes:
-    return pack(Ready(slot, "here", 1))
+READY = Ready(0, "here", 1)
 
 
 def test_who_has_the_card_is_heard_and_told_its_setup(wire: Callable[..., Wire]) -> None:
     it = wire()
-    agent = it.dial(1)
-    agent.send(pack(Hello(1)))
-    agent.send(ready(1))
+    agent = it.dial(1).greet()
+    agent.ready()
     assert it.hear() == [Ready(1, "here", 1)]
-    assert agent.poll(5000)
-    assert unpack_down(agent.recv()) == SETUP
+    assert it.told(agent) == ("main", Head(1, 1), SETUP)
     assert it.devices == ["cuda"]
 
 
@@ -150,11 +173,11 @@ def test_strangers_are_not_heard(wire: Callable[..., Wire]) -> None:
         it.dial(0, server=public),
     ]
     for stranger in strangers:
-        stranger.send(ready(0), zmq.NOBLOCK)
+        stranger.say(Hello(0), flags=zmq.NOBLOCK)
+        stranger.say(READY, flags=zmq.NOBLOCK)
     assert it.hear(0.5) == []
-    friend = it.dial(0)
-    friend.send(ready(0))
-    assert it.hear() == [Ready(0, "here", 1)]
+    it.dial(0).greet().ready()
+    assert it.hear() == [READY]
     assert it.hear(0.2) == []
 
 
@@ -163,61 +186,80 @@ def test_the_keys_are_those_of_this_run(wire: Callable[..., Wire]) -> None:
     one.router.start(0)
     card = one.engine.cards[0]
     spy = other.dial(0, public=card.public_key, secret=card.secret_key)
-    spy.send(ready(0), zmq.NOBLOCK)
+    spy.say(Hello(0), flags=zmq.NOBLOCK)
+    spy.say(READY, flags=zmq.NOBLOCK)
     assert other.hear(0.4) == []
 
 
 def test_garbage_from_a_friend_is_dropped_and_said(wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture) -> None:
     it = wire()
-    agent = it.dial(0)
+    agent = it.dial(0).greet()
     dice = random.Random(0)
     good = pack(Done(at=0.0, slot=0, lease=1, parts=(), seconds=1.0, where="größe"))
     count = 0
     with caplog.at_level(logging.WARNING):
         for junk in (b"", b"\x00", b"\xc1" * 50, b"\x91" * 100_000, b"\x82\xa4type\xa1\xff", bytes(1 << 20)):
-            agent.send(junk)
+            agent.socket.send(junk)
+            agent.socket.send_multipart([junk, good])
+            agent.say(junk)
         for _ in range(500):
             data = bytearray(good)
             data[dice.randrange(len(data))] = dice.randrange(256)
-            agent.send(data)
-        agent.send_multipart([b"one", b"two", b"three"])
-        agent.send(ready(0))
-        while Ready(0, "here", 1) not in (heard := it.hear()):
+            agent.say(bytes(data))
+        agent.socket.send_multipart([b"one", b"two", b"three"])
+        agent.say(READY, number=1 << 63)
+        agent.ready()
+        while READY not in (heard := it.hear()):
             assert heard
             count += len(heard)
-    assert "dropped a message: no message of format 1 from an agent" in caplog.text
+    assert "dropped a message: no message of format 2 from an agent" in caplog.text
+    assert "dropped a message: no head of a message of format 2" in caplog.text
     assert count < 500
+
+
+def test_what_has_no_number_is_not_heard(wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture) -> None:
+    it = wire()
+    agent = it.dial(0).greet()
+    with caplog.at_level(logging.WARNING):
+        agent.socket.send(pack(READY))
+        agent.say(Done(at=0.0, slot=0, lease=1, parts=(), seconds=1.0), number=0)
+        assert it.hear(0.3) == []
+    assert "Ready of slot 0 has no number" in caplog.text
 
 
 def test_nobody_speaks_for_another_slot(wire: Callable[..., Wire]) -> None:
     it = wire()
     it.router.start(1)
-    agent = it.dial(0)
-    agent.send(ready(1))
-    agent.send(ready(0))
-    assert it.hear() == [Ready(0, "here", 1)]
+    it.dial(1, 7).greet()
+    agent = it.dial(0).greet()
+    agent.say(Ready(1, "here", 1))
+    agent.ready()
+    assert it.hear() == [READY]
 
 
 def test_who_was_never_started_or_was_ended_is_not_heard(wire: Callable[..., Wire]) -> None:
     it = wire()
-    agent = it.dial(0)
-    nobody = it.dial(0, name="w7")
-    nobody.send(ready(7))
+    agent = it.dial(0).greet()
+    nobody = Played(it.socket(0, "w7.1"), it.socket(0, "s7.1"), 7)
+    nobody.greet().ready()
+    it.told(agent)
     it.router.end(0)
-    agent.send(ready(0))
+    agent.ready()
     assert it.hear(0.4) == []
     assert it.engine.ended == [0]
 
 
 def test_silence_loses_a_slot_and_a_beat_keeps_it(wire: Callable[..., Wire]) -> None:
     it = wire(heartbeat_timeout=0.4)
-    silent, lively = it.dial(0), it.dial(1, name="b1")
-    silent.send(ready(0))
-    assert it.hear() == [Ready(0, "here", 1)]
+    silent, lively = it.dial(0).greet(), it.dial(1).greet()
+    beating = it.companion(1)
+    silent.ready()
+    assert it.hear() == [READY]
+    it.told(lively)
     heard: list[Any] = []
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
-        lively.send(pack(Beat(1)))
+        beating.beat()
         heard += it.router.receive(0.05)
     assert heard == [Gone(0, "said nothing for 0 seconds (heartbeat_timeout=0.4)")]
 
@@ -237,7 +279,7 @@ class Clock:
 
 def beats(it: Wire, companion: Any, beat: Beat) -> list[Any]:
     """What the driver makes of a heartbeat."""
-    companion.send(pack(beat))
+    companion.socket.send(pack(beat))
     assert it.router._router.poll(5000)
     return it.router.receive(0.0)
 
@@ -246,7 +288,7 @@ def test_who_makes_no_progress_is_lost_and_shown_before(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = wire(stall_timeout=50.0)
-    companion = it.dial(0, name="b0")
+    companion = it.companion(0)
     clock = Clock(it, monkeypatch)
     train, idle = PHASES.index("train"), PHASES.index("idle")
     assert beats(it, companion, Beat(0, 1, idle)) == []
@@ -271,7 +313,7 @@ def test_a_driver_that_did_not_run_calls_nobody_hung(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = wire(stall_timeout=50.0)
-    companion = it.dial(0, name="b0")
+    companion = it.companion(0)
     clock = Clock(it, monkeypatch)
     train = PHASES.index("train")
     assert beats(it, companion, Beat(0, 1, train)) == []
@@ -288,7 +330,7 @@ def test_a_phase_that_is_none_is_dropped(
     wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture, phase: int
 ) -> None:
     it = wire(stall_timeout=50.0)
-    companion = it.dial(0, name="b0")
+    companion = it.companion(0)
     with caplog.at_level(logging.WARNING):
         assert beats(it, companion, Beat(0, 1, phase)) == []
     assert "dropped a" in caplog.text
@@ -303,6 +345,117 @@ def test_heartbeats_are_as_frequent_as_the_timeouts_want(
     it = wire(heartbeat_timeout=heartbeat_timeout, stall_timeout=stall_timeout)
     it.router.start(0)
     assert it.engine.cards[0].beat == seconds
+
+
+def test_what_is_not_confirmed_is_sent_again_until_it_is(wire: Callable[..., Wire]) -> None:
+    it = wire(heartbeat_timeout=0.9)
+    agent = it.dial(0).greet()
+    assert it.told(agent) == ("main", Head(1, 1), SETUP)
+    assert it.told(agent) == ("side", Head(1, 1), SETUP)  # after 0.3 s
+    it.router.send(0, End())
+    assert it.told(agent) == ("main", Head(2, 1), End())
+    agent.beat(taken=1)
+    assert it.told(agent) == ("side", Head(2, 1), End())
+    agent.beat(taken=2)
+    it.router.receive(0.1)
+    end = time.monotonic() + 0.8
+    while time.monotonic() < end:
+        agent.beat()
+        assert it.router.receive(0.05) == []
+        assert agent.told() is None
+
+
+def test_a_message_that_comes_twice_counts_once_and_a_gap_waits(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    agent = it.dial(0).greet()
+    it.told(agent)
+    done = [Done(at=0.0, slot=0, lease=lease, parts=(), seconds=1.0) for lease in range(5)]
+    for number in (3, 3, 2, 2, 3, 4, 6):
+        agent.say(done[number - 2], number=number)
+    heard: list[Any] = []
+    while len(heard) < 3:
+        heard += it.hear()
+    assert heard == done[:3]
+    agent.say(done[3], number=5)
+    assert it.hear() == done[3:]
+    agent.say(Hello(0), number=1)
+    agent.say(done[0], number=2)
+    assert it.hear(0.2) == []
+
+
+def test_what_was_received_is_confirmed_once_the_caller_has_it_safe(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    agent = it.dial(0).greet()
+    it.told(agent)
+    agent.ready()
+    assert it.hear() == [READY]
+    it.router.receive(0.0)
+    assert agent.told(100) is None
+    agent.say(READY)
+    assert it.hear() == [READY]
+    it.router.confirm()
+    assert it.told(agent) == ("side", Head(0, 3), None)
+    agent.say(READY)
+    assert it.hear() == [READY]
+    it.router.confirm()
+    it.router.send(0, End())
+    assert it.told(agent) == ("main", Head(2, 4), End())
+    assert agent.told(100) is None
+    agent.say(READY, number=4)  # it has not heard of the confirmation
+    assert it.told(agent) == ("side", Head(0, 4), None)
+
+
+def test_what_an_earlier_process_of_the_slot_said_is_not_heard(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    old = it.dial(0).greet()
+    it.told(old)
+    it.router.end(0)
+    it.router.start(0)
+    old.greet()
+    old.ready()
+    old.beat(taken=9)
+    new = it.dial(0, 2).greet()
+    it.told(new)
+    old.greet()
+    for number in (2, 3):
+        old.say(Done(at=0.0, slot=0, lease=1, parts=(), seconds=1.0), number=number)
+    new.ready()
+    assert it.hear() == [READY]
+    assert it.hear(0.2) == []
+    assert old.told() is None
+
+
+def test_an_agent_that_confirms_nothing_is_lost_with_a_reason(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    agent = it.dial(0).greet()
+    it.told(agent)
+    for _ in range(1000):
+        it.router.send(0, End())
+    (gone,) = it.hear()
+    assert isinstance(gone, Gone)
+    assert "slot" not in gone.reason and "1,000 messages of" in gone.reason and "never confirmed" in gone.reason
+    agent.ready()
+    assert it.hear(0.2) == []
+
+
+def test_an_agent_that_gives_up_says_why(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    agent = it.dial(0).greet()
+    it.told(agent)
+    agent.say(GaveUp(0, "nobody confirms"), number=0)
+    assert it.hear() == [Gone(0, "nobody confirms")]
+
+
+def test_an_agent_of_another_format_is_told_nothing(
+    wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture
+) -> None:
+    it = wire()
+    agent = it.dial(0)
+    agent.say(Hello(0, WIRE + 1))
+    with caplog.at_level(logging.ERROR):
+        assert it.hear(0.3) == []
+    assert f"slot 0 speaks format {WIRE + 1}, this driver {WIRE}" in caplog.text
+    assert agent.told() is None
 
 
 def test_a_new_agent_has_a_grace(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,9 +490,8 @@ def test_nobody_is_lost_because_the_driver_itself_did_not_run(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = wire(heartbeat_timeout=0.3)
-    agent = it.dial(0)
-    agent.send(ready(0))
-    assert it.hear() == [Ready(0, "here", 1)]
+    it.dial(0).greet().ready()
+    assert it.hear() == [READY]
     now = time.monotonic()
     monkeypatch.setattr("hopyard.driver.wire.time.monotonic", lambda: now + 3600)  # the laptop slept
     assert it.router.receive(0.0) == []
@@ -365,9 +517,8 @@ def test_the_port_of_messages_is_that_of_the_address_which_was_asked_for(
     socket.create_connection((host, port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-    agent = it.dial(0)
-    agent.send(ready(0))
-    assert it.hear() == [Ready(0, "here", 1)]
+    it.dial(0).greet().ready()
+    assert it.hear() == [READY]
 
 
 @pytest.mark.parametrize(

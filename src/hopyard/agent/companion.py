@@ -34,6 +34,7 @@ from typing import NoReturn
 
 import zmq
 
+from hopyard.agent.connection import dial
 from hopyard.agent.parent import signal_with
 from hopyard.agent.progress import Progress
 from hopyard.core.liveness import COMPUTING, PHASES
@@ -101,16 +102,7 @@ class _Companion:
         self._socket = self._dial()
 
     def _dial(self) -> zmq.Socket[bytes]:
-        card = self._card
-        dealer = zmq.Context().socket(zmq.DEALER)
-        dealer.setsockopt(zmq.IDENTITY, b"b%d" % card.slot)
-        dealer.curve_serverkey = card.server_key.encode()
-        dealer.curve_publickey = card.public_key.encode()
-        dealer.curve_secretkey = card.secret_key.encode()
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.SNDHWM, 2)  # old ones are of no use
-        dealer.connect(card.address)
-        return dealer
+        return dial(zmq.Context(), self._card, "b", {zmq.LINGER: 0, zmq.SNDHWM: 2})  # old ones are of no use
 
     def run(self) -> None:
         """Until the agent has ended, or the driver."""

@@ -26,7 +26,7 @@ from hopyard.store.guard import Guarded
 from hopyard.system.processes import name_threads
 
 if TYPE_CHECKING:
-    from hopyard.agent.main import Line
+    from hopyard.agent.connection import Connection
 
 ARENA_SHARE = 4
 """One agent uses at most this part of the free shared memory."""
@@ -51,7 +51,7 @@ class Hands:
         return {"memory": self.folder.identity, "peer": self.network.peer}
 
     def do(self, message: Work | Store | Examine) -> Sequence[Up]:
-        """The answers to a unit or to a check."""
+        """The answers to a unit or to a check. `Store` may be asked from another thread."""
         if isinstance(message, Store):
             self.keeper.hurry(message.ref, message.where)
             return []
@@ -97,32 +97,34 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card |
     return Hands(Worker(slot, plan, guarded, arena, keeper, fetch), keeper, arena, folder, network)
 
 
-def work(card: Card, line: Line, setup: Setup, progress: Progress) -> None:
+def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -> None:
     """Run units until told to end."""
     slot = card.slot
     name_threads()
     for name, value in environment(setup.threads).items():
         os.environ.setdefault(name, value)
     try:
-        hands = assemble(slot, setup, line.say, card)
+        hands = assemble(slot, setup, connection.send, card)
     except Exception as error:  # noqa: BLE001 - told to the user, who must see it
-        line.answer(Unfit(slot, f"{type(error).__name__}: {error}"))
+        connection.send(Unfit(slot, f"{type(error).__name__}: {error}"))
         traceback.print_exc()
         return
     progress.folder = hands.folder.path
     hands.worker.prepare()
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
-    line.answer(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), device, **hands.place))
+    connection.send(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), device, **hands.place))
+    connection.handle(Store, hands.do)  # while a unit runs
     warm()
     while True:
         progress.enter("idle")
-        message = line.hear()
+        message = connection.receive()
         if isinstance(message, End):
             progress.enter("store")
             hands.close()
             return
-        for answer in hands.do(message):
-            line.answer(answer)
+        if isinstance(message, (Work, Examine)):
+            for answer in hands.do(message):
+                connection.send(answer)
 
 
 def fingerprint() -> dict[str, Any]:

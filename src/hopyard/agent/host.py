@@ -27,14 +27,14 @@ from hopyard.agent.ports import Ports
 from hopyard.core.cluster import Place
 from hopyard.core.hosting import FeedWord, Host, Shown
 from hopyard.core.messages import Card, End
-from hopyard.core.program_facts import Begin, Ended, Halt, Reserved, Running
+from hopyard.core.program_facts import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.engines.local import story
 from hopyard.hosts import address_towards
 from hopyard.scratch import scratch
 from hopyard.system.processes import watched
 
 if TYPE_CHECKING:
-    from hopyard.agent.main import Line
+    from hopyard.agent.connection import Connection
 
 GENERATIONS = 20
 """Of processes that a task has left behind; each is ended before the next is looked for."""
@@ -51,20 +51,20 @@ class Hosting:
 
     Args:
         card: of this agent.
-        line: home.
+        connection: to the driver.
         order: what is to be hosted.
         companion: the agent's other child, which stays.
     """
 
-    def __init__(self, card: Card, line: Line, order: Host, companion: int) -> None:
+    def __init__(self, card: Card, connection: Connection, order: Host, companion: int) -> None:
         self._companion = companion
         self._slot = card.slot
-        self._line = line
+        self._connection = connection
         self._order = order
         self._address = address_towards(order.home)
         self._ports = Ports(self._address)
         self._poll = zmq.Poller()
-        self._poll.register(line.socket, zmq.POLLIN)
+        self._poll.register(connection.socket, zmq.POLLIN)
         self._poll.register(self._ports.knocked, zmq.POLLIN)
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Pipe | None = None
@@ -92,7 +92,7 @@ class Hosting:
         place = Place(self._slot, socket.gethostname(), os.getpid(), self._address, self._ports.numbers, gpus)
         adopt_orphans()
         self._spawn()
-        self._line.answer(Reserved(at=0.0, place=place))
+        self._connection.send(Reserved(at=0.0, place=place))
         try:
             while self._step():
                 pass
@@ -125,22 +125,22 @@ class Hosting:
             for word in [self._allowed.pop(feed) for feed in list(self._allowed)]:
                 self._tell(word)
         if self._board is not None and (found := self._board.found()):
-            self._line.answer(Shown(self._slot, *found))
+            self._connection.send(Shown(self._slot, *found))
         if self._halt_at and time.monotonic() >= self._halt_at and self._child is not None:
             self._child.kill()
         self._look()
-        return self._line.socket not in ready or self._hear()  # last, as it may change what there is to wait for
+        return self._hear()  # last, as it may change what there is to wait for
 
     def _hear(self) -> bool:
-        message = self._line.hear()
-        if isinstance(message, End):
-            return False
-        if isinstance(message, Begin):
-            self._begin(message)
-        elif isinstance(message, Halt):
-            self._halt(message)
-        elif isinstance(message, FeedWord) and self._is_present(message.life):
-            self._tell(message)
+        for message in self._connection.received():
+            if isinstance(message, End):
+                return False
+            if isinstance(message, Begin):
+                self._begin(message)
+            elif isinstance(message, Halt):
+                self._halt(message)
+            elif isinstance(message, FeedWord) and self._is_present(message.life):
+                self._tell(message)
         return True
 
     def _begin(self, message: Begin) -> None:
@@ -163,7 +163,7 @@ class Hosting:
     def _halt(self, message: Halt) -> None:
         """End the task: politely, then not."""
         if not self._is_present(message.life) or self._child is None:
-            self._line.answer(Ended(at=0.0, slot=self._slot, life=message.life, halted=True))
+            self._connection.send(Ended(at=0.0, slot=self._slot, life=message.life, halted=True))
             return
         if not self._begun:  # it hangs: where?
             self._child.send_signal(signal.SIGUSR1)
@@ -186,7 +186,7 @@ class Hosting:
             self._begun = True
         if isinstance(message, Ended):
             self._told = True
-        self._line.answer(message)
+        self._connection.send(message, patient=isinstance(message, (Reported, FeedWord)))
 
     def _ended(self) -> None:
         """The child is gone."""
@@ -206,7 +206,7 @@ class Hosting:
             text = f"process {child.pid} on {socket.gethostname()} {story(code)}"
             halted = bool(self._halt_at)
             self._told = True
-            self._line.answer(Ended(at=0.0, slot=self._slot, life=task.life, code=code, story=text, halted=halted))
+            self._connection.send(Ended(at=0.0, slot=self._slot, life=task.life, code=code, story=text, halted=halted))
         self._halt_at = 0.0
 
     def _look(self) -> None:
@@ -228,7 +228,7 @@ class Hosting:
             where = f"its process {self._child.pid} on {socket.gethostname()}"
             words = f"{where} was stopped (SIGSTOP) for {seconds:.0f} seconds"
             killed = -int(signal.SIGKILL)
-            self._line.answer(Ended(at=0.0, slot=self._slot, life=self._task.life, code=killed, error=words))
+            self._connection.send(Ended(at=0.0, slot=self._slot, life=self._task.life, code=killed, error=words))
             self._child.kill()
 
     # ------------------------------------------------------------------------------------------------ the child

@@ -1,9 +1,10 @@
 """What driver and agents say to each other: typed, versioned, MessagePack; never a pickle from an agent.
 
-Up go `Hello`, `Ready`, `Unfit`, `Beat`, `NoRoom` and facts of the journal (`Checked`, `Done`, `Durable`, `Failed`,
-`Forgotten`, `StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`,
-`Store`, `Examine` and `End`. An agent
-that is to host a program hears `Host` in the place of `Setup`, and then what `hosting.py` and `program.py` have.
+Up go `Hello`, `Ready`, `Unfit`, `NoRoom` and facts of the journal (`Checked`, `Done`, `Durable`, `Failed`, `Forgotten`,
+`StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Store`,
+`Examine` and `End`. An agent that is to host a program hears `Host` in the place of `Setup`, and then what `hosting.py`
+and `program.py` have. All of these are numbered and said until they are heard (`delivery.py`): a frame of MessagePack,
+`Head`, stands before them. Without a number go `Beat`, which has no such frame, and `GaveUp`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from hopyard.checks import escaped_tree
+from hopyard.core.delivery import Head
 from hopyard.core.events import UNREADABLE, Checked, Done, Durable, Failed, Forgotten, StoreAway, StoreBack
 from hopyard.core.hosting import Door, FeedWord, Host, Shown
 from hopyard.core.program_facts import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.errors import HopyardError, SpecError
-from hopyard.spec import FORMAT, Array, Config, Encrypt, Ref, RunSpec, Unit
+from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
+
+WIRE = 2
+"""Version of the wire. Driver and agents must have the same."""
 
 LIMIT = 64 << 20
 """Bytes of the largest message either side takes; a recipe (with the modules it carries) is the largest there is."""
@@ -34,6 +39,13 @@ class Card(msgspec.Struct, frozen=True):
     secret_key: str
     beat: float = 2.5
     """Seconds between heartbeats."""
+    incarnation: int = 0
+    """Which process of the slot this is: a number that the process draws for itself. What an earlier process of the
+    slot has sent, and is still on its way, is told from this by its name."""
+
+    def name(self, socket: str) -> bytes:
+        """By which the driver knows one of the agent's sockets."""
+        return f"{socket}{self.slot}.{self.incarnation}".encode()
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type", gc=False):
@@ -44,7 +56,7 @@ class Hello(Message, frozen=True):
     """Up: an agent dialled."""
 
     slot: int
-    format: int = FORMAT
+    format: int = WIRE
 
 
 class Ready(Message, frozen=True):
@@ -82,6 +94,13 @@ class Beat(Message, frozen=True):
     """Of the training thread, compilers and child processes, while a model is built or compiled."""
     taken: int = 0
     """The highest number of a message from the driver that the agent took."""
+
+
+class GaveUp(Message, frozen=True):
+    """Up, as the agent's last message: too much of what it said was never confirmed, so it ends."""
+
+    slot: int
+    reason: str
 
 
 class NoRoom(Message, frozen=True):
@@ -156,12 +175,13 @@ class End(Message, frozen=True):
 Hosted = Reserved | Running | Reported | Ended | Door | Shown | FeedWord
 """What comes up from an agent that hosts a program."""
 Facts = Checked | Done | Durable | Failed | Forgotten | StoreAway | StoreBack
-Up = Hello | Ready | Unfit | Beat | NoRoom | Facts | Hosted
+Up = Hello | Ready | Unfit | Beat | GaveUp | NoRoom | Facts | Hosted
 Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | FeedWord
 
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+_head: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
 
 
 def pack(message: Up | Down) -> bytes:
@@ -198,6 +218,23 @@ def largest(message: Up | Down) -> str:
     return f"its field {name!r} takes {fields[name]:,} of them"
 
 
+def pack_head(head: Head) -> bytes:
+    """The bytes of what stands before a message."""
+    return _encoder.encode(head)
+
+
+def unpack_head(data: bytes) -> Head:
+    """What stands before a message.
+
+    Raises:
+        HopyardError: it is none of this version.
+    """
+    try:
+        return _head.decode(data)
+    except UNREADABLE as error:
+        raise HopyardError(f"no head of a message of format {WIRE}: {error}") from error
+
+
 def unpack_up(data: bytes) -> Up:
     """The message of an agent.
 
@@ -207,7 +244,7 @@ def unpack_up(data: bytes) -> Up:
     try:
         return _up.decode(data)
     except UNREADABLE as error:
-        raise HopyardError(f"no message of format {FORMAT} from an agent: {error}") from error
+        raise HopyardError(f"no message of format {WIRE} from an agent: {error}") from error
 
 
 def unpack_down(data: bytes) -> Down:
@@ -219,4 +256,4 @@ def unpack_down(data: bytes) -> Down:
     try:
         return _down.decode(data)
     except UNREADABLE as error:
-        raise HopyardError(f"no message of format {FORMAT} from the driver: {error}") from error
+        raise HopyardError(f"no message of format {WIRE} from the driver: {error}") from error

@@ -220,6 +220,7 @@ class Hosts:
         for message in messages:
             if not isinstance(message, Reported):
                 self._heard(message)
+        self._link.confirm()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._orders.get_nowait()()

@@ -382,7 +382,7 @@ class Loop:
     # ---------------------------------------------------------------- out
 
     def _commit(self, events: Iterable[Event]) -> None:
-        """Machine, journal, effects, views: in this order."""
+        """Machine, journal, effects, views: in this order. What the journal has, agents may forget."""
         lines: list[Line] = []
         commands: list[Command] = []
         for event in events:
@@ -394,6 +394,7 @@ class Loop:
                 elif isinstance(command, Replace):  # the machine knows; whoever reads the journal should too
                     lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason))
         self._journal.append(lines)
+        self._link.confirm()
         for command in commands:
             self._do(command)
         self._show(lambda view: view.see(lines, self.machine))

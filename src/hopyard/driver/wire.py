@@ -14,9 +14,9 @@ import queue
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -24,15 +24,18 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from hopyard.agent.build import undisturbed
 from hopyard.agent.hands import Hands, assemble, fingerprint
+from hopyard.core.delivery import Delivery, Head, Unconfirmed
 from hopyard.core.hosting import Host
 from hopyard.core.liveness import PHASES, SHOWN, Sample, Stall, Watch
 from hopyard.core.messages import (
     LIMIT,
+    WIRE,
     Beat,
     Card,
     Down,
     End,
     Examine,
+    GaveUp,
     Hello,
     Ready,
     Setup,
@@ -41,12 +44,13 @@ from hopyard.core.messages import (
     Up,
     Work,
     pack,
+    pack_head,
+    unpack_head,
     unpack_up,
 )
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.hosts import address_to_bind, joined
 from hopyard.ports import Crew, Engine, Home, OutOfMemory
-from hopyard.spec import FORMAT
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +90,10 @@ class Link(Protocol):
         """All that arrived, waiting up to `seconds` for the first of it."""
         ...
 
+    def confirm(self) -> None:
+        """All that `receive` gave is on disk: the agents may forget it."""
+        ...
+
     def paused(self) -> float:
         """Seconds since last asked in which this process did not run (stopped, or the machine was): nobody's fault."""
         ...
@@ -99,8 +107,25 @@ class Link(Protocol):
         ...
 
 
+ASIDE: tuple[type[Any], ...] = (Store,)
+"""What an agent is told in the middle of a unit."""
+
+
+class Peer:
+    """An agent that has dialled, by two sockets: one for units, and one that it reads at any time."""
+
+    __slots__ = ("delivery", "main", "name", "side", "slot")
+
+    def __init__(self, slot: int, name: bytes, patience: float) -> None:
+        self.slot = slot
+        self.name = name
+        self.main, self.side = b"w" + name, b"s" + name
+        self.delivery = Delivery(patience)
+
+
 class Router:
-    """A socket for agents that dial home.
+    """A socket for agents that dial home. What is sent to an agent arrives, once and in order, and so does what the
+    agent sends (`core/delivery.py`), as long as both live.
 
     Args:
         engine: brings agents up.
@@ -121,7 +146,7 @@ class Router:
         self._setup = setup
         self._heartbeat_timeout = heartbeat_timeout
         self._stall_timeout = stall_timeout
-        beat = min(
+        self._beat = beat = min(
             heartbeat_timeout / BEATS, BEAT_SECONDS, math.inf if stall_timeout is None else stall_timeout / BEATS
         )
         self._context = zmq.Context()
@@ -138,6 +163,7 @@ class Router:
         self._router.setsockopt(zmq.LINGER, 500)
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.RCVHWM, 0)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who dials again, as its connection broke, is let in at once
         try:
             host, port = engine.address
             port = _bound(self._router, host, port)
@@ -152,6 +178,14 @@ class Router:
             raise
         self._heard: dict[int, float] = {}
         self._watches: dict[int, Watch] = {}
+        self._peers: dict[int, Peer] = {}
+        self._known: dict[bytes, Peer | None] = {}
+        """By name, without the letter of a socket; None: of a slot that was started anew since."""
+        self._news: set[Peer] = set()
+        """Who is to be told that its messages are confirmed."""
+        self._overfull: list[Gone] = []
+        self._setups: dict[str, bytes] = {}
+        """Device → what agents with such a device are told once; it may be large, and they be many."""
         self._checked = time.monotonic()
         self._lag = 0.0
 
@@ -162,6 +196,7 @@ class Router:
 
     def start(self, slot: int) -> None:
         """Bring up an agent."""
+        self._forget(slot)
         self._heard[slot] = time.monotonic() + GRACE
         self._watches[slot] = Watch(time.monotonic())
         self._crew.start(slot)
@@ -173,10 +208,12 @@ class Router:
 
     def send(self, slot: int, message: Down) -> None:
         """Say something to an agent; to one that is gone it is said in vain."""
-        self._router.send_multipart([b"w%d" % slot, pack(message)])
+        if (peer := self._peers.get(slot)) is not None:
+            self._say(peer, pack(message), isinstance(message, ASIDE))
 
     def receive(self, seconds: float, also: int = -1) -> list[Up | Gone]:
         """All that arrived. Something to read from the file `also` ends the waiting, too."""
+        self._tell()
         poller = zmq.Poller()
         if also >= 0:
             poller.register(also, zmq.POLLIN)
@@ -185,9 +222,7 @@ class Router:
             poller.register(file, zmq.POLLIN)
         wait = max(0.0, min(seconds, self._heartbeat_timeout / 4))
         poller.poll(math.ceil(wait * 1000))
-        heard: list[Up | Gone] = []
-        while (message := self._hear()) is not None:
-            heard.append(message)
+        heard: list[Up | Gone] = list(self._hear())
         try:
             lost = self._crew.lost()
         except ResourceError:
@@ -195,9 +230,12 @@ class Router:
                 raise
             lost = []  # it says so again next time
         now = time.monotonic()
+        heard += self._again(now)
+        gone = {message.slot for message in heard if isinstance(message, Gone)}
         for slot, reason in lost:
             self._forget(slot)
-            heard.append(Gone(slot, reason, isinstance(reason, OutOfMemory)))
+            if slot not in gone:
+                heard.append(Gone(slot, reason, isinstance(reason, OutOfMemory)))
         lag = now - self._checked - wait
         if lag > self._heartbeat_timeout / 2:  # this process itself did not run: nobody else is to blame
             self._lag += lag
@@ -206,7 +244,7 @@ class Router:
                 watch.excuse(now)
         self._checked = now
         heard += self._given_up(now)
-        return [message for message in heard if not isinstance(message, (Beat, Hello))]
+        return heard
 
     def _given_up(self, now: float) -> list[Gone]:
         """Slots that are silent, or make no progress."""
@@ -224,44 +262,137 @@ class Router:
         return found
 
     def _forget(self, slot: int) -> None:
+        """What this slot's process still says, or was told, is of no interest any more."""
         self._heard.pop(slot, None)
         self._watches.pop(slot, None)
+        peer = self._peers.pop(slot, None)
+        if peer is not None:
+            self._known[peer.name] = None
+            self._news.discard(peer)
 
     def stalls(self) -> dict[int, Stall]:
         """Those that are past `liveness.SHOWN`."""
         found = {slot: watch.stall for slot, watch in self._watches.items()}
         return {slot: stall for slot, stall in found.items() if stall.seconds >= SHOWN}
 
-    def _hear(self) -> Up | None:
+    def _hear(self) -> Iterator[Up | Gone]:
+        """All that has arrived."""
         while True:
             try:
-                name, data = self._router.recv_multipart(zmq.NOBLOCK)
+                name, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return None
-            except ValueError:
-                continue  # not two frames: none of ours
-            try:
-                message = unpack_up(data)
-                if name[1:] != b"%d" % message.slot:
-                    raise HopyardError(f"slot {message.slot} speaks under the name {name!r}")
-            except HopyardError as error:
-                log.warning("dropped a message: %s", error)
-                continue
-            if message.slot not in self._heard:
-                continue  # of an agent that was ended
-            if isinstance(message, Hello) and message.format != FORMAT:
-                log.error("slot %d speaks format %d, this driver %d", message.slot, message.format, FORMAT)
-                continue
-            if isinstance(message, Hello):
-                self.send(message.slot, self._setup(self._crew.device(message.slot)))
-            self._heard[message.slot] = now = time.monotonic()
-            if isinstance(message, Beat):
-                if not message.phase < len(PHASES):
-                    log.warning("dropped a heartbeat of slot %d: it has no phase %d", message.slot, message.phase)
-                    continue
-                sample = Sample(now, message.advanced, PHASES[message.phase], message.cpu_seconds)
-                self._watches[message.slot].see(sample)
-            return message
+                return
+            if len(frames) == 1:
+                self._beats(name, frames[0])
+            elif len(frames) == 2:
+                yield from self._opened(name, *frames)
+
+    def _beats(self, name: bytes, body: bytes) -> None:
+        """A heartbeat, the only message without a number: the agent lives, and has come so far."""
+        message = self._read(name, body)
+        if message is None:
+            return
+        if not isinstance(message, Beat):
+            log.warning("dropped a message: %s of slot %d has no number", type(message).__name__, message.slot)
+            return
+        peer = self._known.get(name[1:])
+        if message.slot not in self._heard or (peer is None and name[1:] in self._known):
+            return  # of an agent that was ended
+        self._heard[message.slot] = now = time.monotonic()
+        if peer is not None:
+            peer.delivery.heard(message.taken)
+        if not message.phase < len(PHASES):
+            log.warning("dropped a heartbeat of slot %d: it has no phase %d", message.slot, message.phase)
+            return
+        self._watches[message.slot].see(Sample(now, message.advanced, PHASES[message.phase], message.cpu_seconds))
+
+    def _opened(self, name: bytes, data: bytes, body: bytes) -> Iterator[Up | Gone]:
+        """What a numbered message brings: itself, or nothing, or more that waited for it."""
+        try:
+            head = unpack_head(data)
+        except HopyardError as error:
+            log.warning("dropped a message: %s", error)
+            return
+        if name[1:] not in self._known:
+            self._greet(name, head, body)
+            return
+        peer = self._known[name[1:]]
+        if peer is None or peer.slot not in self._heard:
+            return  # of an agent that was ended
+        self._heard[peer.slot] = time.monotonic()
+        self._news.add(peer)
+        for each in peer.delivery.receive(head, body):
+            if (message := self._read(name, each)) is not None:
+                yield message
+        if body and not head.number and isinstance(message := self._read(name, body), GaveUp):
+            self._forget(peer.slot)
+            yield Gone(peer.slot, message.reason)
+
+    def _read(self, name: bytes, body: bytes) -> Up | None:
+        """The message of whoever has this name; None: it is none of theirs."""
+        try:
+            message = unpack_up(body)
+            if not name[1:].startswith(b"%d." % message.slot):
+                raise HopyardError(f"slot {message.slot} speaks under the name {name!r}")
+        except HopyardError as error:
+            log.warning("dropped a message: %s", error)
+            return None
+        return message
+
+    def _greet(self, name: bytes, head: Head, body: bytes) -> None:
+        """An agent dialled: it is told what it is for."""
+        message = self._read(name, body)
+        if not isinstance(message, Hello) or message.slot not in self._heard:
+            return  # of an agent that was never started, or was ended
+        if message.format != WIRE:
+            log.error("slot %d speaks format %d, this driver %d", message.slot, message.format, WIRE)
+            return
+        if (old := self._peers.get(message.slot)) is not None:
+            self._known[old.name] = None
+        peer = Peer(message.slot, name[1:], 2 * self._beat)
+        self._peers[message.slot] = self._known[peer.name] = peer
+        self._heard[message.slot] = time.monotonic()
+        peer.delivery.receive(head, body)
+        peer.delivery.confirm()
+        device = self._crew.device(message.slot)
+        if device not in self._setups:
+            self._setups[device] = pack(self._setup(device))
+        self._say(peer, self._setups[device])
+
+    def confirm(self) -> None:
+        """All that `receive` gave is on disk: what is sent from now on says so."""
+        for peer in self._news:
+            peer.delivery.confirm()
+
+    def _tell(self) -> None:
+        """Confirm to those to whom nothing was sent since."""
+        for peer in self._news:
+            if peer.delivery.untold:
+                self._put(peer.side, peer.delivery.confirmation(), b"")
+        self._news.clear()
+
+    def _again(self, now: float) -> list[Gone]:
+        """Send again what was not confirmed in time. Those who have confirmed too little are gone."""
+        for peer in self._peers.values():
+            if now >= peer.delivery.due:
+                for head, body in peer.delivery.overdue(now):
+                    self._put(peer.side, head, body)
+        overfull = [gone for gone in self._overfull if gone.slot in self._heard]
+        self._overfull.clear()
+        for gone in overfull:
+            self._forget(gone.slot)
+        return overfull
+
+    def _say(self, peer: Peer, body: bytes, aside: bool = False) -> None:
+        try:
+            self._put(peer.side if aside else peer.main, peer.delivery.send(body, time.monotonic()), body)
+        except Unconfirmed as error:
+            self._peers.pop(peer.slot, None)
+            self._known[peer.name] = None
+            self._overfull.append(Gone(peer.slot, f"does not hear what it is told: {error}"))
+
+    def _put(self, name: bytes, head: Head, body: bytes) -> None:
+        self._router.send_multipart([name, pack_head(head), body])
 
     def paused(self) -> float:
         """What `receive` found of it."""
@@ -270,7 +401,7 @@ class Router:
 
     def close(self) -> None:
         """Tell all to end, see that they do."""
-        for slot in self._heard:
+        for slot in list(self._peers):
             self.send(slot, End())
         self._crew.close()
         self._hang_up()
@@ -361,6 +492,9 @@ class Direct:
             while True:
                 heard.append(self._outbox.get_nowait())
         return heard
+
+    def confirm(self) -> None:
+        """Nothing is lost on the way here."""
 
     def paused(self) -> float:
         """Nobody waits for anybody here."""

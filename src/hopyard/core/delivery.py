@@ -1,0 +1,245 @@
+"""Messages that arrive once and in order over connections that lose, double and reorder them.
+
+**Theory of operation.** Both ends number what they send, from 1. A receiver takes a number once and in order: what came
+before is dropped, what comes too early waits for the gap to be filled. With every frame travels the highest number that
+its sender has confirmed, so that most confirmations cost nothing; where nothing else goes, a frame of number 0 and no
+body carries it. What is not confirmed in time is sent again, each time after twice as long: a large message that is
+still on its way is not buried under copies of itself.
+
+A receiver may take messages first and confirm them later: the driver confirms what its journal holds.
+
+No clock, no sockets: time comes with the calls. `Delivery` is one end; the names of connections, which tell one process
+from the next under the same slot, are the wire's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import msgspec
+
+from hopyard.errors import HopyardError
+
+MESSAGES = 1000
+"""Messages that may wait for their confirmation."""
+BYTES = 64 << 20
+"""Bytes of them; a single message may always wait."""
+SPEED = 4 << 20
+"""Bytes a second that a connection is trusted to carry before a large message is sent again."""
+LONGEST = 64.0
+"""Seconds at most between two times that a message is sent, but for the time that its bytes need."""
+
+
+class Unconfirmed(HopyardError):
+    """More waits for its confirmation than is allowed."""
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What stands before the body of each frame."""
+
+    number: int
+    """Of the message; 0: the frame carries no numbered message."""
+    confirmed: int
+    """Highest number that the sender of this frame confirms to the other end."""
+
+
+class Waiting(msgspec.Struct, gc=False):
+    """A message that was sent and is not confirmed."""
+
+    number: int
+    body: bytes
+    due: float
+    """When it is sent again."""
+    pause: float
+    """Seconds from then until it is sent once more."""
+
+
+class Outbox:
+    """What one end has sent and the other has not confirmed.
+
+    Args:
+        patience: seconds before a small message is sent again.
+        messages: how many may wait.
+        size: how many bytes of them.
+    """
+
+    __slots__ = ("_bytes", "_messages", "_size", "_waiting", "due", "number", "patience")
+
+    def __init__(self, patience: float, messages: int = MESSAGES, size: int = BYTES) -> None:
+        self.patience = patience
+        self.number = 0
+        """Of the message that was added last."""
+        self._messages, self._size = messages, size
+        self._waiting: deque[Waiting] = deque()
+        self._bytes = 0
+        self.due = math.inf
+        """Nothing is to be sent again before this time."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def share(self) -> float:
+        """How much of what may wait does, from 0 to 1."""
+        return max(len(self._waiting) / self._messages, self._bytes / self._size)
+
+    def add(self, body: bytes, now: float) -> int:
+        """Keep a message until it is confirmed.
+
+        Returns:
+            int: its number.
+
+        Raises:
+            Unconfirmed: too much waits already.
+        """
+        if self._waiting and (len(self._waiting) >= self._messages or self._bytes + len(body) > self._size):
+            raise Unconfirmed(
+                f"{len(self._waiting):,} messages of {self._bytes:,} bytes were sent and never confirmed; at most "
+                f"{self._messages:,} messages and {self._size:,} bytes may wait"
+            )
+        self.number += 1
+        carried = len(body) / SPEED
+        due = now + self.patience + carried
+        self._waiting.append(Waiting(self.number, body, due, 2 * self.patience + carried))
+        self._bytes += len(body)
+        self.due = min(self.due, due)
+        return self.number
+
+    def confirm(self, number: int) -> None:
+        """The other end has all messages up to this number. One that was never sent says nothing."""
+        if number > self.number:
+            return
+        waiting = self._waiting
+        while waiting and waiting[0].number <= number:
+            self._bytes -= len(waiting.popleft().body)
+
+    def overdue(self, now: float) -> list[tuple[int, bytes]]:
+        """(number, body) of what is to be sent again, in order; it is due later from now on."""
+        if now < self.due:
+            return []
+        found = []
+        self.due = math.inf
+        for waiting in self._waiting:
+            if waiting.due <= now:
+                found.append((waiting.number, waiting.body))
+                waiting.due = now + waiting.pause
+                waiting.pause = min(2 * waiting.pause, LONGEST + len(waiting.body) / SPEED)
+            self.due = min(self.due, waiting.due)
+        return found
+
+
+class Inbox:
+    """What one end has received: each message once, in order.
+
+    Args:
+        messages: how many that came too early may wait for what is missing before them.
+        size: how many bytes of them.
+    """
+
+    __slots__ = ("_bytes", "_early", "_messages", "_size", "taken")
+
+    def __init__(self, messages: int = MESSAGES, size: int = BYTES) -> None:
+        self.taken = 0
+        """The highest number that was taken; so were all below it."""
+        self._messages, self._size = messages, size
+        self._early: dict[int, bytes] = {}
+        self._bytes = 0
+
+    def take(self, number: int, body: bytes) -> list[bytes]:
+        """The messages that this one brings, in order: none, if it was taken before or comes too early."""
+        if number != self.taken + 1:
+            ahead = number - self.taken
+            if 0 < ahead <= self._messages and number not in self._early and self._bytes + len(body) <= self._size:
+                self._early[number] = body
+                self._bytes += len(body)
+            return []
+        self.taken = number
+        found = [body]
+        while self.taken + 1 in self._early:
+            self.taken += 1
+            found.append(self._early.pop(self.taken))
+            self._bytes -= len(found[-1])
+        return found
+
+
+class Delivery:
+    """One end of the line between the driver and one agent.
+
+    Args:
+        patience: seconds before what is not confirmed is sent again.
+    """
+
+    __slots__ = ("_inbox", "_outbox", "_told", "confirmed")
+
+    def __init__(self, patience: float) -> None:
+        self._outbox = Outbox(patience)
+        self._inbox = Inbox()
+        self.confirmed = 0
+        """The highest number that this end confirms."""
+        self._told = 0
+        """The highest that it has told the other end, as far as it knows."""
+
+    def __len__(self) -> int:
+        return len(self._outbox)
+
+    @property
+    def share(self) -> float:
+        """How much of what may wait for confirmation does, from 0 to 1."""
+        return self._outbox.share
+
+    @property
+    def due(self) -> float:
+        """Nothing is to be sent again before this time."""
+        return self._outbox.due
+
+    @property
+    def patience(self) -> float:
+        """Seconds before a small message is sent again."""
+        return self._outbox.patience
+
+    @patience.setter
+    def patience(self, seconds: float) -> None:
+        self._outbox.patience = seconds
+
+    @property
+    def untold(self) -> int:
+        """How many messages this end confirms without having told the other."""
+        return self.confirmed - self._told
+
+    def send(self, body: bytes, now: float) -> Head:
+        """Number a message and keep it. Returns what stands before it.
+
+        Raises:
+            Unconfirmed: too much waits already.
+        """
+        return self._head(self._outbox.add(body, now))
+
+    def receive(self, head: Head, body: bytes) -> list[bytes]:
+        """The messages that a frame brings, in order."""
+        self._outbox.confirm(head.confirmed)
+        if not head.number:
+            return []
+        if head.number <= self._told:  # who sends it again has not heard of its confirmation
+            self._told = head.number - 1
+        return self._inbox.take(head.number, body)
+
+    def heard(self, confirmed: int) -> None:
+        """The other end confirms this number, by a message of its own."""
+        self._outbox.confirm(confirmed)
+
+    def confirm(self) -> None:
+        """What was received so far is safe: frames say so from now on."""
+        self.confirmed = self._inbox.taken
+
+    def overdue(self, now: float) -> list[tuple[Head, bytes]]:
+        """The frames that are to be sent again."""
+        return [(self._head(number), body) for number, body in self._outbox.overdue(now)]
+
+    def confirmation(self) -> Head:
+        """What stands in a frame that does nothing but confirm."""
+        return self._head(0)
+
+    def _head(self, number: int) -> Head:
+        self._told = self.confirmed
+        return Head(number, self.confirmed)
