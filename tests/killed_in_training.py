@@ -61,7 +61,7 @@ def killed(name: str, victim: str, scope: Any, engine: Any, directory: Path) -> 
         until=UNTIL[name],
         max_restarts=1,
         restart_scope=scope,
-        max_time=300,
+        max_time=800,
         engine=engine,
         directory=directory,
     )
@@ -71,7 +71,7 @@ def killed(name: str, victim: str, scope: Any, engine: Any, directory: Path) -> 
         if not program.over:
             tasks = {f"{task['role']} {task['index']}": task for task in program.status()["tasks"]}
             os.kill(process_of(tasks[victim]["agent"]), signal.SIGKILL)
-        program.wait(320)
+        program.wait(820)
     status = program.status()
     results = {path.stem: json.loads(path.read_text()) for path in directory.glob("result*.json")}
     return {"status": status["status"], "restarts": status["restarts"], "killed at": step, "results": results}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hopyard as hy
@@ -154,6 +155,24 @@ class TestItsLife:
         for path in (tmp_path / "program").glob("port-*"):
             with socket.socket() as server:
                 server.bind(("127.0.0.1", int(path.read_text())))
+
+
+def test_rows_that_a_program_was_fed_stay_until_it_is_over(tmp_path: Path) -> None:
+    """A restart is fed them again: `hopyard clean` keeps what a program that runs may need."""
+    from hopyard.data.needed import needed
+
+    def main(args: Any, ctx: Any) -> None:
+        for _ in ctx.feed().batches(10):
+            pass
+
+    data = hy.Dataset.numpy(np.arange(40.0).reshape(20, 2), np.arange(20.0), partitions=2)
+    program = launch(tmp_path, main, roles={"worker": 1})
+    program.feed(data, end=False)
+    where = data.prepare().path
+    assert needed(where) == [str((tmp_path / "program").resolve())]
+    program.end()
+    assert program.wait(60) == "done"
+    assert needed(where) == []
 
 
 @pytest.mark.usefixtures("nothing_left")

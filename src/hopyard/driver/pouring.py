@@ -231,7 +231,11 @@ class Pouring:
             raise
         if done:
             return done[0]
-        again = self._over_or_again(lives)
+        try:
+            again = self._over_or_again(lives)
+        except BaseException:  # the program failed, or was ended: nobody takes the rest
+            source.cancel()
+            raise
         if again is None:  # it had enough
             source.cancel()
             return self.book.taken - before
