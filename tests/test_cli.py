@@ -326,11 +326,12 @@ def test_replay_and_resume(monkeypatch):
         assert found.exit_code == 1 and "1 of 9 States differ" in found.stderr and "trial 3" in found.stderr
         run = types.SimpleNamespace(status="partial", directory="runs/x")
         engines = []
-        start = types.SimpleNamespace(resume=lambda path, engine: engines.append(engine) or run)
+        start = types.SimpleNamespace(resume=lambda path, engine, failed: engines.append((engine, failed)) or run)
         monkeypatch.setitem(sys.modules, "hopyard.driver.start", start)
         assert call("resume", "x").exit_code == 3
         assert call("resume", "x", "--workers", "3").exit_code == 3
-        assert engines[0] is None and engines[1].workers == 3
+        assert call("resume", "x", "--failed").exit_code == 3
+        assert engines[0] == (None, False) and engines[1][0].workers == 3 and engines[2] == (None, True)
     finally:
         signal.signal(signal.SIGTERM, before)
 

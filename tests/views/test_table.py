@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from hopyard.core.events import Began, Checked, Done, Proposed
+from hopyard.core.events import Began, Check, Checked, Deferred, Done, Joined, Proposed, StoreAway
 from hopyard.core.liveness import Stall
 from hopyard.core.machine import Machine, fold
 from hopyard.sim.world import World, lengths
@@ -49,6 +49,23 @@ def picture(lines, width=120, height=30, after=0.5):
     table.see(lines, machine)
     console.print(table.render(machine, lines[-1].at + after, height, width))
     return console.file.getvalue().splitlines()
+
+
+def test_what_waits_and_why_is_in_the_table():
+    spec = RunSpec(epochs=1, partitions=2, validation=0, trials=3)
+    lines = [Began(at=0.0, spec=spec), *[Proposed(at=0.0, trial=n, config={"lr": n}) for n in range(3)]]
+    lines += [Joined(at=0.0, slot=0, host="a", pid=1), Check(at=0.0, slot=0, trial=0)]
+    lines += [Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",))]
+    for number in (1, 2):
+        lines.append(Deferred(at=1.0, trial=number, until=5.0 + number, fault="system", reason="Connection reset"))
+    lines.append(StoreAway(at=2.0, slot=0, error="State 0-1-1 cannot be stored in s3://x: nobody answered"))
+    shown = picture(lines, after=1.0)
+    assert "store away since 1.0 s" in shown[0]
+    assert sum("delayed" in line for line in shown) == 2
+    text = "trial 1 and 1 other: tried again in 3.0 s after a fault of the system: Connection reset"
+    assert text in [line.rstrip() for line in shown]
+    assert any(line.startswith("worker 0 tries again: State 0-1-1 cannot be stored in s3://x") for line in shown)
+    assert len(picture(lines, height=8)) <= 8
 
 
 def test_plain_lines_one_an_epoch(rough):

@@ -18,6 +18,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from hopyard.agent.recipes import all_of, recipe_of
 from hopyard.core.order import build_seed
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
@@ -93,7 +94,7 @@ def warm() -> None:
 def foresee(recipe: Callable[..., Any]) -> None:
     """Import the frameworks that the recipe names, so that a worker that is ready has them, not its first unit. What
     cannot be imported is the recipe's to complain of."""
-    names = named(recipe)
+    names = frozenset[str]().union(*[named(one) for one in all_of(recipe)])
     for framework in TOOLS:
         if framework in names and importlib.util.find_spec(framework) is not None:
             with suppress(ImportError, ValueError):
@@ -195,9 +196,10 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     """
     seed = build_seed(plan.spec.seed, trial)
     arguments: list[Any] = [dict(config)]
-    if wants_context(plan.recipe):
+    recipe = recipe_of(plan.recipe, trial)
+    if wants_context(recipe):
         arguments.append(Context(plan.device, _shapes(plan.manifest.inputs), plan.manifest.classes, seed, trial))
-    names = named(plan.recipe)
+    names = named(recipe)
     while True:
         before = imported()
         install(plan)
@@ -205,7 +207,7 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
         for framework in before:
             if (fresh := getattr(tools(framework), "fresh", None)) is not None:
                 fresh(seed, framework in names)
-        made = _called(plan.recipe, arguments)
+        made = _called(recipe, arguments)
         for framework in before:
             if (settle := getattr(tools(framework), "settle", None)) is not None:
                 settle()

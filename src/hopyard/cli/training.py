@@ -132,13 +132,16 @@ def resume(
     workers: Annotated[
         int | None, typer.Option(help="Go on with so many processes of this host, wherever the run was started.")
     ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Also try again what failed, but for trials that the recipe ended.")
+    ] = False,
 ) -> int:
     """Go on with a run that was interrupted."""
     from hopyard.driver.start import resume as go_on
     from hopyard.engines.local import Local
 
     terminable()
-    found = go_on(run, engine=None if workers is None else Local(workers=workers))
+    found = go_on(run, engine=None if workers is None else Local(workers=workers), failed=failed)
     typer.echo(f"{found.directory}: {found.status}")
     return STATUS.get(found.status, GOOD)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from hopyard import __version__
-from hopyard.core.events import Began, Resumed
+from hopyard.core.events import Began, Resumed, Retried
 from hopyard.core.machine import Machine
 from hopyard.core.messages import LIMIT, Bulk, Setup
 from hopyard.data.manifest import Manifest
@@ -91,6 +91,8 @@ class Drive:
     states: Owned
     earlier: Earlier | None = None
     """What earlier drivers of the run did; None: it is a new one."""
+    again: tuple[Retried, ...] = ()
+    """Failed trials that are tried again."""
     encrypt: Encrypt = "between hosts"
     timeouts: Timeouts | None = None
     """Other than the run has so far."""
@@ -203,6 +205,7 @@ def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
             earlier,
             folder.path,
             IDLE if it.engine.apart else None,
+            it.again,
         )
         run._halt = loop.stop
         if run._stopped:  # before there was anything to halt

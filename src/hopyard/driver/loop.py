@@ -42,6 +42,7 @@ from hopyard.core.events import (
     Proposed,
     Release,
     Replace,
+    Retried,
     StoreAway,
     StoreBack,
     Tick,
@@ -113,6 +114,7 @@ class Loop:
         earlier: what earlier drivers did.
         memory: the run's folder in shared memory; what an agent leaves there when it is ended goes with it.
         idle: seconds after which a slot that has nothing to do is given back, but for the last; None: never.
+        again: failed trials that are tried again.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class Loop:
         earlier: Earlier | None = None,
         memory: Path | None = None,
         idle: float | None = None,
+        again: Sequence[Retried] = (),
     ) -> None:
         self.machine = machine
         self._journal = journal
@@ -139,6 +142,7 @@ class Loop:
         self._log_of = log_of
         self._views = list(views)
         self._opening = opening
+        self._again = again
         self._memory = memory
         self._next = 0 if earlier is None else earlier.slots
         """Slots of earlier drivers keep their numbers."""
@@ -186,6 +190,8 @@ class Loop:
         try:
             if self._opening is not None:
                 self._commit([self._opening])
+            if self._again:
+                self._commit([msgspec.structs.replace(fact, at=self._clock.now()) for fact in self._again])
             self._sweep()
             self._propose()
             for _ in range(self._workers):

@@ -55,6 +55,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Whether States that go by network are encrypted."""
     digests: dict[str, str] = {}
     """Digests of recipe, space and search; empty: none could be made."""
+    recipes: dict[str, str] = {}
+    """Of recipes with which failed trials began anew: digest → name."""
     marks: dict[str, str] = {}
     """Marks of drivers that ended before their journal had them → the run directory, as the journal names it."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hopyard.agent.build import Built, Plan, build, undisturbed
+from hopyard.agent.recipes import recipe_of
 from hopyard.core.books import TrialBook
 from hopyard.data.manifest import Manifest
 from hopyard.driver.ship import PYTHON, dump, load
@@ -63,7 +64,7 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
     else:  # a Trainable of the user's own: its whole State
         framework = OWN
         (directory / WEIGHTS).write_bytes(encode(capture(built.trainable)))
-    (directory / RECIPE).write_bytes(dump(plan.recipe, "recipe"))
+    (directory / RECIPE).write_bytes(dump(recipe_of(plan.recipe, book.id), "recipe"))
     about = Saved(
         python=PYTHON,
         trial=book.id,

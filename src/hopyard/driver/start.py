@@ -21,6 +21,7 @@ from hopyard.core.machine import Machine
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
 from hopyard.data.needed import need, spare
+from hopyard.driver.again import chosen, with_recipe
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.drive import Drive, drive
 from hopyard.driver.ownership import new_folder, parent_of, take_new, take_over
@@ -192,6 +193,8 @@ def resume(
     *,
     engine: Engine | None = None,
     wait: bool = True,
+    failed: bool = False,
+    recipe: Callable[..., Any] | None = None,
     heartbeat_timeout: float | None = None,
     stall_timeout: float | None = None,
     unit_timeout: float | None = None,
@@ -204,12 +207,20 @@ def resume(
         wait: as for `select`.
         heartbeat_timeout, stall_timeout, unit_timeout: as for `select`; None: as they were. unit_timeout=math.inf: from
             now on a unit may take as long as it likes.
+        failed: try failed trials again, also of a run that has ended: those that a fault of the system, the store, the
+            data or memory ended, and poison, from their last durable States, with nothing counted against them.
+        recipe: with failed=True: with this one those trials begin anew that the recipe's own errors ended. The other
+            trials keep theirs.
 
     Raises:
-        SpecError: a timeout is not allowed.
+        SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe.
         RunDirectoryError: no run there, in use by a live driver, or started by another Python version.
         JournalError: the journal is damaged, or of a newer version.
     """
+    if not isinstance(failed, bool):
+        raise SpecError(f"failed = {failed!r}: True or False is needed")
+    if recipe is not None and not failed:
+        raise SpecError("recipe=: only trials that failed begin anew with another recipe; give failed=True as well")
     given = {"heartbeat_timeout": heartbeat_timeout, "stall_timeout": stall_timeout, "unit_timeout": unit_timeout}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if unit_timeout == math.inf:
@@ -218,7 +229,7 @@ def resume(
     layout = find(run_directory)
     lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return _go_on(layout, lock, engine, wait, changes)
+        return _go_on(layout, lock, engine, wait, changes, failed=failed, recipe=recipe)
 
 
 def _go_on(
@@ -229,6 +240,8 @@ def _go_on(
     changes: Mapping[str, Any],
     data: tuple[Dataset, Manifest] | None = None,
     recovered: tuple[Machine, Earlier] | None = None,
+    failed: bool = False,
+    recipe: Callable[..., Any] | None = None,
 ) -> Run:
     """The run in a directory whose lock is ours, from where its journal ends.
 
@@ -237,33 +250,40 @@ def _go_on(
         changes: fields of its Timeouts that are others from now on.
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
         recovered: what `recover` gives, where the journal was read already.
+        failed, recipe: as for `resume`.
     """
     machine, earlier = recovered or recover(layout)
-    if machine.status in ("completed", "partial", "failed"):
+    again = chosen(layout, machine, recipe) if failed else ()
+    if machine.status in ("completed", "partial", "failed") and not again:
         lock.free()
-        log.warning("%s: the run had ended before (%s), nothing was trained", layout.root, machine.status)
+        lost = any(trial.status == "failed" and trial.fault != "user" for trial in machine.trials.values())
+        more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if lost else ""
+        log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)
         return load(layout.root)
     about = about_of(layout)
     cargo: Cargo = unpickle(layout.recipe, about.python)
-    chosen = engine or cargo.engine
-    _compare_threads(layout, about, chosen, machine.spec.exact)
+    selected = engine or cargo.engine
+    _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, cargo.data) if data is None else data[1]
     with room(layout.root):
         sweep_temporary(layout.root)
         if data is not None:
             cargo = _on(layout, cargo, *data)
+        if recipe is not None:
+            about, cargo = with_recipe(layout, about, cargo, recipe, again)
         states = take_over(layout, about, machine, earlier)
     timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes)
     return drive(
         Drive(
             layout,
             lock,
-            chosen,
+            selected,
             cargo,
             manifest,
             machine,
             states,
             earlier,
+            again,
             encrypt=about.encrypt,
             timeouts=None if timeouts == machine.spec.timeouts else timeouts,
         ),

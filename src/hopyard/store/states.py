@@ -178,6 +178,8 @@ class LocalStore:
 
     def get(self, ref: Ref) -> bytearray:
         """The bytes as stored. Raises FileNotFoundError."""
+        if not self.directory.is_dir():  # a file server that is not mounted: the State is not gone
+            raise OSError(errno.ENOTDIR, "the folder of the States is not there", str(self.directory))
         with (self.directory / _file(ref)).open("rb", buffering=0) as file:
             data = bytearray(os.fstat(file.fileno()).st_size)
             view, at = memoryview(data), 0

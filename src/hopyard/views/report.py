@@ -70,13 +70,15 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
     Args:
         lines: the journal.
         machine: its fold.
-        about: what run.json says; read are `directory` (of the run), `split` and `store`; each may be missing.
+        about: what run.json says; read are `directory` (of the run), `split`, `store`, `recipe`, `recipes`, `digests`;
+            each may be missing.
         status: how the run stands (`store/standing.py`).
     """
     found = chart(lines)
     directory = str(about.get("directory", "") or "")
     blocks = [
         _head(found, machine, directory, status, str(about.get("split", "") or "")),
+        _recipes(machine, about),
         _best(machine),
         _ranks(machine, status),
         _account(found, machine, status),
@@ -127,6 +129,22 @@ def _head(found: Chart, machine: Machine, directory: str, status: str, split: st
     lines += [f"  rows are split {split}"] if split and machine.spec.validation else []
     lines += [f"  nothing was trained: {fault}" for fault in machine.faults if status == "failed"]
     return "\n".join(lines)
+
+
+def _recipes(machine: Machine, about: dict[str, Any]) -> str:
+    """Which trials were trained with which recipe, where there are several."""
+    used: dict[str, list[int]] = {}
+    for _, trial in sorted(machine.trials.items()):
+        used.setdefault(trial.recipe, []).append(trial.id)
+    if set(used) <= {""}:
+        return ""
+    digests = {"": str((about.get("digests") or {}).get("recipe", "")) or "–", **{seal: seal for seal in used if seal}}
+    names = {"": str(about.get("recipe", "")), **(about.get("recipes") or {})}
+    rows = [
+        f"  {names.get(seal, '') or 'recipe'} (digest {digests[seal][:SHORT]}): trials {', '.join(map(str, trials))}"
+        for seal, trials in sorted(used.items())
+    ]
+    return "\n".join(["Recipes", *rows])
 
 
 def _best(machine: Machine) -> str:

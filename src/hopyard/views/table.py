@@ -43,6 +43,7 @@ _COLOURS = {
     "completed": "green",
     "failed": "red",
     "waiting": "dim",
+    "delayed": "yellow",
 }
 
 
@@ -245,7 +246,7 @@ class Table:
 
     def render(self, machine: Machine, now: float, height: int, width: int) -> Group:
         """The whole picture in `height` lines: the head, then the trials (of a fit: the epochs) that fit."""
-        rows = max(1, height - 5)
+        rows = max(1, height - 5 - len(_troubles(machine, now)))
         body = self._fit(machine, now, rows) if self.spec.trials == 1 else self._search(machine, now, rows, width)
         return Group(self._head(machine, now), *body)
 
@@ -272,6 +273,10 @@ class Table:
         if self._stalled:
             longest = max(stall.seconds for stall in self._stalled.values())
             text.append(f"  {len(self._stalled)} stalled for {words.duration(longest)}", "yellow")
+        away = [slot for slot in machine.slots.values() if slot.away]
+        if away:
+            since = now - min(slot.away_since for slot in away)
+            text.append(f"  store away since {words.duration(since)}", "red")
         return text
 
     def _state(self, machine: Machine) -> str:
@@ -350,7 +355,7 @@ class Table:
         if failed is not None:
             text = f"trial {failed.id} failed ({failed.fault}): {' '.join(failed.error.split())}"
             body.append(Text(text, "red", no_wrap=True, overflow="ellipsis"))
-        return body
+        return [*body, *_troubles(machine, now)]
 
     def _fit(self, machine: Machine, now: float, rows: int) -> list[Grid | Text]:
         """One row an epoch, the newest ones."""
@@ -378,11 +383,13 @@ class Table:
         body: list[Grid | Text] = [text, grid] if trial.config else [grid]
         if trial.status == "failed":
             body.append(Text(f"failed ({trial.fault}): {' '.join(trial.error.split())}", "red"))
-        return body
+        return [*body, *_troubles(machine, now)]
 
     def _status(self, trial: TrialBook, working: bool) -> str:
         if trial.ended:
             return trial.status
+        if trial.until and not working:
+            return "delayed"
         if trial.step == self.spec.steps:
             return "validating" if working else "storing" if len(trial.history) == self.spec.epochs else "waiting"
         return "running" if working else "hopping" if trial.step else "waiting"
@@ -441,6 +448,21 @@ def _rest(machine: Machine, shown: list[TrialBook]) -> Text:
             counts[trial.status] = counts.get(trial.status, 0) + 1
     parts = [f"{counts[name]:,} {name}" for name in ("running", "completed", "failed", "waiting") if name in counts]
     return Text(f"  and {sum(counts.values()):,} more: {', '.join(parts)}", "dim")
+
+
+def _troubles(machine: Machine, now: float) -> list[Text]:
+    """What keeps trials waiting, and why the store cannot be reached: at most one line each."""
+    delayed = [trial for trial in machine.trials.values() if trial.until and not trial.ended]
+    away = next((slot for slot in machine.slots.values() if slot.away), None)
+    lines = []
+    if delayed:
+        first = min(delayed, key=lambda trial: trial.until)
+        others = f" and {words.count(len(delayed) - 1, 'other')}" if len(delayed) > 1 else ""
+        wait = words.duration(max(0.0, first.until - now))
+        lines.append(f"trial {first.id}{others}: tried again in {wait} after a fault of the {first.waits_for}")
+    if away is not None:
+        lines.append(f"worker {away.id} tries again: {away.away}")
+    return [Text(" ".join(line.split()), "yellow", no_wrap=True, overflow="ellipsis") for line in lines]
 
 
 def _notebook() -> bool:

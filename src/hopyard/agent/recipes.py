@@ -1,0 +1,44 @@
+"""Recipes of one run: the first, and those with which failed trials began anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Recipe = Callable[..., Any]
+
+
+class Recipes:
+    """Stands where a recipe does: each trial has the one that it is trained with.
+
+    Args:
+        first: of all trials that are not named.
+        others: trial → its recipe.
+    """
+
+    def __init__(self, first: Recipe, others: Mapping[int, Recipe]) -> None:
+        self.first = first
+        self.others = dict(others)
+
+    def __call__(self, config: dict[str, Any], ctx: Any) -> Any:
+        """What the recipe of trial `ctx.trial` gives."""
+        from hopyard.agent.build import wants_context
+
+        recipe = recipe_of(self, ctx.trial)
+        return recipe(config, ctx) if wants_context(recipe) else recipe(config)
+
+
+def recipe_of(recipe: Recipe, trial: int) -> Recipe:
+    """The recipe that this trial is trained with."""
+    return recipe.others.get(trial, recipe.first) if isinstance(recipe, Recipes) else recipe
+
+
+def joined(recipe: Recipe, trials: list[int], other: Recipe) -> Recipes:
+    """The same recipes, and another one for these trials."""
+    known = recipe if isinstance(recipe, Recipes) else Recipes(recipe, {})
+    return Recipes(known.first, {**known.others, **dict.fromkeys(trials, other)})
+
+
+def all_of(recipe: Recipe) -> list[Recipe]:
+    """Every recipe, the first one first."""
+    return [recipe.first, *recipe.others.values()] if isinstance(recipe, Recipes) else [recipe]
