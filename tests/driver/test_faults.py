@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hopyard.driver.run import Run
 from hopyard.engines import oom
 from hopyard.errors import RunFailed, SpecError
 from hopyard.frameworks.array import Linear
+from hopyard.spec import RunSpec
 from hopyard.store.states import FsspecStore
 from jobs import CONFIGS, WIDTH, digests, driver, first_time, journal, linear, memory, script, select
 
@@ -309,17 +311,14 @@ def always_reset(config: dict[str, Any]) -> Linear:
     return linear_of(config, ask)
 
 
-def test_a_run_whose_every_trial_failed_by_the_system_is_tried_again(tmp_path: Path) -> None:
-    from hopyard.driver.ship import Cargo
-    from hopyard.driver.start import Order, begin
-    from jobs import dataset
-
+def test_a_run_whose_every_trial_failed_by_the_system_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopyard.driver.start.RunSpec", partial(RunSpec, retries=1))  # else it takes minutes
     there = tmp_path / "there"
     configs = [{"lr": 0.1, "there": str(there)}]
-    cargo = Cargo(always_reset, dataset(), None, hy.Configs(configs), hy.Inline())
-    order = Order(cargo, 2, "val_loss", "min", hy.Hopper(), 0, "warn", None, limits={"retries": 1})
     with pytest.raises((RunFailed, hy.PreflightError), match="Connection refused"):
-        begin(order, tmp_path / "run", again=False, wait=True)
+        select(tmp_path / "run", always_reset, configs)
     there.touch()
     run: Run = hy.resume(tmp_path / "run", failed=True)
     assert run.status == "completed"

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hopyard import meter
 from hopyard.core.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.core.messages import NoRoom
 from hopyard.errors import ResourceError
@@ -135,7 +136,7 @@ class Keeper:
         Raises:
             ResourceError: no room in the store either.
         """
-        self._put(ref, data)
+        self._put(ref, data, waited_for=True)
         self._flushed.add(ref)
         return Durable(at=0.0, slot=self._slot, ref=ref, digest=digest(data), bytes=len(data))
 
@@ -168,8 +169,12 @@ class Keeper:
             wait = min((pending.due for pending in self._pending), default=None)
             self._condition.wait(None if wait is None else wait - now)
 
-    def _put(self, ref: Ref, data: memoryview) -> None:
+    def _put(self, ref: Ref, data: memoryview, waited_for: bool = False) -> None:
         """Store it; a store that is away is tried again until it is back. (What is there already is not written twice.)
+
+        Args:
+            ref, data: the State.
+            waited_for: whether a unit waits for it; then each attempt is progress, or the worker would count as hung.
 
         Raises:
             ResourceError: there is no room.
@@ -182,6 +187,8 @@ class Keeper:
                     self._store.put(ref, data)
                     return
                 except StoreUnreachable as error:
+                    if waited_for:
+                        meter.advance()
                     if self._ending.is_set():
                         raise
                     log.warning("tried again in %.0f s: %s", wait, error)
