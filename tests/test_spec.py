@@ -34,7 +34,7 @@ def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(field, value, a
 
 
 @pytest.mark.parametrize("value", [0, -1.0, "long", True, math.inf, math.nan])
-@pytest.mark.parametrize("field", ["heartbeat_timeout", "stall_timeout", "unit_timeout"])
+@pytest.mark.parametrize("field", ["heartbeat_timeout", "stall_timeout", "unit_timeout", "durable_timeout"])
 def test_a_bad_timeout_is_named_with_its_value_and_what_is_allowed(field, value):
     with pytest.raises(SpecError) as caught:
         Timeouts(**{field: value})

@@ -20,6 +20,8 @@ from hopyard.core.events import (
     Release,
     Replace,
     Resumed,
+    StoreAway,
+    StoreBack,
     Tick,
     Warn,
 )
@@ -481,3 +483,58 @@ def test_a_journal_begins_with_began():
         fold([Tick(at=0.0)])
     with pytest.raises(ValueError, match="empty journal"):
         fold([])
+
+
+# -------------------------------------------------------------------------------- States that are not stored
+
+
+def stored_late(**more):
+    """One trial of two partitions and two epochs on slot 0, whose first epoch is over at 10 seconds."""
+    run = Run(epochs=2, timeouts=Timeouts(durable_timeout=60.0), **more)
+    run.done(0)
+    run.at = 10.0
+    run.done(0)
+    return run
+
+
+def test_a_slot_that_does_not_store_an_epochs_end_in_time_is_replaced_and_its_unit_is_not_to_blame():
+    run = stored_late(slots=2)
+    assert run.machine.earliest() == 70.0 and not run.machine.due(69.9) and run.machine.due(70.0)
+    assert run.unit(0).epoch == 1
+    reason = "State 0-2-2 was not stored within durable_timeout=60 seconds"
+    out = run.give(Tick(at=70.0))
+    assert out[0] == Replace(0, reason)
+    assert dispatched(out) == [(1, 0, "train", 0, (0,))]  # from the start, as nothing was stored
+    assert run.machine.trials[0].strikes == {}
+    assert run.machine.earliest() is None
+
+
+def test_a_state_that_is_stored_in_time_is_not_awaited():
+    run = stored_late()
+    run.durable(0, 0, 2, 2)
+    assert run.machine.earliest() is None
+
+
+def test_a_state_in_the_middle_of_an_epoch_need_not_be_stored():
+    run = Run(partitions=3, timeouts=Timeouts(durable_timeout=60.0))
+    run.done(0)
+    assert run.machine.earliest() is None
+
+
+def test_nobody_is_replaced_while_the_store_is_away():
+    run = stored_late()
+    run.give(StoreAway(at=30.0, slot=0, error="it does not answer"))
+    assert run.machine.earliest() is None
+    run.give(StoreBack(at=5000.0, slot=0))
+    assert run.machine.earliest() == 5040.0
+
+
+def test_a_resume_may_give_another_time_to_store_and_awaits_nothing_of_slots_that_are_gone():
+    run = stored_late()
+    run.give(Resumed(at=50.0, timeouts=Timeouts(durable_timeout=5.0)))
+    assert run.machine.earliest() is None
+    run.join(1)
+    run.done(1)
+    run.at = 100.0
+    run.done(1)
+    assert run.machine.earliest() == 105.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,14 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.books import TrialBook
-from hopyard.core.events import Began, Dispatch, Interrupted, Proposed
+from hopyard.core.events import Began, Dispatch, Interrupted, Lost, Proposed
 from hopyard.core.machine import fold
 from hopyard.driver.loop import Loop
 from hopyard.driver.run import Run
 from hopyard.frameworks.array import Linear
 from hopyard.spec import Batch, RunSpec
 from hopyard.store.layout import Layout
-from jobs import CONFIGS, WIDTH, agents, dataset, digests, gone, journal, linear, select, table, troubled
+from jobs import CONFIGS, WIDTH, agents, dataset, digests, first_time, gone, journal, linear, select, table, troubled
 
 
 @pytest.fixture(scope="module")
@@ -470,3 +471,30 @@ def test_epoch_ends_are_told(tmp_path: Path) -> None:
 def test_the_users_environment_is_not_changed(run: hy.Run) -> None:
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ or os.environ["CUBLAS_WORKSPACE_CONFIG"]
     assert run.spec.exact == "warn"
+
+
+def hanging_store(config: dict[str, Any]) -> Any:
+    """The first worker never comes back from storing a State."""
+    from hopyard.store.states import LocalStore
+
+    put = LocalStore.put
+
+    def hang(self: LocalStore, *arguments: Any) -> None:
+        if first_time(config["once"]):
+            time.sleep(1000)
+        put(self, *arguments)
+
+    if put.__name__ == "put":
+        LocalStore.put = hang  # type: ignore[method-assign]
+    return linear(config)
+
+
+def test_a_worker_that_does_not_store_its_states_is_replaced(tmp_path: Path) -> None:
+    config = {"lr": 0.1, "once": str(tmp_path / "once")}
+    run = select(
+        tmp_path / "run", hanging_store, [config], engine=hy.Local(1, devices=None), epochs=1, durable_timeout=2.0
+    )
+    assert run.status == "completed"
+    (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
+    assert re.fullmatch(r"State 0-4-\d was not stored within durable_timeout=2 seconds", lost.reason)
+    assert digests(run) == digests(select(tmp_path / "other", configs=[{"lr": 0.1}], epochs=1))

@@ -155,8 +155,8 @@ class Left(Fact, frozen=True):
 
 
 class Tick(Fact, frozen=True):
-    """Time passed, and a deadline with it (`unit_timeout`). The slots that it ends are named by the `Lost` that follow
-    it: journals written when deadlines were guessed fold to the same state by these."""
+    """Time passed, and a deadline with it (`unit_timeout`, `durable_timeout`). The slots that it ends are named by the
+    `Lost` that follow it: journals written when deadlines were guessed fold to the same state by these."""
 
 
 class Resumed(Fact, frozen=True):

@@ -30,6 +30,7 @@ import msgspec
 from hopyard.core import chain, faults
 from hopyard.core.board import Board
 from hopyard.core.books import EpochBook, SlotBook, StateBook, TrialBook
+from hopyard.core.durability import Durability
 from hopyard.core.events import (
     Began,
     Check,
@@ -107,6 +108,7 @@ class Machine:
         self._open = 0
         """Trials that have not ended."""
         self._waits = faults.Waits(self.trials)
+        self._durability = Durability(spec.timeouts.durable_timeout)
         self._troubled: list[tuple[TrialBook, Fault, str]] = []
         """Trials that the last event made wait, with fault and reason."""
         self._told = False
@@ -147,8 +149,8 @@ class Machine:
 
     def earliest(self) -> float | None:
         """When a `Tick` changes something next; None: never. Amortized O(log n)."""
-        times = [time for time in (self.leases.earliest(), self._waits.earliest()) if time is not None]
-        return min(times, default=None)
+        times = (self.leases.earliest(), self._waits.earliest(), self._durability.earliest())
+        return min((time for time in times if time is not None), default=None)
 
     def due(self, at: float) -> bool:
         """Whether a `Tick` at this time would change anything; only then it is worth a line in the journal."""
@@ -209,6 +211,7 @@ class Machine:
                 for lease, (slot, unit) in self.leases.standing().items()
             },
             "deadlines": self.leases.deadlines(),
+            "awaited": self._durability.awaited(),
             "status": self.status,
             "exhausted": self.exhausted,
             "faults": self.faults,
@@ -349,7 +352,10 @@ class Machine:
         step = trial.step = slot.step = before + len(parts)
         trial.lease = 0
         faults.well(trial, unit, slot.id)
-        trial.states[step] = StateBook(Ref(trial.id, step, unit.lease), slot.id, event.where)
+        ref = Ref(trial.id, step, unit.lease)
+        trial.states[step] = StateBook(ref, slot.id, event.where)
+        if step % partitions == 0:
+            self._durability.made(ref, slot.id, event.at)
         slot.made.add(trial.id)
         self._board.learn(trial, sum([part.seconds for part in parts]), len(parts))
         chain.spend(trial, before, partitions, self.slots, self._out)
@@ -422,6 +428,7 @@ class Machine:
         trial = self.trials.get(ref.trial)
         if trial is None:
             return
+        self._durability.settled(ref)
         known = trial.seal(ref.step, event.digest, self.spec.partitions)
         if known != event.digest:
             self.defects.append(
@@ -498,6 +505,7 @@ class Machine:
         if trial is None or state is None or state.ref != event.ref or state.maker != event.slot or state.digest:
             return
         state.where, state.maker = "", -1
+        self._durability.settled(event.ref)
         self._unpark(trial, state)
         self._mend(trial)
 
@@ -505,6 +513,7 @@ class Machine:
         slot = self.slots.get(event.slot)
         if slot is not None:
             slot.away, slot.away_since = event.error, event.at
+            self._durability.away(event.slot, event.at)
 
     def _store_back(self, event: StoreBack) -> None:
         """Those that wait for the store need not wait longer."""
@@ -512,6 +521,7 @@ class Machine:
         if slot is None or not slot.away:
             return
         slot.away = ""
+        self._durability.back(event.slot, event.at)
         for trial in self.trials.values():
             if trial.until and trial.waits_for.startswith("store:"):
                 self._awaken(trial, over=True)
@@ -525,16 +535,26 @@ class Machine:
         reason = f"its unit took longer than unit_timeout={self.spec.timeouts.unit_timeout} seconds"
         for number in self.leases.expired(event.at):
             self._replace(number, reason)
+        for number, ref in self._durability.expired(event.at):
+            self._overdue(number, ref)
         for trial in self._waits.over(event.at):
             if trial.fresh and trial.fresh <= event.at:
                 trial.fresh = 0.0
             if trial.until and trial.until <= event.at:
                 self._awaken(trial, over=True)
 
-    def _replace(self, number: int, reason: str) -> None:
+    def _overdue(self, number: int, ref: Ref) -> None:
+        """A slot did not store a State in time, though it lives and does not say that the store is away. The unit that
+        it works on is not to blame."""
+        state = self.trials[ref.trial].states.get(ref.step)
+        if state is not None and state.ref == ref and not state.digest and not self.trials[ref.trial].ended:
+            seconds = self.spec.timeouts.durable_timeout
+            self._replace(number, f"State {ref} was not stored within durable_timeout={seconds:g} seconds", "data")
+
+    def _replace(self, number: int, reason: str, fault: Literal["system", "data"] = "system") -> None:
         if number in self.slots:
             self._out.append(Replace(number, reason))
-            self._gone(number, reason)
+            self._gone(number, reason, fault)
 
     def _gone(self, number: int, reason: str, fault: Literal["system", "memory", "data"] = "system") -> None:
         """A slot is not there any longer, nor are the States that only it had."""
@@ -543,6 +563,7 @@ class Machine:
             return
         self._board.leave(slot)
         self.leases.answered(number)
+        self._durability.gone(number)
         if self._checking is not None and self._checking[0] == number:
             self._uncheck(self.trials[self._checking[1]], reason, fault)
         unit = self.leases.revoke(slot.busy)
@@ -587,6 +608,7 @@ class Machine:
                 self._awaken(trial, over=True)
             self._mend(trial)
         self._waits.clear()
+        self._durability = Durability(self.spec.timeouts.durable_timeout)
         gone = set(event.gone)
         for trial in self.trials.values() if gone else ():
             self._without(trial, gone)

@@ -84,6 +84,7 @@ def select(
     heartbeat_timeout: float = 15.0,
     stall_timeout: float = 600.0,
     unit_timeout: float | None = None,
+    durable_timeout: float = 600.0,
 ) -> Run:
     """Train many configurations of a recipe on a data set; find the best.
 
@@ -116,6 +117,8 @@ def select(
         unit_timeout: seconds that one unit may take, whatever progress it makes; None: any number. A worker that is
             lost in one of these ways is replaced, and its unit done again; a unit that loses three ends its trial. With
             hy.Inline() none of the three means anything.
+        durable_timeout: seconds that a worker may take to store the State at the end of an epoch, before it is
+            replaced; the time in which the store is away, as the worker then says, does not count.
 
     Returns:
         Run: `.best`, `.trials`, `.to_pandas()`, `.gantt(path)`.
@@ -140,7 +143,12 @@ def select(
         exact,
         None if store is None else str(store),
         encrypt,
-        Timeouts(heartbeat_timeout=heartbeat_timeout, stall_timeout=stall_timeout, unit_timeout=unit_timeout),
+        Timeouts(
+            heartbeat_timeout=heartbeat_timeout,
+            stall_timeout=stall_timeout,
+            unit_timeout=unit_timeout,
+            durable_timeout=durable_timeout,
+        ),
     )
     return begin(order, directory, resume, wait)
 
@@ -165,6 +173,7 @@ def fit(
     heartbeat_timeout: float = 15.0,
     stall_timeout: float = 600.0,
     unit_timeout: float | None = None,
+    durable_timeout: float = 600.0,
 ) -> Run:
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last."""
     if not isinstance(config, dict):
@@ -183,7 +192,12 @@ def fit(
         exact,
         None if store is None else str(store),
         encrypt,
-        Timeouts(heartbeat_timeout=heartbeat_timeout, stall_timeout=stall_timeout, unit_timeout=unit_timeout),
+        Timeouts(
+            heartbeat_timeout=heartbeat_timeout,
+            stall_timeout=stall_timeout,
+            unit_timeout=unit_timeout,
+            durable_timeout=durable_timeout,
+        ),
     )
     return begin(order, directory, resume, wait)
 
@@ -198,6 +212,7 @@ def resume(
     heartbeat_timeout: float | None = None,
     stall_timeout: float | None = None,
     unit_timeout: float | None = None,
+    durable_timeout: float | None = None,
 ) -> Run:
     """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with.
 
@@ -205,8 +220,8 @@ def resume(
         run_directory: its directory, or its name under `runs/`.
         engine: another than it was started with.
         wait: as for `select`.
-        heartbeat_timeout, stall_timeout, unit_timeout: as for `select`; None: as they were. unit_timeout=math.inf: from
-            now on a unit may take as long as it likes.
+        heartbeat_timeout, stall_timeout, unit_timeout, durable_timeout: as for `select`; None: as they were.
+            unit_timeout=math.inf: from now on a unit may take as long as it likes.
         failed: try failed trials again, also of a run that has ended: those that a fault of the system, the store, the
             data or memory ended, and poison, from their last durable States, with nothing counted against them.
         recipe: with failed=True: with this one those trials begin anew that the recipe's own errors ended. The other
@@ -221,7 +236,12 @@ def resume(
         raise SpecError(f"failed = {failed!r}: True or False is needed")
     if recipe is not None and not failed:
         raise SpecError("recipe=: only trials that failed begin anew with another recipe; give failed=True as well")
-    given = {"heartbeat_timeout": heartbeat_timeout, "stall_timeout": stall_timeout, "unit_timeout": unit_timeout}
+    given = {
+        "heartbeat_timeout": heartbeat_timeout,
+        "stall_timeout": stall_timeout,
+        "unit_timeout": unit_timeout,
+        "durable_timeout": durable_timeout,
+    }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if unit_timeout == math.inf:
         changes["unit_timeout"] = None

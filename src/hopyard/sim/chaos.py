@@ -659,7 +659,7 @@ def drawn(seed: int) -> Chaos:
         group_seconds=random.choice([0.0, 1.0]),
         strikes=random.choice([2, 3, 3, 50]),
         retries=random.choice([0, 0, 1, 8]),
-        timeouts=Timeouts(unit_timeout=random.choice([20.0, 600.0])),
+        timeouts=Timeouts(unit_timeout=random.choice([20.0, 600.0]), durable_timeout=random.choice([30.0, 600.0])),
     )
     return Chaos(
         spec,
