@@ -55,6 +55,9 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each mapped column of each partition is a file
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the driver decides
+    # The kernel sends it to the group of a stopped agent whose driver has ended. An agent that died of it would leave
+    # orphans that its companion does not know. (A handler, unlike SIG_IGN, is not inherited by what the agent starts.)
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
     data = b""
     while not data.endswith(b"\n"):
         more = os.read(0, 1)
