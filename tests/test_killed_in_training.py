@@ -40,7 +40,7 @@ def told(name: str, victim: str, scope: str, engine: str, directory: Path) -> di
         timeout=880,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[done.stderr.find("Traceback") :][:6000]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,30 @@ def test_an_agent_whose_companion_is_gone_is_replaced(tmp_path: Path, signal_nam
     (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
     assert lost.reason.startswith("said nothing for ")
     assert alive([]) == []
+
+
+ACCOMPANIED = """
+import os, sys, time
+from hopyard.agent.companion import accompany
+from hopyard.agent.progress import Progress
+from hopyard.core.messages import Card
+
+progress = Progress()
+accompany(Card(0, "tcp://127.0.0.1:9", "0" * 40, "0" * 40, "0" * 40), progress)
+(child,) = [int(pid) for pid in open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()]
+until = time.monotonic() + 20
+while open(f"/proc/{child}/comm").read() != "hopyard-companion\\n" and time.monotonic() < until:
+    time.sleep(0.01)
+print(progress.companion, child)
+"""
+
+
+def test_an_agent_knows_its_companion_whichever_of_them_runs_first() -> None:
+    """Who hosts a program ends what a task left behind, but not its companion."""
+    command = [sys.executable, "-c", ACCOMPANIED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdin is not None and agent.stdout is not None
+        known, child = agent.stdout.readline().split()
+        agent.stdin.close()
+    assert known == child
+    assert gone([int(child)], 5.0)

@@ -58,9 +58,10 @@ def accompany(card: Card, progress: Progress) -> None:
         progress: what it writes.
     """
     agent, driver = os.getpid(), os.getppid()
-    progress.companion = os.fork()
-    if not progress.companion:
+    companion = os.fork()
+    if not companion:
         _live(card, progress, agent, driver)
+    progress.companion = companion  # here alone: the page is that of both
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
