@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,33 +137,50 @@ def own_memory() -> Path:
     raise AssertionError("this worker has no folder in shared memory")
 
 
+def until(test: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not test() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
 def logged_out(config: dict[str, Any]) -> Linear:
-    """The user logs out, and systemd removes what is theirs in shared memory (`RemoveIPC=yes`). States between the ends
-    of epochs are stored only when they are asked for."""
-    import hopyard.agent.keep
+    """The user logs out, and systemd removes what is theirs in shared memory (`RemoveIPC=yes`): when the first epoch's
+    end has been laid, and before another worker took it. States are stored late: after one was asked for."""
+    from hopyard.store.arena import Arena
+    from hopyard.store.states import LocalStore
 
-    hopyard.agent.keep.PAUSE = 1e9
-    seen = [0]
+    folder = Path(config["folder"])
+    told = folder / "run" / "journal.jsonl"
+    if not hasattr(Arena, "lay_only"):  # this process has not been here yet
+        Arena.lay_only, LocalStore.put_at_once = Arena.lay, LocalStore.put  # type: ignore[attr-defined]
 
-    def remove() -> None:
-        seen[0] += 1
-        if seen[0] == 6 and first_time(str(Path(config["folder"]) / "once")):
-            shutil.rmtree(own_memory())
-        time.sleep(0.01)
+        def lay(arena: Any, ref: Any, layout: Any) -> str:
+            where: str = arena.lay_only(ref, layout)
+            if ref.step == 4 and first_time(str(folder / "once")):
+                until(lambda: told.read_bytes().count(b'"Joined"') > 1)
+                shutil.rmtree(own_memory())
+            return where
 
-    return linear_of(config, remove)
+        def put(store: Any, ref: Any, data: memoryview) -> None:
+            until(lambda: b'"missing":[' in told.read_bytes(), 15.0)
+            store.put_at_once(ref, data)
+
+        Arena.lay, LocalStore.put = lay, put  # type: ignore[method-assign]
+    return linear(config)
 
 
 def test_shared_memory_that_is_removed_while_the_run_runs_costs_no_trial(tmp_path: Path) -> None:
     """Bug: every hop before a State was stored ended its trial, though its maker had it in memory."""
     before = memory()
-    configs = [{**config, "folder": str(tmp_path)} for config in CONFIGS]
     more: Any = {"epochs": 3, "parallel": hy.Hopper(group="off")}
+    configs = [{"lr": 0.1, "folder": str(tmp_path)}]  # so that the other worker validates: each epoch's end hops
     run = select(tmp_path / "run", logged_out, configs, engine=hy.Local(workers=2), **more)
-    assert run.status == "completed"
-    assert digests(run) == clean(tmp_path, **more)
-    assert memory() <= before
     assert (tmp_path / "once").exists()
+    assert run.status == "completed" and run.books[0].strikes == {}
+    assert digests(run) == clean(tmp_path, configs=CONFIGS[:1], **more)
+    assert memory() <= before
+    missed = [line for line in journal(tmp_path / "run") if isinstance(line, Failed)]
+    assert missed and all(line.missing is not None for line in missed)
 
 
 def starved(config: dict[str, Any]) -> Linear:
