@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_run_that_ended_well(tmp_path: Path) -> None:
     assert not (run.directory / ".memory").exists()
     names = {path.name for path in run.directory.iterdir()}
     ours = {"journal.jsonl", "lock", "run.json", "recipe.pkl", "manifest.json", "states", "logs"}
-    assert names == ours | {"report.txt", "gantt.html"}
+    assert names == ours | {"report.txt", "gantt.html", "summary.json"}
 
 
 def test_states_on_disk_after_a_run_are_the_last_and_the_best_of_each_trial(tmp_path: Path) -> None:
