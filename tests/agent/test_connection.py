@@ -122,14 +122,16 @@ def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
     both: Callable[..., Both], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once where it goes aside, and else when it is said again."""
-    it = both(6.0)
+    it = both(60.0)  # said again after 5 seconds
     it.greet()
     handled: list[Any] = []
+    threading.Thread(target=it.agent.send, args=(done(1),)).start()  # the second socket may dial later than the first
+    it.until(lambda: bool(it.heard))
     monkeypatch.setattr("hopyard.driver.wire.ASIDE", (FeedWord,))
     it.agent.handle(FeedWord, handled.append)
     it.until(lambda: not len(it.router._peers[0].delivery))
     it.router.send(0, word(1))
-    it.until(lambda: bool(handled), 1.5)
+    it.until(lambda: bool(handled), 4.0)
     it.router.send(0, End())
     it.until(lambda: not len(it.router._peers[0].delivery))
     assert handled == [word(1)]

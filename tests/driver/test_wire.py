@@ -27,10 +27,10 @@ from hopyard.core.messages import (
     Hello,
     Ready,
     Setup,
+    framed,
     pack,
-    pack_head,
+    unframed,
     unpack_down,
-    unpack_head,
 )
 from hopyard.driver.drive import _depot
 from hopyard.driver.ownership import Owned
@@ -49,22 +49,23 @@ SETUP = Setup(
 class Played:
     """An agent, as the test plays it."""
 
-    def __init__(self, socket: Any, side: Any, slot: int) -> None:
-        self.socket, self.side, self.slot, self.number = socket, side, slot, 0
+    def __init__(self, slot: int, socket: Any, side: Any, companion: Any) -> None:
+        self.slot, self.socket, self.side, self.companion = slot, socket, side, companion
+        self.number = 0
 
     def say(self, message: Any, number: int | None = None, confirmed: int = 0, flags: int = 0) -> None:
         """Numbered; under a number of its own, if it is given."""
         if number is None:
             number = self.number = self.number + 1
         body = message if isinstance(message, bytes) else pack(message)
-        self.socket.send_multipart([pack_head(Head(number, confirmed)), body], flags)
+        self.socket.send(framed(Head(number, confirmed), body), flags)
 
     def greet(self) -> Played:
         self.say(Hello(self.slot))
         return self
 
     def beat(self, taken: int = 0) -> None:
-        self.socket.send(pack(Beat(self.slot, taken=taken)))
+        self.companion.send(pack(Beat(self.slot, taken=taken)))
 
     def ready(self) -> None:
         self.say(Ready(self.slot, "here", 1))
@@ -73,8 +74,8 @@ class Played:
         """(socket, head, message) of what the driver said; the message is None in a mere confirmation."""
         for name, dealer in (("main", self.socket), ("side", self.side)):
             if dealer.poll(milliseconds // 2):
-                head, body = dealer.recv_multipart()
-                return name, unpack_head(head), unpack_down(body) if body else None
+                head, body = unframed(dealer.recv())
+                return name, head, unpack_down(body) if body else None
         return None
 
 
@@ -94,13 +95,14 @@ class Wire:
         """A process of the slot."""
         if slot not in self.engine.cards:
             self.router.start(slot)
-        return Played(*[self.socket(slot, f"{letter}{slot}.{incarnation}", **keys) for letter in "ws"], slot)
+        return Played(slot, *[self.socket(slot, f"{letter}{slot}.{incarnation}", **keys) for letter in "wsb"])
 
     def companion(self, slot: int, incarnation: int = 1) -> Played:
         """The companion of a process of the slot."""
         if slot not in self.engine.cards:
             self.router.start(slot)
-        return Played(self.socket(slot, f"b{slot}.{incarnation}"), None, slot)
+        dealer = self.socket(slot, f"b{slot}.{incarnation}")
+        return Played(slot, dealer, None, dealer)
 
     def socket(self, slot: int, name: str, **keys: str) -> Any:
         card = self.engine.cards[slot]
@@ -201,6 +203,7 @@ def test_garbage_from_a_friend_is_dropped_and_said(wire: Callable[..., Wire], ca
         for junk in (b"", b"\x00", b"\xc1" * 50, b"\x91" * 100_000, b"\x82\xa4type\xa1\xff", bytes(1 << 20)):
             agent.socket.send(junk)
             agent.socket.send_multipart([junk, good])
+            agent.companion.send(junk)
             agent.say(junk)
         for _ in range(500):
             data = bytearray(good)
@@ -221,7 +224,7 @@ def test_what_has_no_number_is_not_heard(wire: Callable[..., Wire], caplog: pyte
     it = wire()
     agent = it.dial(0).greet()
     with caplog.at_level(logging.WARNING):
-        agent.socket.send(pack(READY))
+        agent.companion.send(pack(READY))
         agent.say(Done(at=0.0, slot=0, lease=1, parts=(), seconds=1.0), number=0)
         assert it.hear(0.3) == []
     assert "Ready of slot 0 has no number" in caplog.text
@@ -240,7 +243,7 @@ def test_nobody_speaks_for_another_slot(wire: Callable[..., Wire]) -> None:
 def test_who_was_never_started_or_was_ended_is_not_heard(wire: Callable[..., Wire]) -> None:
     it = wire()
     agent = it.dial(0).greet()
-    nobody = Played(it.socket(0, "w7.1"), it.socket(0, "s7.1"), 7)
+    nobody = Played(7, it.socket(0, "w7.1"), it.socket(0, "s7.1"), it.socket(0, "b7.1"))
     nobody.greet().ready()
     it.told(agent)
     it.router.end(0)
@@ -252,14 +255,13 @@ def test_who_was_never_started_or_was_ended_is_not_heard(wire: Callable[..., Wir
 def test_silence_loses_a_slot_and_a_beat_keeps_it(wire: Callable[..., Wire]) -> None:
     it = wire(heartbeat_timeout=0.4)
     silent, lively = it.dial(0).greet(), it.dial(1).greet()
-    beating = it.companion(1)
     silent.ready()
     assert it.hear() == [READY]
     it.told(lively)
     heard: list[Any] = []
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
-        beating.beat()
+        lively.beat()
         heard += it.router.receive(0.05)
     assert heard == [Gone(0, "said nothing for 0 seconds (heartbeat_timeout=0.4)")]
 

@@ -25,7 +25,7 @@ import zmq
 
 from hopyard.agent.progress import Progress
 from hopyard.core.delivery import Delivery, Head, Unconfirmed
-from hopyard.core.messages import LIMIT, Card, Down, End, GaveUp, Up, pack, pack_head, unpack_down, unpack_head
+from hopyard.core.messages import LIMIT, Card, Down, End, GaveUp, Up, framed, pack, unframed, unpack_down
 from hopyard.errors import HopyardError
 
 CROWDED = 0.5
@@ -105,9 +105,9 @@ class Connection:
             except Unconfirmed as error:
                 self._give_up(str(error))
             if threading.get_ident() == self._owner:
-                _put(self._main, [pack_head(head), body])
+                _put(self._main, framed(head, body))
             else:
-                _put(self._side, [pack_head(head), body])
+                _put(self._side, framed(head, body))
                 self._take(self._side)
 
     def receive(self) -> Down:
@@ -117,10 +117,12 @@ class Connection:
             HopyardError: it is none of this version.
         """
         while not self._messages:
-            with contextlib.suppress(zmq.Again):
-                frames = self._main.recv_multipart()
-                with self._lock:
-                    self._open_frames(frames)
+            try:
+                data = self._main.recv()
+            except zmq.Again:
+                continue
+            with self._lock:
+                self._open_frame(data)
         return _known(self._messages.popleft())
 
     def received(self) -> list[Down]:
@@ -184,7 +186,7 @@ class Connection:
                     return
                 self._take(self._side)
                 for head, body in self._delivery.overdue(time.monotonic()):
-                    _put(self._side, [pack_head(head), body])
+                    _put(self._side, framed(head, body))
                 self._take(self._side)
             while self._aside:
                 message = self._aside.popleft()
@@ -197,14 +199,14 @@ class Connection:
         by which the thread would be woken."""
         with contextlib.suppress(zmq.Again):
             while True:
-                self._open_frames(socket.recv_multipart(zmq.NOBLOCK))
+                self._open_frame(socket.recv(zmq.NOBLOCK))
 
-    def _open_frames(self, frames: list[bytes]) -> None:
-        """Put aside the messages that these frames bring. Only the driver has the keys; what is none of its is lost."""
+    def _open_frame(self, data: bytes) -> None:
+        """Put aside the messages that this frame brings. Only the driver has the keys; what is none of its is lost."""
         delivery = self._delivery
         try:
-            bodies = delivery.receive(unpack_head(frames[0]), frames[1])
-        except (HopyardError, IndexError) as error:
+            bodies = delivery.receive(*unframed(data))
+        except HopyardError as error:
             print(f"slot {self._slot}: dropped what the driver sent: {error}", file=sys.stderr, flush=True)  # noqa: T201
             return
         for body in bodies:
@@ -218,13 +220,13 @@ class Connection:
         delivery.confirm()
         self._progress.taken = delivery.confirmed
         if delivery.untold >= TELL:
-            _put(self._side, [pack_head(delivery.confirmation()), b""])
+            _put(self._side, framed(delivery.confirmation(), b""))
         self._confirmed.notify_all()
 
     def _give_up(self, reason: str) -> None:
         """End the process: nobody knows what the driver has heard of it."""
         print(f"slot {self._slot}: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - the log
-        _put(self._side, [pack_head(Head(0, self._delivery.confirmed)), pack(GaveUp(self._slot, reason))])
+        _put(self._side, framed(Head(0, self._delivery.confirmed), pack(GaveUp(self._slot, reason))))
         self._open = False
         self._side.close()
         self._main.close(0)
@@ -232,10 +234,10 @@ class Connection:
         os._exit(1)
 
 
-def _put(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
+def _put(socket: zmq.Socket[bytes], data: bytes) -> None:
     """What finds no room is lost like anything else that is lost on its way."""
     with contextlib.suppress(zmq.Again):
-        socket.send_multipart(frames, zmq.NOBLOCK)
+        socket.send(data, zmq.NOBLOCK)
 
 
 def _decoded(body: bytes) -> Down | HopyardError:

@@ -35,7 +35,7 @@ class Unconfirmed(HopyardError):
     """More waits for its confirmation than is allowed."""
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Head(msgspec.Struct, frozen=True, gc=False):
     """What stands before the body of each frame."""
 
     number: int

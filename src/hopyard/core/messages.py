@@ -3,8 +3,8 @@
 Up go `Hello`, `Ready`, `Unfit`, `NoRoom` and facts of the journal (`Checked`, `Done`, `Durable`, `Failed`, `Forgotten`,
 `StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Store`,
 `Examine` and `End`. An agent that is to host a program hears `Host` in the place of `Setup`, and then what `hosting.py`
-and `program.py` have. All of these are numbered and said until they are heard (`delivery.py`): a frame of MessagePack,
-`Head`, stands before them. Without a number go `Beat`, which has no such frame, and `GaveUp`.
+and `program.py` have. All of these are numbered and said until they are heard (`delivery.py`): two numbers, `Head`,
+stand before them. Without a number go `GaveUp`, and `Beat`, by a socket of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
 WIRE = 2
 """Version of the wire. Driver and agents must have the same."""
 
+HEAD_BYTES = 16
 LIMIT = 64 << 20
 """Bytes of the largest message either side takes; a recipe (with the modules it carries) is the largest there is."""
 
@@ -181,7 +182,6 @@ Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | FeedWord
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
-_head: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
 
 
 def pack(message: Up | Down) -> bytes:
@@ -218,21 +218,20 @@ def largest(message: Up | Down) -> str:
     return f"its field {name!r} takes {fields[name]:,} of them"
 
 
-def pack_head(head: Head) -> bytes:
-    """The bytes of what stands before a message."""
-    return _encoder.encode(head)
+def framed(head: Head, body: bytes) -> bytes:
+    """What goes over the wire: two numbers of 8 bytes, then the message, if there is one."""
+    return head.number.to_bytes(8, "little") + head.confirmed.to_bytes(8, "little") + body
 
 
-def unpack_head(data: bytes) -> Head:
-    """What stands before a message.
+def unframed(data: bytes) -> tuple[Head, bytes]:
+    """Head and message.
 
     Raises:
         HopyardError: it is none of this version.
     """
-    try:
-        return _head.decode(data)
-    except UNREADABLE as error:
-        raise HopyardError(f"no head of a message of format {WIRE}: {error}") from error
+    if len(data) < HEAD_BYTES:
+        raise HopyardError(f"no head of a message of format {WIRE}: {len(data)} bytes")
+    return Head(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:16], "little")), data[16:]
 
 
 def unpack_up(data: bytes) -> Up:

@@ -43,9 +43,9 @@ from hopyard.core.messages import (
     Unfit,
     Up,
     Work,
+    framed,
     pack,
-    pack_head,
-    unpack_head,
+    unframed,
     unpack_up,
 )
 from hopyard.errors import HopyardError, ResourceError
@@ -283,9 +283,10 @@ class Router:
             except zmq.Again:
                 return
             if len(frames) == 1:
-                self._beats(name, frames[0])
-            elif len(frames) == 2:
-                yield from self._opened(name, *frames)
+                if name[:1] == b"b":
+                    self._beats(name, frames[0])
+                else:
+                    yield from self._opened(name, frames[0])
 
     def _beats(self, name: bytes, body: bytes) -> None:
         """A heartbeat, the only message without a number: the agent lives, and has come so far."""
@@ -306,10 +307,10 @@ class Router:
             return
         self._watches[message.slot].see(Sample(now, message.advanced, PHASES[message.phase], message.cpu_seconds))
 
-    def _opened(self, name: bytes, data: bytes, body: bytes) -> Iterator[Up | Gone]:
+    def _opened(self, name: bytes, data: bytes) -> Iterator[Up | Gone]:
         """What a numbered message brings: itself, or nothing, or more that waited for it."""
         try:
-            head = unpack_head(data)
+            head, body = unframed(data)
         except HopyardError as error:
             log.warning("dropped a message: %s", error)
             return
@@ -392,7 +393,7 @@ class Router:
             self._overfull.append(Gone(peer.slot, f"does not hear what it is told: {error}"))
 
     def _put(self, name: bytes, head: Head, body: bytes) -> None:
-        self._router.send_multipart([name, pack_head(head), body])
+        self._router.send_multipart([name, framed(head, body)])
 
     def paused(self) -> float:
         """What `receive` found of it."""
