@@ -13,7 +13,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
 
 quick: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not campaign'
 
 check: lint types quick
 

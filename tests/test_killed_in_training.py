@@ -4,6 +4,7 @@ from its checkpoint, and ends right, whatever is started again and wherever it r
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -45,10 +46,20 @@ def told(name: str, victim: str, scope: str, engine: str, directory: Path) -> di
     return found
 
 
-@pytest.mark.parametrize("engine", ["local", "spark"])
-@pytest.mark.parametrize("scope", ["task", "program"])
-@pytest.mark.parametrize("role", ["ps", "chief", "worker"])
-@pytest.mark.parametrize("name", list(VICTIMS))
+CELLS = itertools.product(VICTIMS, ("ps", "chief", "worker"), ("task", "program"), ("local", "spark"))
+ALWAYS = {
+    ("ps_tutorial", "ps", "task", "local"),
+    ("ps_tutorial", "chief", "program", "spark"),
+    ("parameter_server_strategy", "worker", "task", "local"),
+    ("parameter_server_strategy", "chief", "program", "local"),
+}
+"""The others take an hour together: `pytest -m campaign`."""
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "scope", "engine"),
+    [cell if cell in ALWAYS else pytest.param(*cell, marks=pytest.mark.campaign) for cell in CELLS],
+)
 def test_it_goes_on_from_its_checkpoint(
     name: str, role: str, scope: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
