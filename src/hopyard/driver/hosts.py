@@ -259,12 +259,13 @@ class Hosts:
                 log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
 
     def _take_all(self, reports: list[Reported]) -> None:
-        """Reports change nothing but what is shown, and there may be many: one sync for all."""
+        """Reports change nothing but what is shown, and there may be many: one sync for all. Nothing is decided here:
+        what is due by now the tick of the same turn decides, whose commands are journaled and carried out."""
         now = time.time()
         facts = [msgspec.structs.replace(report, at=now) for report in reports]
         self._journal.append(facts)  # type: ignore[arg-type]
         for fact in facts:
-            self.machine.handle(fact)
+            self.machine.apply(fact)
 
     def _take(self, fact: ProgramEvent) -> None:
         """A fact: to the journal, then to the machine; then what follows from it."""
