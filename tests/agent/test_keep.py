@@ -277,3 +277,16 @@ def test_close_stores_epochs_ends_only(tmp_path: Path) -> None:
     assert desk.puts == [Ref(9, 1, 1), Ref(1, 4, 3)]
     assert not desk.keeper._thread.is_alive()
     desk.arena.close()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_who_waits_for_another_state_than_the_one_at_this_place_hears_that_it_is_gone(desk: Desk, busy: bool) -> None:
+    if busy:
+        desk.gate.clear()
+    where = desk.keep(Ref(0, 3, 4))
+    desk.until(lambda: desk.keeper._active == where if busy else where in desk.keeper._durable)
+    desk.keeper.hurry(Ref(0, 1, 4), where)
+    assert Forgotten(at=0.0, slot=0, ref=Ref(0, 1, 4)) in desk.hear(1 if busy else 2)
+    desk.gate.set()
+    desk.until(lambda: where in desk.keeper._durable)
+    assert desk.puts == [Ref(0, 3, 4)]

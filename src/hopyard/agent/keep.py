@@ -97,12 +97,12 @@ class Keeper:
                     pending.due = -1.0
                     self._condition.notify()
                     return
-            if where and (where == self._active or where in self._durable):
-                return  # it is being stored, or was
-            if self._arena.own(where, ref) is None:
+            if self._arena.own(where, ref) is None:  # also where another State lies at this place
                 if ref not in self._flushed:
                     self._tell(Forgotten(at=0.0, slot=self._slot, ref=ref))
                 return
+            if where == self._active or where in self._durable:
+                return  # it is being stored, or was
             self._pending.append(Pending(ref, where, True, -1.0))
             self._condition.notify()
 
