@@ -1,5 +1,7 @@
 """What follows from a fault: given these events, expect these commands."""
 
+import copy
+
 import pytest
 
 from hopyard.core import faults
@@ -8,6 +10,7 @@ from hopyard.core.events import (
     Checked,
     Delete,
     Dispatch,
+    Done,
     Failed,
     Finish,
     Finished,
@@ -23,7 +26,7 @@ from hopyard.core.events import (
     Warn,
 )
 from hopyard.core.machine import fold
-from hopyard.spec import Ref
+from hopyard.spec import Part, Ref, packed
 from machines import Run, deferred, dispatched
 
 
@@ -214,6 +217,70 @@ def test_a_durable_state_that_the_store_lacks_is_tried_again_and_then_made_again
     out = run.missed(1)
     assert [warn.text for warn in of(Warn, out)] == ["broke; trial 0 makes it again from the State before it"]
     assert run.unit(1).start is None
+
+
+def damaged(run, slot, ref):
+    """Whatever unit starts from this State finds it damaged in the store, until it is given up; else time passes."""
+    for _ in range(4 * faults.UNSTORED):
+        if ref not in run.machine.kept():
+            return
+        standing = run.machine.leases.standing().values()
+        if any(at == slot and unit.start == ref for at, unit in standing):
+            run.missed(slot)
+        else:
+            run.tick()
+    raise AssertionError(f"{ref} was not given up")
+
+
+def test_a_state_that_is_given_up_takes_the_training_from_later_ones_with_it():
+    run = Run(partitions=2, validation=1, epochs=3, slots=2)
+    run.done(0)
+    run.done(0)
+    run.durable(0, 0, 2, 2)
+    trial = run.machine.trials[0]
+    trains, checks = (1, 0) if run.unit(0).kind == "validate" else (0, 1)
+    assert (run.unit(trains).kind, run.unit(trains).step) == ("train", 2)
+    old = run.unit(trains)
+    damaged(run, checks, Ref(0, 2, 2))
+    assert trial.step == trial.safe == 0 and not run.machine.leases.stands(old.lease)
+    assert not trial.lease or run.machine.leases.unit(trial.lease).start is None
+    run.done(trains, lease=old.lease, partitions=old.partitions)
+    assert trial.step == 0 and not trial.states  # its answer does not count
+
+
+def test_a_state_that_is_given_up_takes_its_validations_with_it():
+    run = Run(partitions=1, validation=2, epochs=1, slots=2)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    old = run.unit(1)
+    assert (old.kind, old.start) == ("validate", Ref(0, 1, 1))
+    damaged(run, 0, Ref(0, 1, 1))
+    assert not run.machine.leases.stands(old.lease)
+    trial = run.machine.trials[0]
+    run.done(0)
+    run.durable(0, 0, 1, trial.states[1].ref.attempt)
+    while not trial.ended:
+        run.done(0)
+    assert trial.status == "completed" and trial.history == {0: {"loss": 1.0, "val_loss": 1.0}}
+    run.done(1, lease=old.lease, partitions=old.partitions)
+    run.give(Resumed(at=run.at))
+
+
+def test_an_answer_for_an_epoch_whose_metrics_are_in_changes_nothing():
+    """Journals of before have validations that were given out twice."""
+    run = Run(partitions=1, validation=1, epochs=1)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    machine, unit = run.machine, run.unit(0)
+    trial = machine.trials[0]
+    trial.enter(0, {"loss": 1.0, "val_loss": 1.0}, machine.spec)
+    copied = copy.deepcopy(machine.leases)
+    part = Part(0, packed({"loss": (9.0, 1.0)}), 1.0)
+    machine.apply(Done(at=0.0, slot=0, lease=unit.lease, parts=(part,), seconds=1.0))
+    assert trial.history == {0: {"loss": 1.0, "val_loss": 1.0}}
+    machine.leases = copied
+    machine.apply(Resumed(at=0.0))
+    assert trial.history == {0: {"loss": 1.0, "val_loss": 1.0}}
 
 
 def test_a_validation_from_a_state_that_cannot_be_taken_is_parked_and_training_goes_on():

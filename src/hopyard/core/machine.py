@@ -339,8 +339,8 @@ class Machine:
             faults.well(trial, unit, slot.id)
             if unit.kind == "validate":
                 self._validated(trial, slot, unit, event)
-            else:
-                self._enter(trial, unit.epoch, {**trial.epochs[unit.epoch].totals()[0], **event.values})
+            elif (book := trial.epochs.get(unit.epoch)) is not None:
+                self._enter(trial, unit.epoch, {**book.totals()[0], **event.values})
         if isolated and not trial.alone:
             self._awaken(trial)
 
@@ -376,7 +376,9 @@ class Machine:
 
     def _validated(self, trial: TrialBook, slot: SlotBook, unit: Unit, event: Done) -> None:
         slot.step = unit.step
-        book = trial.epochs[unit.epoch]
+        book = trial.epochs.get(unit.epoch)
+        if book is None:  # its metrics are in, or are not wanted any longer
+            return
         for part in event.parts:
             book.validate[part.partition] = part.sums
         each = sum([part.seconds for part in event.parts]) / len(event.parts)
@@ -716,7 +718,9 @@ class Machine:
             self._board.offer(trial)
             return
         trial.aside.discard(unit.lease)
-        book = trial.epochs[unit.epoch]
+        book = trial.epochs.get(unit.epoch)
+        if book is None:  # its metrics are in, or are not wanted any longer
+            return
         if unit.kind == "fold":
             self._board.folds[trial.id, unit.epoch] = None
         elif book.left is not None:
@@ -728,6 +732,11 @@ class Machine:
         partitions = self.spec.partitions
         if trial.ended or not chain.broken(trial, partitions, self.slots):
             return
+        self._revoke(trial)
+        self._rewind(trial)
+
+    def _revoke(self, trial: TrialBook) -> None:
+        """The trial goes back to its safe step: the units that start from States behind it count no longer."""
         if trial.lease:
             self.leases.revoke(trial.lease)
             trial.lease = 0
@@ -736,7 +745,6 @@ class Machine:
             if unit.kind == "validate" and unit.step > trial.safe:
                 self.leases.revoke(lease)
                 trial.aside.discard(lease)
-        self._rewind(trial)
 
     def _without(self, trial: TrialBook, gone: set[Ref]) -> None:
         """These durable States are there no longer: the trial makes them again, from the newest one before them."""
@@ -752,6 +760,7 @@ class Machine:
         if trial.ended:
             trial.ended = False
             self._open += 1
+        self._revoke(trial)
         self._rewind(trial)
 
     def _rewind(self, trial: TrialBook) -> None:
