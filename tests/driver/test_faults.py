@@ -17,6 +17,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.events import Deferred, Failed, Lost, Retried, StoreAway, StoreBack
+from hopyard.data.needed import needed
 from hopyard.driver.replay import replay
 from hopyard.driver.run import Run
 from hopyard.engines import oom
@@ -24,7 +25,7 @@ from hopyard.errors import RunFailed, SpecError
 from hopyard.frameworks.array import Linear
 from hopyard.spec import RunSpec
 from hopyard.store.states import FsspecStore
-from jobs import CONFIGS, WIDTH, digests, driver, first_time, journal, linear, memory, script, select
+from jobs import CONFIGS, WIDTH, dataset, digests, driver, first_time, journal, linear, memory, script, select
 
 
 def clean(folder: Path, **more: Any) -> list[str]:
@@ -264,10 +265,13 @@ def test_a_poisoned_trial_goes_on_when_its_cause_is_gone(tmp_path: Path) -> None
     again = hy.resume(tmp_path / "run")
     assert again.status == "partial"  # nothing was trained
     assert run.books[0].safe > 0  # its State was kept
+    assert "hopyard resume" in run.report() and "--failed" in run.report()
+    rows, needing = dataset().prepare().path, str((tmp_path / "run").resolve())
+    assert needing in needed(rows)
     poison.unlink()
     run = hy.resume(tmp_path / "run", failed=True)
     assert run.status == "completed" and digests(run) == clean(tmp_path)
-    assert run.books[0].strikes == {}
+    assert run.books[0].strikes == {} and needing not in needed(rows)
     (asked,) = [line for line in journal(tmp_path / "run") if isinstance(line, Retried)]
     assert (asked.trial, asked.recipe) == (0, "")
     assert replay(tmp_path / "run", engine=hy.Inline()).different == []

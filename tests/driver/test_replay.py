@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 import hopyard as hy
-from hopyard.driver.replay import replay
+from hopyard.core.events import Began, Durable, Proposed, Retried
+from hopyard.driver.replay import _digests, replay
+from hopyard.spec import Ref, RunSpec
+from hopyard.store.journal import Journal
+from hopyard.store.layout import Layout
 from jobs import CONFIGS, dataset, select, troubled
 
 
@@ -45,6 +49,25 @@ def test_a_run_with_failed_trials(tmp_path: Path) -> None:
     found = replay(run.directory)
     assert (run.status, found.different) == ("partial", [])
     assert found.states >= 4
+
+
+def test_states_of_a_recipe_that_was_replaced_are_not_compared(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+
+    def stored(trial: int, step: int, attempt: int, digest: str) -> Durable:
+        return Durable(at=1.0, slot=0, ref=Ref(trial, step, attempt), digest=digest, bytes=1)
+
+    lines = [
+        Began(at=0.0, spec=RunSpec(epochs=1, partitions=4, validation=0)),
+        *(Proposed(at=0.0, trial=trial, config={}) for trial in (0, 1)),
+        stored(0, 2, 1, "old"),
+        stored(1, 2, 2, "kept"),
+        Retried(at=2.0, trial=0, recipe="another"),
+        Retried(at=2.0, trial=1),
+        stored(0, 4, 9, "new"),
+    ]
+    Journal(layout.journal).append(lines)
+    assert _digests(tmp_path) == {(0, 4): "new", (1, 2): "kept"}
 
 
 def test_what_completed_then_and_fails_now_is_a_difference(tmp_path: Path) -> None:

@@ -12,13 +12,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
+from hopyard.agent.connection import dial
 from hopyard.core.delivery import Head
 from hopyard.core.events import Done
+from hopyard.core.hosting import FeedWord
 from hopyard.core.liveness import PHASES
 from hopyard.core.messages import (
+    LIMIT,
     WIRE,
     Beat,
     Bulk,
@@ -27,6 +31,7 @@ from hopyard.core.messages import (
     Hello,
     Ready,
     Setup,
+    Unfit,
     framed,
     pack,
     unframed,
@@ -347,6 +352,28 @@ def test_heartbeats_are_as_frequent_as_the_timeouts_want(
     it = wire(heartbeat_timeout=heartbeat_timeout, stall_timeout=stall_timeout)
     it.router.start(0)
     assert it.engine.cards[0].beat == seconds
+
+
+def test_the_largest_message_arrives_both_ways(wire: Callable[..., Wire]) -> None:
+    """Head and encryption stand on top of what `pack` allows: a frame that the other end refuses breaks the
+    connection, again and again."""
+    it = wire()
+    it.router.start(0)
+    card = msgspec.structs.replace(it.engine.cards[0], incarnation=1)
+    agent = Played(0, *[dial(it._context, card, letter, {zmq.LINGER: 0}) for letter in "wsb"])
+    it._dealers += [agent.socket, agent.side, agent.companion]
+    agent.greet()
+    it.told(agent)
+    rest = LIMIT - len(pack(Unfit(0, "x" * 100_000))) + 100_000
+    largest = Unfit(0, "x" * rest)
+    assert len(pack(largest)) == LIMIT
+    agent.say(largest, confirmed=1)
+    assert it.hear(20.0) == [largest]
+    it.router.confirm()
+    rest = LIMIT - len(pack(FeedWord(0, 0, "f", "w", text="x" * 100_000))) + 100_000
+    word = FeedWord(0, 0, "f", "w", text="x" * rest)
+    it.router.send(0, word)
+    assert it.told(agent, 20.0)[2] == word
 
 
 def test_what_is_not_confirmed_is_sent_again_until_it_is(wire: Callable[..., Wire]) -> None:

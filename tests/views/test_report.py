@@ -2,10 +2,13 @@ import json
 import re
 
 import msgspec
+import pytest
 
+from hopyard.core.events import Finished
 from hopyard.core.machine import fold
 from hopyard.spec import RunSpec
 from hopyard.views.report import facts, report, summary
+from machines import Run
 
 
 def test_it_says_what_people_ask(rough):
@@ -55,6 +58,21 @@ def test_a_run_that_was_left_says_so_and_so_do_its_trials(spec, play):
         assert "running" not in {row["status"] for row in summary(machine, status)}
     text = report(lines, machine, {"directory": "runs/x"}, "running")
     assert "To go on" not in text and text.startswith("Hopyard run runs/x: running\n")
+
+
+@pytest.mark.parametrize(("fault", "named"), [("system", True), ("user", False)])
+def test_what_failed_and_can_be_tried_again_says_how(fault, named):
+    run = Run(trials=2, partitions=1, retries=0)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    while run.machine.leases.standing():
+        run.failed(0, fault)
+    run.give(Finished(at=0.0, status="partial"))
+    for status in ("partial", "failed"):
+        text = report(run.lines, run.machine, {"directory": "runs/x"}, status)
+        assert ("hopyard resume runs/x --failed" in text) == named
+        assert "To go on" not in text
+    assert "--failed" not in report(run.lines, run.machine, {"directory": "runs/x"}, "interrupted")
 
 
 def test_before_anything_happened(spec, good):

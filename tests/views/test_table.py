@@ -10,12 +10,27 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from hopyard.core.events import Began, Check, Checked, Deferred, Done, Joined, Proposed, StoreAway
+from hopyard.core.events import (
+    DECISIONS,
+    Began,
+    Check,
+    Checked,
+    Deferred,
+    Done,
+    Failed,
+    Finished,
+    Joined,
+    Proposed,
+    Resumed,
+    Retried,
+    StoreAway,
+)
 from hopyard.core.liveness import Stall
 from hopyard.core.machine import Machine, fold
 from hopyard.sim.world import World, lengths
-from hopyard.spec import RunSpec
+from hopyard.spec import Part, RunSpec
 from hopyard.views.table import Table
+from machines import Run
 
 
 def paper(width=120, height=30, terminal=True):
@@ -136,6 +151,39 @@ def test_a_run_that_goes_on_tells_only_what_is_new(rough):
     before = epochs(rough[:at])
     assert sum("  epoch " in line for line in told(console)) == epochs(rough) - before
     assert before > 0
+
+
+def test_a_trial_that_is_tried_again_is_told_of_again():
+    run = Run(trials=2, partitions=1, epochs=2, retries=0)
+    machine = run.machine
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    while machine.leases.standing():
+        run.failed(0, "user" if run.unit(0).trial == 0 else "system")
+    run.give(Finished(at=0.0, status="failed"))
+    console = paper(terminal=False)
+    table = Table(machine.spec, console)
+
+    def tell(event):
+        decided = [command for command in run.give(event) if isinstance(command, DECISIONS)]
+        table.see([event, *decided], machine)
+
+    tell(Resumed(at=1.0))
+    tell(Retried(at=1.0, trial=1))
+    tell(Retried(at=1.0, trial=0, recipe="another"))
+    run.at = 2.0
+    tell(Joined(at=2.0, slot=4, host="h", pid=4))
+    tell(Checked(at=2.0, slot=4, trial=0, faults=(), names=("loss",)))
+    while machine.leases.standing():
+        unit = run.unit(4)
+        if unit.trial == 1:
+            tell(Failed(at=3.0, slot=4, lease=unit.lease, fault="system", error="once more"))
+        else:
+            parts = tuple(Part(partition, {"loss": (1.0, 1.0)}, 1.0) for partition in unit.partitions)
+            tell(Done(at=3.0, slot=4, lease=unit.lease, parts=parts, seconds=1.0, where="m"))
+    lines = [line for line in told(console) if line.startswith("trial")]
+    assert sum("failed (system)" in line and "once more" in line for line in lines) == 1
+    assert [line.split("  ")[1] for line in lines if line.startswith("trial 0")] == ["epoch 1/2", "epoch 2/2"]
 
 
 def test_on_a_terminal(rough):

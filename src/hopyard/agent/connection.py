@@ -25,7 +25,7 @@ import zmq
 
 from hopyard.agent.progress import Progress
 from hopyard.core.delivery import Delivery, Head, Unconfirmed
-from hopyard.core.messages import LIMIT, Card, Down, End, GaveUp, Up, framed, pack, unframed, unpack_down
+from hopyard.core.messages import FRAME_LIMIT, Card, Down, End, GaveUp, Up, framed, pack, unframed, unpack_down
 from hopyard.errors import HopyardError
 
 CROWDED = 0.5
@@ -48,7 +48,7 @@ def dial(
     dealer.curve_publickey = card.public_key.encode()
     dealer.curve_secretkey = card.secret_key.encode()
     dealer.setsockopt(zmq.LINGER, 2000)
-    dealer.setsockopt(zmq.MAXMSGSIZE, LIMIT)
+    dealer.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
     dealer.ipv6 = "[" in card.address
     for option, value in options.items():
         dealer.setsockopt(option, value)

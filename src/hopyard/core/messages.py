@@ -24,9 +24,13 @@ from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
 WIRE = 2
 """Version of the wire. Driver and agents must have the same."""
 
-HEAD_BYTES = 16
 LIMIT = 64 << 20
 """Bytes of the largest message either side takes; a recipe (with the modules it carries) is the largest there is."""
+HEAD_BYTES = 16
+"""Bytes of a `Head` on the wire: two numbers of 8 bytes."""
+FRAME_LIMIT = LIMIT + 1024
+"""Bytes of the largest frame that either side's socket takes. A frame is a message with its head, encrypted, for which
+CurveZMQ adds 33 bytes."""
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -231,7 +235,7 @@ def unframed(data: bytes) -> tuple[Head, bytes]:
     """
     if len(data) < HEAD_BYTES:
         raise HopyardError(f"no head of a message of format {WIRE}: {len(data)} bytes")
-    return Head(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:16], "little")), data[16:]
+    return Head(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:HEAD_BYTES], "little")), data[HEAD_BYTES:]
 
 
 def unpack_up(data: bytes) -> Up:

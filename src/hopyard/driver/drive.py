@@ -43,6 +43,7 @@ from hopyard.store.remote import Depot
 from hopyard.store.states import open_store, sign, unsign
 from hopyard.views.chart import Chart
 from hopyard.views.report import brief
+from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
 
@@ -250,8 +251,9 @@ def fits(manifest: Manifest, size: int) -> None:
 
 
 def _spared(manifest: Manifest, layout: Layout, machine: Machine) -> None:
-    """A run that does not go on needs its rows no longer."""
-    if machine.status in ENDED:
+    """A run that does not go on needs its rows no longer. One with trials that no recipe has ended may go on, by
+    `hopyard resume --failed`."""
+    if machine.status in ENDED and not retriable(machine):
         spare(manifest, layout.root)
 
 

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopyard.core.events import Durable
+from hopyard.core.events import Durable, Retried
 from hopyard.driver.run import load
 from hopyard.driver.ship import Cargo
 from hopyard.driver.start import Order, begin
@@ -79,6 +79,12 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
 
 
 def _digests(directory: Path) -> dict[tuple[int, int], str]:
-    """(trial, step) → digest of every State that the run ever stored."""
-    lines = read(Layout(directory).journal)
-    return {(line.ref.trial, line.ref.step): line.digest for line in lines if isinstance(line, Durable)}
+    """(trial, step) → digest of every State that the run ever stored, but of recipes that were replaced: a trial that
+    began anew with another recipe is trained again with that one only."""
+    found: dict[tuple[int, int], str] = {}
+    for line in read(Layout(directory).journal):
+        if isinstance(line, Durable):
+            found[line.ref.trial, line.ref.step] = line.digest
+        elif isinstance(line, Retried) and line.recipe:
+            found = {key: digest for key, digest in found.items() if key[0] != line.trial}
+    return found

@@ -37,6 +37,7 @@ from hopyard.space import Space
 from hopyard.spec import Config, Encrypt, Hopper, RunSpec, Timeouts
 from hopyard.store.journal import Lock, read, retire, retired, sweep_temporary, write_whole
 from hopyard.store.layout import Layout, find
+from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
 
@@ -276,8 +277,7 @@ def _go_on(
     again = chosen(layout, machine, recipe) if failed else ()
     if machine.status in ("completed", "partial", "failed") and not again:
         lock.free()
-        lost = any(trial.status == "failed" and trial.fault != "user" for trial in machine.trials.values())
-        more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if lost else ""
+        more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
         log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)
         return load(layout.root)
     about = about_of(layout)

@@ -28,7 +28,7 @@ from hopyard.core.delivery import Delivery, Head, Unconfirmed
 from hopyard.core.hosting import Host
 from hopyard.core.liveness import PHASES, SHOWN, Sample, Stall, Watch
 from hopyard.core.messages import (
-    LIMIT,
+    FRAME_LIMIT,
     WIRE,
     Beat,
     Card,
@@ -159,7 +159,7 @@ class Router:
         self._router.curve_secretkey = server_secret
         self._router.curve_publickey = server_public
         self._router.curve_server = True
-        self._router.setsockopt(zmq.MAXMSGSIZE, LIMIT)
+        self._router.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
         self._router.setsockopt(zmq.LINGER, 500)
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.RCVHWM, 0)

@@ -258,6 +258,8 @@ def _next(machine: Machine, about: dict[str, Any], directory: str, status: str) 
         return "\n".join(lines)
     if status in ("interrupted", "stopped"):
         lines.append(f"To go on: hopyard resume {directory}")
+    elif status in ("partial", "failed") and words.retriable(machine):
+        lines.append(f"To try again what no recipe is to blame for: hopyard resume {directory} --failed")
     best = words.best(machine)
     if best is not None:
         lines += [

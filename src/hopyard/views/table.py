@@ -20,7 +20,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from hopyard.core.books import TrialBook
-from hopyard.core.events import Began, Checked, Line, Resumed
+from hopyard.core.events import Began, Checked, Line, Resumed, Retried
 from hopyard.core.liveness import Stall
 from hopyard.core.machine import Machine
 from hopyard.spec import RunSpec, Unit
@@ -107,6 +107,8 @@ class Table:
                 touched[trial] = None
             if isinstance(line, Resumed):
                 self._skip(machine)
+            elif isinstance(line, Retried):
+                self._tell_again(line, machine)
         if self._face == "plain":
             self._tell_stalls(machine)
             self._tell(lines, touched, machine)
@@ -147,6 +149,13 @@ class Table:
         self._epochs = {trial.id: set(trial.history) for trial in machine.trials.values()}
         self._failed = {trial.id for trial in machine.trials.values() if trial.status == "failed"}
         self._marks = len(self._chart.marks)
+
+    def _tell_again(self, line: Retried, machine: Machine) -> None:
+        """What comes of a trial that is tried again is news, and so is its next failure."""
+        self._failed.discard(line.trial)
+        trial = machine.trials.get(line.trial)
+        if trial is not None and line.trial in self._epochs:
+            self._epochs[line.trial] &= set() if line.recipe else set(trial.history)
 
     def _tell(self, lines: list[Line], touched: dict[int, None], machine: Machine) -> None:
         for line in lines:

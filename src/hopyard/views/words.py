@@ -118,6 +118,11 @@ def best(machine: Machine) -> TrialBook | None:
     return found
 
 
+def retriable(machine: Machine) -> bool:
+    """Whether trials failed that `hopyard resume --failed` tries again: those that no recipe has ended."""
+    return any(trial.status == "failed" and trial.fault != "user" for trial in machine.trials.values())
+
+
 def ranked(machine: Machine) -> list[TrialBook]:
     """The trials, best first; those without a value behind, failed ones last."""
     metric = machine.spec.metric
