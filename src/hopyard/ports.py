@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from hopyard.spec import Batch, Config, Ref, Sums
 
@@ -65,6 +65,11 @@ class WholePartition(Protocol):
     def train_partition(self, feed: Feed) -> Sums: ...
 
     def evaluate_partition(self, feed: Feed) -> Sums: ...
+
+
+def goes_whole(trainable: Trainable) -> TypeGuard[WholePartition]:
+    """Whether it is a WholePartition. Asked for each partition, where `isinstance` with a Protocol takes 17 µs."""
+    return all(getattr(trainable, name, None) is not None for name in ("train_partition", "evaluate_partition"))
 
 
 @runtime_checkable

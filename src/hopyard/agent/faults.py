@@ -7,8 +7,6 @@ looked at by its class. Frameworks are not imported for that: their classes are 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from hopyard.errors import DataError, HopyardError, ResourceError
@@ -93,9 +91,8 @@ def _memory(error: BaseException) -> bool | None:
     return None
 
 
-@contextmanager
-def reading(what: str, host: str) -> Iterator[None]:
-    """Tell errors of reading rows by whether this host is to blame, or may be only for now.
+class Reading:
+    """Around what reads rows: tells its errors by whether this host is to blame, or may be only for now.
 
     Args:
         what: is read, for messages.
@@ -106,14 +103,24 @@ def reading(what: str, host: str) -> Iterator[None]:
         Unreadable: anything else that the operating system or a network says.
         DataError: the rows are not what they should be.
     """
-    try:
-        yield
-    except ResourceError as error:
-        raise HostFault(f"host {host}: {error}") from error
-    except (OSError, DataError) as error:
+
+    __slots__ = ("_host", "_what")
+
+    def __init__(self, what: str, host: str) -> None:
+        self._what, self._host = what, host
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ResourceError):
+            raise HostFault(f"host {self._host}: {error}") from error
+        if not isinstance(error, (OSError, DataError)):
+            return
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
-            raise
+            return
         if cause.errno in BROKEN:
-            raise HostFault(f"host {host} cannot read or keep {what}: {error}") from error
-        raise Unreadable(f"host {host} cannot read {what} at present: {type(cause).__name__}: {error}") from error
+            raise HostFault(f"host {self._host} cannot read or keep {self._what}: {error}") from error
+        text = f"host {self._host} cannot read {self._what} at present: {type(cause).__name__}: {error}"
+        raise Unreadable(text) from error

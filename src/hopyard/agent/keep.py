@@ -11,6 +11,7 @@ pending: the newer replaces the older that is not an epoch's end.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -74,6 +75,8 @@ class Keeper:
         self._durable: list[str] = []
         self._active = ""
         self._open = True
+        self._asleep_until = -math.inf
+        """When the background looks again by itself; minus infinity while it is awake."""
         self._away = 0
         """Threads that wait for the store, and said so."""
         self._thread = threading.Thread(target=self._run, name="hopyard-keep", daemon=True)
@@ -87,7 +90,8 @@ class Keeper:
                 self._free(older.where)
             due = 0.0 if always else self._last.get(ref.trial, 0.0) + PAUSE
             self._pending.append(Pending(ref, where, always, due))
-            self._condition.notify()
+            if due < self._asleep_until:  # to wake it for each State, most of them replaced, costs as much as to lay it
+                self._condition.notify()
 
     def hurry(self, ref: Ref, where: str) -> None:
         """Others wait for this State: it is stored next. If it is not here any longer, the driver hears it."""
@@ -166,8 +170,9 @@ class Keeper:
                 return chosen
             if not self._open and not self._pending:
                 return None
-            wait = min((pending.due for pending in self._pending), default=None)
-            self._condition.wait(None if wait is None else wait - now)
+            self._asleep_until = min((pending.due for pending in self._pending), default=math.inf)
+            self._condition.wait(None if self._asleep_until == math.inf else self._asleep_until - now)
+            self._asleep_until = -math.inf
 
     def _put(self, ref: Ref, data: memoryview, waited_for: bool = False) -> None:
         """Store it; a store that is away is tried again until it is back. (What is there already is not written twice.)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hopyard import meter
 from hopyard.agent.build import Built, Plan, build, install
-from hopyard.agent.faults import Blame, HostFault, Missing, blame, reading
+from hopyard.agent.faults import Blame, HostFault, Missing, Reading, blame
 from hopyard.agent.keep import Keeper
 from hopyard.checks import escaped, sendable
 from hopyard.core.events import Checked, Done, Durable, Failed
@@ -29,7 +29,7 @@ from hopyard.data.feed import PartitionFeed
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import capture, restore, seed_all
 from hopyard.meter import Steps
-from hopyard.ports import Feed, Folding, Store, WholePartition
+from hopyard.ports import Feed, Folding, Store, goes_whole
 from hopyard.spec import Array, Batch, Config, Part, Ref, Sums, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
@@ -387,7 +387,7 @@ class Worker:
 
     def _open(self, kind: Literal["train", "validate"], partition: int) -> Columns:
         meter.enter("fetch")
-        with reading(f"{kind} partition {partition}", socket.gethostname()):
+        with Reading(f"{kind} partition {partition}", socket.gethostname()):
             return open_partition(self._plan.manifest, kind, partition)
 
     def _failure(self, unit: Unit, error: BaseException) -> Failed:
@@ -449,7 +449,7 @@ def over(built: Built, feed: Feed, train: bool) -> Sums:
     phase = "train" if train else "validate"
     meter.enter(phase)
     trainable, feed = built.trainable, _Counted(feed, built.steps, phase)
-    if isinstance(trainable, WholePartition):
+    if goes_whole(trainable):
         return trainable.train_partition(feed) if train else trainable.evaluate_partition(feed)
     step = trainable.train if train else trainable.evaluate
     return gather(step(batch) for batch in feed)

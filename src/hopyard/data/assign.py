@@ -25,16 +25,19 @@ _BLOCK = 8192
 """Rows hashed at once: 64 KiB, which stays in the cache of a core."""
 _COUNT = np.arange(_BLOCK, dtype=np.uint64)
 _STEPS = _COUNT * np.uint64(_GAMMA)
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_LAST = 31
+_WORDS = tuple((np.uint64(shift), np.uint64(factor)) for shift, factor in _ROUNDS)
 
 
 def mix(z: Array) -> Array:
     """Scrambles a uint64 array in place, one to one, and gives it back."""
     shifted = np.empty_like(z)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        np.right_shift(z, np.uint64(shift), out=shifted)
+    for shift, factor in _WORDS:
+        np.right_shift(z, shift, out=shifted)
         z ^= shifted
-        z *= np.uint64(factor)
-    np.right_shift(z, np.uint64(31), out=shifted)
+        z *= factor
+    np.right_shift(z, np.uint64(_LAST), out=shifted)
     z ^= shifted
     return z
 
@@ -46,17 +49,20 @@ def _hash(key: np.uint64, start: int, out: Array) -> None:
 
 
 def keyed(seed: int) -> np.uint64:
-    """A whole number of any size or sign as one well-mixed word."""
-    word = np.zeros(1, np.uint64)
+    """A whole number of any size or sign as one well-mixed word. `mix` in Python's own integers: for one number that
+    is ten times as fast as an array."""
+    word = 0
     magnitude, sign = abs(seed), int(seed < 0)
     while True:
-        word ^= np.uint64(((magnitude & _MASK) + sign) & _MASK)
-        word += np.uint64(_GAMMA)
-        mix(word)
+        word ^= ((magnitude & _MASK) + sign) & _MASK
+        word = (word + _GAMMA) & _MASK
+        for shift, factor in _ROUNDS:
+            word = (word ^ (word >> shift)) * factor & _MASK
+        word ^= word >> _LAST
         magnitude >>= 64
         sign = 0
         if not magnitude:
-            return np.uint64(word[0])
+            return np.uint64(word)
 
 
 def hashes(seed: int, start: int, stop: int) -> Array:

@@ -19,7 +19,7 @@ def aligned(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> Array:
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     raw = np.empty(size + ALIGN, np.uint8)
-    skip = -raw.ctypes.data % ALIGN
+    skip = -raw.__array_interface__["data"][0] % ALIGN  # `ctypes.data` makes an object of three others first
     return raw[skip : skip + size].view(kind).reshape(shape)
 
 

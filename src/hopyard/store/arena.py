@@ -113,6 +113,7 @@ class Arena:
         renew: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
+        self._root = str(directory)
         self._renew = renew
         self._prefix = f"{slot}-{secrets.token_hex(4)}"
         self._limit = limit_bytes
@@ -191,19 +192,15 @@ class Arena:
         """A file for `total` bytes that nobody else will be given, mapped; None when there is no room."""
         size = _size_class(total + HEADER)
         with self._lock:
+            if (file := self._ready(size)) is not None:
+                return file  # it can be opened, so the folder is there: looked at once for each State, not twice
             if self._identity != _identity(self.directory):
                 self._missed()
             settled = [file for file in self._files.values() if file.settled]
             bound = sum(len(file.map) for file in self._files.values() if not file.settled)
             if bound + size > self._limit or len(self._files) - len(settled) >= _FILES:
                 return None
-            # one that is much too large would keep its room from States that need it
-            fitting = [file for file in settled if size <= len(file.map) <= 2 * size]
-            while len(fitting) > self._keep:
-                if (self.directory / fitting[0].name).exists():
-                    return self._again(fitting[0])
-                settled.remove(fitting[0])
-                del self._files[fitting.pop(0).name]
+            fitting = self._fitting(size)
             while True:
                 used = sum(len(file.map) for file in self._files.values())
                 if used + size <= self._limit and len(self._files) < _FILES and (file := self._add(size)):
@@ -216,10 +213,28 @@ class Arena:
                 del self._files[oldest.name]
                 self._drop(oldest)
 
+    def _ready(self, size: int) -> _File | None:
+        """The oldest file that may be used again for so many bytes; those that nobody can open any more are let go."""
+        fitting = self._fitting(size)
+        while len(fitting) > self._keep:
+            file = fitting.pop(0)
+            if self._opens(file):
+                return self._again(file)
+            del self._files[file.name]
+        return None
+
+    def _fitting(self, size: int) -> list[_File]:
+        # one that is much too large would keep its room from States that need it
+        return [file for file in self._files.values() if file.settled and size <= len(file.map) <= 2 * size]
+
+    def _opens(self, file: _File) -> bool:
+        """Whether others can still open it."""
+        return os.path.exists(f"{self._root}/{file.name}")  # noqa: PTH110 - a Path costs as much as the call itself
+
     def _missed(self) -> None:
         """The folder is not the one that it was. Files that went with it are of no use for States to come; what lies in
         them can still be stored."""
-        for file in [file for file in self._files.values() if not (self.directory / file.name).exists()]:
+        for file in [file for file in self._files.values() if not self._opens(file)]:
             if file.settled:
                 del self._files[file.name]
             file.removed = True

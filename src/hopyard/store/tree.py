@@ -58,6 +58,9 @@ _PAIRS = {"C64": ("F32", np.dtype("<c8")), "C128": ("F64", np.dtype("<c16"))}
 """safetensors 0.5 has no complex numbers: they are stored as pairs, with one more axis of length 2."""
 _COMPLEX = {dtype: name for name, (_, dtype) in _PAIRS.items()}
 
+_written = json.JSONEncoder(separators=(",", ":")).encode
+"""Made once: `json.dumps` makes an encoder for each call that says how to separate."""
+
 
 class StateError(HopyardError):
     """The bytes are not a State, or are damaged."""
@@ -130,7 +133,7 @@ def plan(tree: Tree) -> Layout:
         starts[n] = at
         at += found[n][0].nbytes
     width = len(str(max(len(found) - 1, 0)))
-    text = json.dumps({"format": FORMAT, "tree": node}, separators=(",", ":"))
+    text = _written({"format": FORMAT, "tree": node})
     head = [f'{{"__metadata__":{{"hopyard":{json.dumps(text)}}}']
     for n, (array, dtype) in enumerate(found):
         shape = ",".join(map(str, array.shape))
