@@ -321,7 +321,7 @@ def encode(line: Line) -> bytes:
         return _encoder.encode(_Dispatch(at=line.at, slot=line.slot, unit=given))
     if isinstance(line, Done) and line.where:
         line = msgspec.structs.replace(line, where="")
-    if not _finite(_metrics(line)):
+    if not (_all_finite(line) if isinstance(line, Done) else _finite(getattr(line, "values", None))):
         return _encoder.encode(_worded(msgspec.to_builtins(line)))
     try:
         return _encoder.encode(line)
@@ -360,11 +360,13 @@ def _finite(tree: Any) -> bool:
     return True
 
 
-def _metrics(line: Line) -> Any:
-    """The part of a line that holds metrics."""
-    if isinstance(line, Done):
-        return [line.values, *[part.sums for part in line.parts]]
-    return getattr(line, "values", None)
+def _all_finite(line: Done) -> bool:
+    """The same of all metrics of a line. Most are plain numbers, and every unit has them."""
+    for part in line.parts:
+        for total, rows in part.sums.values():
+            if not (math.isfinite(total) if type(total) is float else _finite(total)) or not math.isfinite(rows):
+                return False
+    return not line.values or _finite(line.values)
 
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -149,8 +149,11 @@ class Machine:
 
     def earliest(self) -> float | None:
         """When a `Tick` changes something next; None: never. Amortized O(log n)."""
-        times = (self.leases.earliest(), self._waits.earliest(), self._durability.earliest())
-        return min((time for time in times if time is not None), default=None)
+        first = None
+        for time in (self.leases.earliest(), self._waits.earliest(), self._durability.earliest()):
+            if time is not None and (first is None or time < first):
+                first = time
+        return first
 
     def due(self, at: float) -> bool:
         """Whether a `Tick` at this time would change anything; only then it is worth a line in the journal."""

@@ -278,8 +278,9 @@ class Loop:
         """One after the other: what a message means may depend on the one before it, so the machine has it by then."""
         for message in messages:
             yield from self._events(message)
-        for lease in [lease for lease in self._early if not self.machine.leases.stands(lease)]:
-            yield from self._early.pop(lease)  # its slot is gone, or its unit counts no more: the machine deletes them
+        if self._early:
+            for lease in [lease for lease in self._early if not self.machine.leases.stands(lease)]:
+                yield from self._early.pop(lease)  # its slot is gone, or its unit counts no more: they are deleted
         now = self._clock.now()
         if self.machine.due(now):
             yield Tick(at=now)

@@ -58,6 +58,11 @@ GRACE = 120.0
 """Seconds that a new agent may take, beyond `heartbeat_timeout`, until it dials."""
 BEATS = 6
 """Heartbeats in `heartbeat_timeout`, and in `stall_timeout`, at least."""
+LOOK_SECONDS = 0.05
+"""Between two looks at all agents, at most, however much arrives: each look costs some µs for each of them."""
+_POLLIN, _EVENTS, _RCVMORE = int(zmq.POLLIN), int(zmq.EVENTS), int(zmq.RCVMORE)
+_NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+"""As plain numbers: to combine two of pyzmq's costs more than the call for which it is done."""
 BEAT_SECONDS = 2.5
 """Between heartbeats, at most: a worker that hangs is found within two of them."""
 
@@ -186,7 +191,12 @@ class Router:
         self._overfull: list[Gone] = []
         self._setups: dict[str, bytes] = {}
         """Device → what agents with such a device are told once; it may be large, and they be many."""
+        self._poller: tuple[zmq.Poller, list[int]] = zmq.Poller(), []
+        """And the files that it looks at, beside the socket."""
+        self._stalls: dict[int, Stall] | None = None
+        """What `stalls` gives, as long as no heartbeat changes it."""
         self._checked = time.monotonic()
+        self._looked = self._checked
         self._lag = 0.0
 
     @property
@@ -199,6 +209,7 @@ class Router:
         self._forget(slot)
         self._heard[slot] = time.monotonic() + GRACE
         self._watches[slot] = Watch(time.monotonic())
+        self._stalls = None
         self._crew.start(slot)
 
     def end(self, slot: int) -> None:
@@ -214,37 +225,57 @@ class Router:
     def receive(self, seconds: float, also: int = -1) -> list[Up | Gone]:
         """All that arrived. Something to read from the file `also` ends the waiting, too."""
         self._tell()
-        poller = zmq.Poller()
-        if also >= 0:
-            poller.register(also, zmq.POLLIN)
-        poller.register(self._router, zmq.POLLIN)
-        for file in self._crew.watch():
-            poller.register(file, zmq.POLLIN)
         wait = max(0.0, min(seconds, self._heartbeat_timeout / 4))
-        poller.poll(math.ceil(wait * 1000))
-        heard: list[Up | Gone] = list(self._hear())
-        try:
-            lost = self._crew.lost()
-        except ResourceError:
-            if not heard:
-                raise
-            lost = []  # it says so again next time
+        ready = dict(self._polled(also).poll(math.ceil(wait * 1000)))
+        heard: list[Up | Gone] = list(self._hear()) if self._router in ready else []
         now = time.monotonic()
-        heard += self._again(now)
-        gone = {message.slot for message in heard if isinstance(message, Gone)}
-        for slot, reason in lost:
-            self._forget(slot)
-            if slot not in gone:
-                heard.append(Gone(slot, reason, isinstance(reason, OutOfMemory)))
+        look = not heard or len(ready) > 1 or not 0 <= now - self._looked < LOOK_SECONDS
+        if look:
+            self._looked = now
+            self._lose(heard)
+        if look or self._overfull:
+            heard += self._again(now)
         lag = now - self._checked - wait
         if lag > self._heartbeat_timeout / 2:  # this process itself did not run: nobody else is to blame
             self._lag += lag
             self._heard = dict.fromkeys(self._heard, now)
             for watch in self._watches.values():
                 watch.excuse(now)
+            self._stalls = None
         self._checked = now
-        heard += self._given_up(now)
+        if look:
+            heard += self._given_up(now)
         return heard
+
+    def _polled(self, also: int) -> zmq.Poller:
+        """Looks at the socket and at all files of which one becomes readable when there is something to do."""
+        files = [also, *self._crew.watch()]
+        if files != self._poller[1]:
+            poller = zmq.Poller()
+            for file in files:
+                if file >= 0:
+                    poller.register(file, zmq.POLLIN)
+            poller.register(self._router, zmq.POLLIN)
+            self._poller = poller, files
+        return self._poller[0]
+
+    def _lose(self, heard: list[Up | Gone]) -> None:
+        """Add those that ended to what was heard.
+
+        Raises:
+            ResourceError: no agent can ever come up, and nothing was heard.
+        """
+        try:
+            lost = self._crew.lost()
+        except ResourceError:
+            if not heard:
+                raise
+            return  # it says so again next time
+        gone = {message.slot for message in heard if isinstance(message, Gone)}
+        for slot, reason in lost:
+            self._forget(slot)
+            if slot not in gone:
+                heard.append(Gone(slot, reason, isinstance(reason, OutOfMemory)))
 
     def _given_up(self, now: float) -> list[Gone]:
         """Slots that are silent, or make no progress."""
@@ -265,6 +296,7 @@ class Router:
         """What this slot's process still says, or was told, is of no interest any more."""
         self._heard.pop(slot, None)
         self._watches.pop(slot, None)
+        self._stalls = None
         peer = self._peers.pop(slot, None)
         if peer is not None:
             self._known[peer.name] = None
@@ -272,21 +304,23 @@ class Router:
 
     def stalls(self) -> dict[int, Stall]:
         """Those that are past `liveness.SHOWN`."""
-        found = {slot: watch.stall for slot, watch in self._watches.items()}
-        return {slot: stall for slot, stall in found.items() if stall.seconds >= SHOWN}
+        if self._stalls is None:
+            found = {slot: watch.stall for slot, watch in self._watches.items()}
+            self._stalls = {slot: stall for slot, stall in found.items() if stall.seconds >= SHOWN}
+        return self._stalls
 
     def _hear(self) -> Iterator[Up | Gone]:
         """All that has arrived."""
-        while True:
-            try:
-                name, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if len(frames) == 1:
-                if name[:1] == b"b":
-                    self._beats(name, frames[0])
-                else:
-                    yield from self._opened(name, frames[0])
+        router = self._router
+        while int(router.get(_EVENTS)) & _POLLIN:  # an exception, after the last one, would cost twice as much
+            name, data = router.recv(_NOBLOCK), router.recv(_NOBLOCK)
+            if router.get(_RCVMORE):
+                while router.get(_RCVMORE):
+                    router.recv(_NOBLOCK)
+            elif name[:1] == b"b":
+                self._beats(name, data)
+            else:
+                yield from self._opened(name, data)
 
     def _beats(self, name: bytes, body: bytes) -> None:
         """A heartbeat, the only message without a number: the agent lives, and has come so far."""
@@ -305,6 +339,7 @@ class Router:
         if not message.phase < len(PHASES):
             log.warning("dropped a heartbeat of slot %d: it has no phase %d", message.slot, message.phase)
             return
+        self._stalls = None
         self._watches[message.slot].see(Sample(now, message.advanced, PHASES[message.phase], message.cpu_seconds))
 
     def _opened(self, name: bytes, data: bytes) -> Iterator[Up | Gone]:
@@ -393,7 +428,8 @@ class Router:
             self._overfull.append(Gone(peer.slot, f"does not hear what it is told: {error}"))
 
     def _put(self, name: bytes, head: Head, body: bytes) -> None:
-        self._router.send_multipart([name, framed(head, body)])
+        self._router.send(name, _SNDMORE)
+        self._router.send(framed(head, body))
 
     def paused(self) -> float:
         """What `receive` found of it."""
