@@ -13,6 +13,7 @@ from hopyard.core.events import (
     Joined,
     Lost,
     Proposed,
+    Replace,
     Tick,
 )
 from hopyard.core.machine import Machine, fold
@@ -39,7 +40,12 @@ class Run:
 
     def give(self, event):
         commands = self.machine.handle(event)
-        self.lines += [event, *(c for c in commands if isinstance(c, DECISIONS))]
+        self.lines.append(event)
+        for command in commands:  # as driver/loop.py does
+            if isinstance(command, DECISIONS):
+                self.lines.append(command)
+            elif isinstance(command, Replace):
+                self.lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
         assert fold(self.lines).snapshot() == self.machine.snapshot()
         return commands
 

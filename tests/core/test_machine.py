@@ -16,6 +16,7 @@ from hopyard.core.events import (
     Finished,
     Joined,
     Left,
+    Lost,
     Proposed,
     Release,
     Replace,
@@ -501,9 +502,9 @@ def test_a_slot_that_does_not_store_an_epochs_end_in_time_is_replaced_and_its_un
     run = stored_late(slots=2)
     assert run.machine.earliest() == 70.0 and not run.machine.due(69.9) and run.machine.due(70.0)
     assert run.unit(0).epoch == 1
-    reason = "State 0-2-2 was not stored within durable_timeout=60 seconds"
+    reason = "it stored nothing for durable_timeout=60 seconds, though State 0-2-2 was to be stored"
     out = run.give(Tick(at=70.0))
-    assert out[0] == Replace(0, reason)
+    assert out[0] == Replace(0, reason, "store")
     assert dispatched(out) == [(1, 0, "train", 0, (0,))]  # from the start, as nothing was stored
     assert run.machine.trials[0].strikes == {}
     assert run.machine.earliest() is None
@@ -527,6 +528,81 @@ def test_nobody_is_replaced_while_the_store_is_away():
     assert run.machine.earliest() is None
     run.give(StoreBack(at=5000.0, slot=0))
     assert run.machine.earliest() == 5040.0
+
+
+def test_a_slot_that_stores_slowly_but_steadily_is_not_late():
+    run = stored_late()
+    run.at = 50.0
+    run.durable(0, 0, 1, 1)  # in the middle of the epoch
+    assert run.machine.earliest() == 110.0 and run.machine._durability.awaited() == {"0-2-2": (0, 110.0)}
+    run.done(0)
+    run.done(0)
+    run.at = 109.0
+    run.durable(0, 0, 2, 2)
+    assert run.machine.earliest() == 169.0
+
+
+def test_a_state_that_was_cut_is_not_awaited():
+    run = Run(partitions=1, epochs=3, slots=2, timeouts=Timeouts(durable_timeout=60.0))
+    run.done(0)  # State 1 is on slot 0, which goes on from it
+    run.lost(0)
+    assert run.machine.earliest() is None
+    run.done(1)
+    run.join(2)
+    unit = run.unit(1)
+    run.failed(1, "user")  # the trial has ended
+    assert unit.step == 1 and run.machine.earliest() is None
+
+
+def test_states_that_take_longer_than_the_timeout_are_stored_in_the_end():
+    """Each State takes 700 seconds to be stored."""
+    run = Run(partitions=1, epochs=2, timeouts=Timeouts(durable_timeout=600.0))
+    trial, slot, warned = run.machine.trials[0], 0, []
+    while not trial.ended and slot < 9:
+        run.at += 10.0
+        made = run.at
+        lease = run.unit(slot).lease if run.machine.slots[slot].busy else 0
+        if lease:
+            run.done(slot)
+        late = run.machine.earliest()
+        if late is not None and late < made + 700.0:
+            out = run.tick()
+            warned += [command.text for command in out if type(command) is Warn]
+            assert [command.fault for command in out if type(command) is Replace] == ["store"]
+            slot += 1
+            run.join(slot)
+            continue
+        run.at = made + 700.0
+        for state in [state for state in trial.states.values() if not state.digest]:
+            run.durable(slot, 0, state.ref.step, state.ref.attempt)
+    assert trial.status == "completed" and trial.strikes == {} and slot == 2
+    assert len(warned) == 1 and "durable_timeout=600" in warned[0] and "store=" in warned[0]
+    assert "1200 seconds" in warned[0]
+    assert run.machine.trials[0].patience == 2.0
+    run.give(Resumed(at=run.at, timeouts=Timeouts(durable_timeout=900.0)))
+    assert run.machine.trials[0].patience == 1.0
+
+
+def test_two_slots_that_are_late_with_states_of_equal_age():
+    run = Run(trials=2, partitions=1, epochs=2, timeouts=Timeouts(durable_timeout=60.0))
+    run.give(StoreAway(at=10.0, slot=0, error="it does not answer"))
+    run.at = 20.0
+    run.done(0)
+    run.at = 30.0
+    run.done(0)
+    run.give(StoreBack(at=50.0, slot=0))
+    assert type(run.tick()[0]) is Replace
+
+
+def test_a_fold_ends_no_slot_by_itself():
+    """What is over by a Tick is decided once; the journal has it."""
+    run = stored_late(slots=2)
+    late = Tick(at=70.0)
+    again = fold([*run.lines, late])
+    assert sorted(again.slots) == [0, 1]
+    run.give(late)
+    (lost,) = [line for line in run.lines if type(line) is Lost]
+    assert (lost.slot, lost.fault) == (0, "store") and sorted(fold(run.lines).slots) == [1]
 
 
 def test_a_resume_may_give_another_time_to_store_and_awaits_nothing_of_slots_that_are_gone():

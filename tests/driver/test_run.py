@@ -496,5 +496,6 @@ def test_a_worker_that_does_not_store_its_states_is_replaced(tmp_path: Path) -> 
     )
     assert run.status == "completed"
     (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
-    assert re.fullmatch(r"State 0-4-\d was not stored within durable_timeout=2 seconds", lost.reason)
+    said = r"it stored nothing for durable_timeout=2 seconds, though State 0-4-\d was to be stored"
+    assert re.fullmatch(said, lost.reason) and lost.fault == "store"
     assert digests(run) == digests(select(tmp_path / "other", configs=[{"lr": 0.1}], epochs=1))

@@ -106,6 +106,7 @@ class TrialBook:
         "id",
         "lease",
         "on_device",
+        "patience",
         "reached",
         "recent",
         "recipe",
@@ -120,6 +121,7 @@ class TrialBook:
         "strikes",
         "trace",
         "troubles",
+        "unstored",
         "until",
         "waits_for",
     )
@@ -167,6 +169,10 @@ class TrialBook:
         """No unit of it is given out before this time; 0: it does not wait."""
         self.waits_for = ""
         """Why it waits: fault and error."""
+        self.unstored = 0
+        """Slots in a row that were replaced because they did not store a State of it, with none stored in between."""
+        self.patience = 1.0
+        """How many times `durable_timeout` its States may take."""
         self.alone = ""
         """"train" or "validate": the next unit of this kind runs while other slots of its device or host rest."""
         self.on_device = False

@@ -1,95 +1,166 @@
 """Which States must still become durable, and until when.
 
-The State at the end of an epoch is stored always, so its `Durable` must come; whoever made it and does not store it in
-time, though it lives, is of no use. While the store is away nobody is late. Time is not read here: it arrives with the
-events.
+The State at the end of an epoch is stored always, so its `Durable` must come. A slot that owes such a State and stores
+nothing at all for `durable_timeout`, though it lives, is of no use. Each `Durable` of a slot begins its time anew: one
+that stores many States slowly, one after the other, is not late. While the store is away nobody is late. Time is not
+read here: it arrives with the events.
 """
 
 from __future__ import annotations
 
 import math
+from heapq import heappop, heappush
 
 from hopyard.spec import Ref
+
+
+class _Owing:
+    """What one slot owes. Its times are seconds in which it could reach the store: the wall's less those `apart`."""
+
+    __slots__ = ("apart", "since", "states", "stored")
+
+    def __init__(self) -> None:
+        self.states: dict[Ref, tuple[float, float]] = {}
+        """State → (when it was made, how many times the timeout it may take), the oldest first."""
+        self.stored = -math.inf
+        """When it last stored any State."""
+        self.since: float | None = None
+        """Since when, by the wall, it cannot reach the store."""
+        self.apart = 0.0
+        """Seconds before that in which it could not."""
+
+    def own(self, at: float) -> float:
+        """The slot's time at this time of the wall."""
+        return (at if self.since is None else self.since) - self.apart
+
+    def late(self, timeout: float) -> float:
+        """From when on, by the wall, it is late; infinite: it owes nothing, or cannot reach the store."""
+        if self.since is not None or not self.states:
+            return math.inf
+        made, times = next(iter(self.states.values()))
+        return max(made, self.stored) + times * timeout + self.apart
 
 
 class Durability:
     """The States that are awaited. Owner: `Machine`.
 
+    Each change costs O(log slots), amortized; `gone` and `expired` cost O(n) for what the slots owe.
+
     Args:
-        timeout: seconds that a State may take while its slot reaches the store.
+        timeout: seconds in which a slot that owes a State must store one, while it reaches the store.
     """
 
-    __slots__ = ("_awaited", "_away", "_first", "_timeout")
+    __slots__ = ("_makers", "_queue", "_queued", "_slots", "_timeout")
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._awaited: dict[Ref, tuple[int, float]] = {}
-        """State → (slot that has it, when it is late)."""
-        self._away: dict[int, float] = {}
-        """Slot → since when it cannot reach the store."""
-        self._first = math.inf
-        """No State is late before."""
+        self._makers: dict[Ref, int] = {}
+        """Awaited State → the slot that has it."""
+        self._slots: dict[int, _Owing] = {}
+        self._queue: list[tuple[float, int]] = []
+        """(when it is late, slot). Most slots get more time before theirs is over: their entries are put off when they
+        come up."""
+        self._queued: dict[int, float] = {}
+        """Slot → its entry that counts."""
 
     def __len__(self) -> int:
-        return len(self._awaited)
+        return len(self._makers)
 
-    def made(self, ref: Ref, slot: int, at: float) -> None:
-        """The slot has made a State that it is to store."""
-        late = self._away.get(slot, at) + self._timeout
-        self._awaited[ref] = slot, late
-        if slot not in self._away:
-            self._first = min(self._first, late)
+    def made(self, ref: Ref, slot: int, at: float, times: float = 1.0) -> None:
+        """The slot has made a State that it is to store; it may take so many times the timeout."""
+        owing = self._owing(slot)
+        self._makers[ref] = slot
+        owing.states[ref] = owing.own(at), times
+        self._look(slot, owing)
+
+    def stored(self, slot: int, at: float) -> None:
+        """The slot has stored some State, awaited or not."""
+        owing = self._slots.get(slot)
+        if owing is not None:
+            owing.stored = owing.own(at)
 
     def settled(self, ref: Ref) -> None:
         """The State is durable, or nobody needs it."""
-        if self._awaited.pop(ref, None) is not None:
-            self._look()
+        slot = self._makers.pop(ref, None)
+        if slot is not None:
+            owing = self._slots[slot]
+            del owing.states[ref]
+            self._look(slot, owing)
 
     def gone(self, slot: int) -> None:
         """The slot is not there any longer, nor what it was to store."""
-        self._away.pop(slot, None)
-        for ref in [ref for ref, (maker, _) in self._awaited.items() if maker == slot]:
-            del self._awaited[ref]
-        self._look()
+        owing = self._slots.pop(slot, None)
+        for ref in () if owing is None else owing.states:
+            del self._makers[ref]
 
     def away(self, slot: int, at: float) -> None:
-        """The slot cannot reach the store: its States are not late before it can."""
-        self._away.setdefault(slot, at)
-        self._look()
+        """The slot cannot reach the store: it is not late before it can."""
+        owing = self._owing(slot)
+        if owing.since is None:
+            owing.since = at
 
     def back(self, slot: int, at: float) -> None:
-        """The slot reaches the store again: its States have as much time as they had left."""
-        since = self._away.pop(slot, None)
-        if since is not None:
-            for ref, (maker, late) in self._awaited.items():
-                if maker == slot:
-                    self._awaited[ref] = slot, late + at - since
-            self._look()
+        """The slot reaches the store again: it has as much time as it had left."""
+        owing = self._owing(slot)
+        if owing.since is not None:
+            owing.apart += at - owing.since
+            owing.since = None
+            self._look(slot, owing)
+
+    def oldest(self, slot: int) -> Ref | None:
+        """The awaited State that the slot has had for the longest time."""
+        owing = self._slots.get(slot)
+        return None if owing is None else next(iter(owing.states), None)
+
+    def times(self, ref: Ref) -> float:
+        """How many times the timeout an awaited State may take."""
+        return self._slots[self._makers[ref]].states[ref][1]
 
     def earliest(self) -> float | None:
-        """When the next State is late; None: none is awaited."""
-        return None if self._first == math.inf else self._first
+        """When the next slot is late; None: none can be. Amortized O(log slots)."""
+        queue, queued = self._queue, self._queued
+        while queue:
+            when, slot = queue[0]
+            owing = self._slots.get(slot)
+            late = math.inf if owing is None else owing.late(self._timeout)
+            counts = queued.get(slot) == when
+            if counts and late == when:
+                return when
+            heappop(queue)
+            if counts:
+                del queued[slot]
+                if late < math.inf:
+                    queued[slot] = late
+                    heappush(queue, (late, slot))
+        return None
 
     def expired(self, at: float) -> list[tuple[int, Ref]]:
-        """(slot, State) of all that are late at this time, in order of their deadlines; none is awaited any more."""
-        late = sorted((until, slot, ref) for ref, (slot, until) in self._timed() if until <= at)
-        for _, _, ref in late:
-            del self._awaited[ref]
-        self._look()
-        return [(slot, ref) for _, slot, ref in late]
+        """(slot, the State that it has owed for the longest time) of all slots that are late at this time, in order of
+        their deadlines."""
+        late = sorted((owing.late(self._timeout), slot) for slot, owing in self._slots.items())
+        return [(slot, next(iter(self._slots[slot].states))) for until, slot in late if until <= at]
 
     def clear(self) -> None:
         """No slot is there."""
-        self._awaited.clear()
-        self._away.clear()
-        self._first = math.inf
+        self._makers.clear()
+        self._slots.clear()
+        self._queue.clear()
+        self._queued.clear()
 
     def awaited(self) -> dict[str, tuple[int, float]]:
-        """State → (slot, when it is late)."""
-        return {str(ref): entry for ref, entry in self._awaited.items()}
+        """State → (slot, when that slot is late with it). For tests."""
+        return {
+            str(ref): (slot, max(made, owing.stored) + times * self._timeout + owing.apart)
+            for slot, owing in self._slots.items()
+            for ref, (made, times) in owing.states.items()
+        }
 
-    def _timed(self) -> list[tuple[Ref, tuple[int, float]]]:
-        return [(ref, entry) for ref, entry in self._awaited.items() if entry[0] not in self._away]
+    def _owing(self, slot: int) -> _Owing:
+        return self._slots.setdefault(slot, _Owing())
 
-    def _look(self) -> None:
-        self._first = min((until for _, (_, until) in self._timed()), default=math.inf)
+    def _look(self, slot: int, owing: _Owing) -> None:
+        """The slot may be late sooner than it was."""
+        late = owing.late(self._timeout)
+        if late < self._queued.get(slot, math.inf):
+            self._queued[slot] = late
+            heappush(self._queue, (late, slot))

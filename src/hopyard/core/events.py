@@ -140,11 +140,11 @@ class StoreBack(Fact, frozen=True):
 class Lost(Fact, frozen=True):
     """A slot is gone, and what only it held. `fault`: "system": the unit that it worked on may have ended it, which
     counts against the unit; "memory": the system killed it because the memory of its host ran out; "data": its host
-    cannot keep or read the rows, which is no fault of the unit."""
+    cannot keep or read the rows; "store": it did not store a State in time. These two are no fault of the unit."""
 
     slot: int
     reason: str
-    fault: Literal["system", "memory", "data"] = "system"
+    fault: Literal["system", "memory", "data", "store"] = "system"
 
 
 class Left(Fact, frozen=True):
@@ -155,8 +155,8 @@ class Left(Fact, frozen=True):
 
 
 class Tick(Fact, frozen=True):
-    """Time passed, and a deadline with it (`unit_timeout`, `durable_timeout`). The slots that it ends are named by the
-    `Lost` that follow it: journals written when deadlines were guessed fold to the same state by these."""
+    """Time passed: trials that waited until now go on. The slots whose deadline is over (`unit_timeout`,
+    `durable_timeout`) are named by the `Lost` behind it."""
 
 
 class Resumed(Fact, frozen=True):
@@ -240,10 +240,12 @@ class Delete(msgspec.Struct, frozen=True, gc=False):
 
 
 class Replace(msgspec.Struct, frozen=True, gc=False):
-    """Command: end this slot for good, start another in its place."""
+    """Command: end this slot for good, start another in its place. The machine has let it go already; the journal gets
+    a `Lost` with the same words."""
 
     slot: int
     reason: str
+    fault: Literal["system", "store"] = "system"
 
 
 class Warn(msgspec.Struct, frozen=True, gc=False):

@@ -6,6 +6,7 @@
 | system | the trial waits 1, 2, 4, … s, at most `MOST`; it ends when one unit failed so more than `retries` times |
 | store | the same without end: States are safe, only the place where they are kept is away |
 | memory | once more, in a new worker, while other slots of the device or host rest; the second time ends the trial |
+| a slot did not store a State in time | its unit goes to another slot at once, without a strike |
 | a slot was lost | the unit goes to another slot at once; the third slot (`strikes`) ends the trial as poison |
 
 A unit that ends well clears what was counted against it, and progress of its trial makes the next wait short again.
@@ -30,6 +31,8 @@ FRESH = 120.0
 """Seconds in which a new worker should have come up; after that any slot may try what ran out of memory."""
 UNSTORED = 3
 """A durable State that the store lacks so often, or gives damaged, is made again."""
+UNSTORING = 2
+"""So many slots in a row that did not store a State of a trial in time: from then on it has twice the time."""
 
 TRANSIENT = ("system", "store", "memory")
 """Faults after which a trial is tried again."""

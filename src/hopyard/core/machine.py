@@ -2,8 +2,9 @@
 
 **Theory of operation.** `apply` changes state and is a plain fold: given the lines of a journal it ends where the live
 machine stood. `handle` applies one event and then decides what follows; the decisions that change state (`Dispatch`,
-`Check`) are applied like events and belong in the journal behind the event that led to them. So an old journal folds
-to the same state for ever, whatever later versions would decide. The table at the end of this file holds every
+`Check`, `Deferred`) are applied like events and belong in the journal behind the event that led to them; a slot whose
+time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever, whatever later
+versions would decide. The table at the end of this file holds every
 transition; `chain` says what a trial's States go through, `board` and `policy` who gets what next, `lease` whose
 answers count.
 
@@ -123,6 +124,8 @@ class Machine:
         out = self._out = []
         self._at = event.at
         _APPLY[type(event)](self, event)
+        if type(event) is Tick:
+            self._expire(event.at)
         if self._troubled:
             self._put_off()
         if self.status == "running":
@@ -358,7 +361,7 @@ class Machine:
         ref = Ref(trial.id, step, unit.lease)
         trial.states[step] = StateBook(ref, slot.id, event.where)
         if step % partitions == 0:
-            self._durability.made(ref, slot.id, event.at)
+            self._durability.made(ref, slot.id, event.at, trial.patience)
         slot.made.add(trial.id)
         self._board.learn(trial, sum([part.seconds for part in parts]), len(parts))
         chain.spend(trial, before, partitions, self.slots, self._out)
@@ -433,7 +436,9 @@ class Machine:
         trial = self.trials.get(ref.trial)
         if trial is None:
             return
+        self._durability.stored(event.slot, event.at)
         self._durability.settled(ref)
+        trial.unstored = 0
         known = trial.seal(ref.step, event.digest, self.spec.partitions)
         if known != event.digest:
             self.defects.append(
@@ -537,37 +542,44 @@ class Machine:
         self._gone(event.slot, event.reason, event.fault if isinstance(event, Lost) else "data")
 
     def _tick(self, event: Tick) -> None:
-        reason = f"its unit took longer than unit_timeout={self.spec.timeouts.unit_timeout} seconds"
-        for number in self.leases.expired(event.at):
-            self._replace(number, reason)
-        for number, ref in self._durability.expired(event.at):
-            self._overdue(number, ref)
         for trial in self._waits.over(event.at):
             if trial.fresh and trial.fresh <= event.at:
                 trial.fresh = 0.0
             if trial.until and trial.until <= event.at:
                 self._awaken(trial, over=True)
 
-    def _overdue(self, number: int, ref: Ref) -> None:
-        """A slot did not store a State in time, though it lives and does not say that the store is away. The unit that
-        it works on is not to blame."""
-        state = self.trials[ref.trial].states.get(ref.step)
-        if state is not None and state.ref == ref and not state.digest and not self.trials[ref.trial].ended:
-            seconds = self.spec.timeouts.durable_timeout
-            self._replace(number, f"State {ref} was not stored within durable_timeout={seconds:g} seconds", "data")
-
-    def _replace(self, number: int, reason: str, fault: Literal["system", "data"] = "system") -> None:
+    def _replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> None:
         if number in self.slots:
-            self._out.append(Replace(number, reason))
+            self._out.append(Replace(number, reason, fault))
             self._gone(number, reason, fault)
 
-    def _gone(self, number: int, reason: str, fault: Literal["system", "memory", "data"] = "system") -> None:
+    def _unstored(self, trial: TrialBook) -> None:
+        """A slot that owed a State of this trial was replaced. If that happens again and again it is not the slots:
+        States are large, or the store is slow, and none would ever be stored."""
+        trial.unstored += 1
+        if trial.unstored < faults.UNSTORING:
+            return
+        before = trial.patience * self.spec.timeouts.durable_timeout
+        self._out.append(
+            Warn(
+                f"trial {trial.id}: {trial.unstored} workers in a row were replaced because they stored nothing for "
+                f"{before:g} seconds (durable_timeout={self.spec.timeouts.durable_timeout:g}); from now on its States "
+                f"may take {2 * before:g} seconds. If the place that store= names is slow, give a greater "
+                "durable_timeout, also to hy.resume; if it is broken, give another store="
+            )
+        )
+        trial.unstored = 0
+        trial.patience *= 2.0
+
+    def _gone(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"] = "system") -> None:
         """A slot is not there any longer, nor are the States that only it had."""
         slot = self.slots.pop(number, None)
         if slot is None:
             return
         self._board.leave(slot)
         self.leases.answered(number)
+        if fault == "store" and (owed := self._durability.oldest(number)) is not None:
+            self._unstored(self.trials[owed.trial])
         self._durability.gone(number)
         if self._checking is not None and self._checking[0] == number:
             self._uncheck(self.trials[self._checking[1]], reason, fault)
@@ -576,7 +588,7 @@ class Machine:
             trial = self.trials[unit.trial]
             if fault == "memory":
                 self._starved(trial, unit, reason, "", on_device=False)
-            elif fault == "data":
+            elif fault in ("data", "store"):
                 self._undo(trial, unit)
                 self._mend(trial)
             else:
@@ -584,7 +596,7 @@ class Machine:
         for made in sorted(slot.made):
             self._mend(self.trials[made])
 
-    def _uncheck(self, trial: TrialBook, reason: str, fault: Literal["system", "memory", "data"]) -> None:
+    def _uncheck(self, trial: TrialBook, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
         """The slot that checked a trial is gone; after the third the trial is poison."""
         self._checking = None
         if fault == "memory":
@@ -595,6 +607,9 @@ class Machine:
 
     def _resumed(self, event: Resumed) -> None:
         if event.timeouts is not None:
+            if event.timeouts.durable_timeout != self.spec.timeouts.durable_timeout:
+                for trial in self.trials.values():
+                    trial.patience = 1.0
             self.spec = msgspec.structs.replace(self.spec, timeouts=event.timeouts)
         units = [unit for _, unit in self.leases.standing().values()]
         self.leases.clear()
@@ -758,7 +773,7 @@ class Machine:
             del trial.states[step]
         trial.safe = max([step for step in trial.states if step < min(missing) and step <= trial.safe], default=0)
         if trial.status == "failed":
-            chain.cut(trial, self.slots, self._out)
+            self._cut(trial)
             return
         if trial.ended:
             trial.ended = False
@@ -771,12 +786,19 @@ class Machine:
         for epoch, book in trial.epochs.items():
             if (epoch + 1) * self.spec.partitions > trial.safe:
                 book.left, book.parked = None, False
-        chain.cut(trial, self.slots, self._out)
+        self._cut(trial)
         trial.step = trial.safe
         trial.stamp += 1
         trial.status = "waiting"
         self._board.expect(trial, self._steps - trial.step)
         self._board.offer(trial)
+
+    def _cut(self, trial: TrialBook) -> None:
+        """Forget the States behind the safe one."""
+        for step, state in trial.states.items():
+            if step > trial.safe and not state.digest:
+                self._durability.settled(state.ref)
+        chain.cut(trial, self.slots, self._out)
 
     def _complete(self, trial: TrialBook) -> None:
         if trial.safe == self._steps and len(trial.history) == self.spec.epochs and not trial.ended:
@@ -797,7 +819,7 @@ class Machine:
         if fault == "user":  # it does not go on from here; of others, these sums are needed if they are tried again
             trial.epochs.clear()
         faults.cleared(trial)
-        chain.cut(trial, self.slots, self._out)
+        self._cut(trial)
         self._end(trial)
 
     def _end(self, trial: TrialBook) -> None:
@@ -824,6 +846,21 @@ class Machine:
             self._check(check)
             self._out.append(check)
             return
+
+    def _expire(self, at: float) -> None:
+        """Slots whose time is over are replaced. The journal names them (`Lost`): no fold decides it again."""
+        limit = self.spec.timeouts.unit_timeout
+        for number in self.leases.expired(at):
+            self._replace(number, f"its unit took longer than unit_timeout={limit} seconds")
+        seconds = self.spec.timeouts.durable_timeout
+        for number, ref in self._durability.expired(at):
+            times = self._durability.times(ref)
+            self._replace(
+                number,
+                f"it stored nothing for {f'{times:g} times ' if times > 1 else ''}durable_timeout={seconds:g} seconds, "
+                f"though State {ref} was to be stored",
+                "store",
+            )
 
     def _put_off(self) -> None:
         """Those that failed through no fault of their own are tried again later, the others go on meanwhile."""

@@ -399,7 +399,7 @@ class Loop:
                 if isinstance(command, DECISIONS):
                     lines.append(command)
                 elif isinstance(command, Replace):  # the machine knows; whoever reads the journal should too
-                    lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason))
+                    lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
         self._journal.append(lines)
         self._link.confirm()
         for command in commands:

@@ -627,7 +627,7 @@ def _lines(event: Event, commands: list[Command]) -> list[Line]:
         if isinstance(command, DECISIONS):
             lines.append(command)
         elif isinstance(command, Replace):
-            lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason))
+            lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
     return lines
 
 
