@@ -25,7 +25,7 @@ from hopyard.core.events import (
     StoreBack,
     Warn,
 )
-from hopyard.core.machine import fold
+from hopyard.core.machine import CHECKS, fold
 from hopyard.spec import Part, Ref, packed
 from machines import Run, deferred, dispatched
 
@@ -434,6 +434,79 @@ def test_with_another_recipe_a_trial_begins_anew():
     assert run.join(5) == [Check(at=0.0, slot=5, trial=0)]
     run.give(Checked(at=1.0, slot=5, trial=0, faults=(), names=("loss",)))
     assert run.unit(5).start is None
+
+
+def test_with_another_recipe_other_digests_are_no_defect():
+    run = Run(partitions=4)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    run.done(0)
+    run.durable(0, 0, 2, 2)
+    run.failed(0, "user")
+    run.give(Finished(at=0.0, status="failed"))
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=0, recipe="abc"))
+    run.join(1)
+    run.give(Checked(at=1.0, slot=1, trial=0, faults=(), names=("loss",)))
+    out = []
+    for _ in range(2):
+        lease, step = run.unit(1).lease, run.unit(1).step + 1
+        run.done(1)
+        out += run.durable(1, 0, step, lease, digest="of the other recipe")
+    assert of(Warn, out) == [] and run.machine.defects == []
+
+
+def some_ended(trials):
+    """The recipe ended all trials but the last two: the system ended one of them, the other is complete."""
+    run = Run(trials=trials, partitions=2, retries=0)
+    while standing := run.machine.leases.standing():
+        lease, (slot, unit) = next(iter(standing.items()))
+        if unit.trial < trials - 2:
+            run.failed(slot, "user")
+        elif unit.trial == trials - 2 and unit.step == 1:
+            run.failed(slot)
+        else:
+            run.done(slot)
+            run.durable(slot, unit.trial, unit.step + 1, lease)
+    run.give(Finished(at=0.0, status="partial"))
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=trials - 2))
+    for number in range(trials - 2):
+        run.give(Retried(at=1.0, trial=number, recipe="abc"))
+    return run
+
+
+@pytest.mark.parametrize("trials", [3, 5, 6])
+def test_another_recipe_that_is_not_fit_ends_only_the_trials_that_it_is_for(trials):
+    run = some_ended(trials)
+    out = run.join(7)
+    refused = 0
+    while found := of(Check, out):
+        good = found[0].trial >= trials - 2
+        names, wrong = (("loss",), ()) if good else ((), ("NameError",))
+        out = run.give(Checked(at=1.0, slot=7, trial=found[0].trial, faults=wrong, names=names))
+        refused += not good
+    assert refused == min(trials - 2, CHECKS)
+    assert run.machine.status == "running"
+    while run.machine.slots[7].busy:
+        unit = run.unit(7)
+        if unit.trial < trials - 2:
+            out = run.failed(7, "user")
+        else:
+            run.done(7)
+            out = run.durable(7, unit.trial, unit.step + 1, unit.lease)
+    assert Finish("partial") in out
+    assert [trial.status for trial in run.machine.trials.values()] == ["failed"] * (trials - 2) + ["completed"] * 2
+
+
+def test_another_recipe_that_is_not_fit_is_told_when_nobody_is_left():
+    run = ended("user")
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=0, recipe="abc"))
+    run.join(5)
+    out = run.give(Checked(at=1.0, slot=5, trial=0, faults=("NameError",), names=()))
+    assert of(Finish, out) == [Finish("failed")]
+    assert run.machine.trials[0].error == "NameError"
 
 
 def test_of_a_trial_that_did_not_fail_nothing_changes():

@@ -285,12 +285,13 @@ class Machine:
         self._refuse(trial, fault, [text])
 
     def _refuse(self, trial: TrialBook, fault: Fault, found: list[str]) -> None:
-        """A trial did not pass preflight. When the first few do not, nobody will."""
+        """A trial did not pass preflight. When the first few do not, nobody will; unless the run went on before, and it
+        is only another recipe that is not fit: then whoever is left is tried for himself."""
         self.faults += [text for text in found if text not in self.faults]
         self._fail(trial, fault, "; ".join(found), "")
         self._unfit += 1
         if self._unfit >= CHECKS or (self.exhausted and not self._open):
-            self.status = "failed"
+            self.status = "running" if self.names else "failed"
 
     # ---------------------------------------------------------------- units come and go
 
@@ -649,7 +650,7 @@ class Machine:
             for state in trial.states.values():
                 if state.digest:
                     self._out.append(Delete(state.ref))
-            for known in (trial.states, trial.digests, trial.epochs, trial.history):
+            for known in (trial.states, trial.digests, trial.recent, trial.epochs, trial.history):
                 known.clear()
             trial.best, trial.safe, trial.reached = None, 0, 0
         self._rewind(trial)
