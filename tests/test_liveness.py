@@ -265,6 +265,50 @@ select(Path("run"), helped({str(tmp_path)!r}, {stop}), CONFIGS[:2], engine=hy.Lo
         time.sleep(0.02)
 
 
+def test_no_agent_lives_when_the_driver_is_killed_and_companions_are_stopped(tmp_path: Path) -> None:
+    """Bug: nobody but its companion ended an agent."""
+    before = memory()
+    folder = str(tmp_path)
+    body = f"""
+from test_liveness import slow_ones
+select(Path("run"), slow_ones({folder!r}), CONFIGS[:1], engine=hy.Local(1, devices=None))
+"""
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    end = time.monotonic() + 60
+    while not (tmp_path / "worker").exists():
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.02)
+    worker = int((tmp_path / "worker").read_text())
+    children = [int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()]
+    companions = [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().startswith("hopyard-comp")]
+    assert len(companions) == 1
+    os.kill(companions[0], signal.SIGSTOP)
+    process.kill()
+    process.communicate(timeout=60)
+    assert gone([worker, *companions], 40.0)
+    end = time.monotonic() + 10
+    while left := memory() - before:
+        assert time.monotonic() < end, left
+        time.sleep(0.02)
+
+
+def slow_ones(folder: str) -> Any:
+    """A recipe that says where it is, and sleeps."""
+
+    def recipe(config: dict[str, Any]) -> Any:
+        class Slow(Linear):
+            def train(self, batch: Any) -> Any:
+                if self.steps == 3:
+                    Path(folder, "new").write_text(str(os.getpid()))
+                    Path(folder, "new").rename(Path(folder, "worker"))
+                    time.sleep(60)
+                return super().train(batch)
+
+        return Slow(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+    return recipe
+
+
 def test_a_killed_worker_takes_its_helpers_along(tmp_path: Path) -> None:
     """Its driver goes on."""
     folder = str(tmp_path)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from hopyard.errors import SpecError
@@ -77,3 +78,12 @@ def test_better_is_strict_and_nan_is_worst():
         for worst in (math.nan, None):
             assert better(mode, 0.0, worst) and not better(mode, worst, 0.0) and not better(mode, worst, worst)
     assert better("max", 0.0, -math.inf) and better("min", -math.inf, 0.0)
+
+
+@pytest.mark.parametrize("name", ["heartbeat_timeout", "stall_timeout", "unit_timeout", "durable_timeout"])
+def test_seconds_of_any_kind(name: str) -> None:
+    assert getattr(Timeouts(**{name: np.int64(20)}), name) == 20.0
+    assert type(getattr(Timeouts(**{name: np.float64(0.5)}), name)) is float
+    for bad in (10**400, True, "1", 0, math.nan, math.inf):
+        with pytest.raises(SpecError, match=name):
+            Timeouts(**{name: bad})

@@ -139,10 +139,21 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is None and name == "unit_timeout":
                 continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (number and 0 < value < math.inf):
+            seconds = plain_seconds(value)
+            if not 0 < seconds < math.inf:
                 none = ", or None" if name == "unit_timeout" else ""
-                raise SpecError(f"{name} = {value!r}: must be a finite number of seconds > 0{none}")
+                raise SpecError(f"{name} = {value!r:.60}: must be a finite number of seconds > 0{none}")
+            msgspec.structs.force_setattr(self, name, seconds)
+
+
+def plain_seconds(value: Any) -> float:
+    """A number of seconds, of Python or NumPy, as a float; NaN when it is none."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

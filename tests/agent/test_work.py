@@ -22,7 +22,7 @@ from hopyard.agent.keep import Keeper
 from hopyard.agent.work import Worker, gather
 from hopyard.core.events import Checked, Done, Durable, Failed
 from hopyard.core.messages import NoRoom
-from hopyard.errors import ResourceError
+from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks.array import Linear
 from hopyard.spec import Ref, RunSpec, Unit
 from hopyard.store.arena import Arena
@@ -425,3 +425,10 @@ def test_a_reported_tensor_does_not_hold_on_to_its_graph() -> None:
 
     weight = torch.ones(2, requires_grad=True)
     assert gather([{"loss": ((weight * 2).sum(), 2)}]) == {"loss": (4.0, 2.0)}  # else torch warns, and memory grows
+
+
+def test_an_array_of_millions_is_refused_at_its_first_batch() -> None:
+    """Bug: its numbers were added one by one, for minutes, without a word."""
+    batches = iter([{"big": (np.ones(2_000_000), 4.0)}])
+    with pytest.raises(SpecError, match="metric 'big' is an array of 2,000,000 numbers"):
+        gather(batches)

@@ -27,6 +27,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -65,6 +66,22 @@ def accompany(card: Card, progress: Progress) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    threading.Thread(target=_end_with, args=(driver,), name="hopyard-watch", daemon=True).start()
+
+
+def _end_with(driver: int) -> None:
+    """End this agent some seconds after its driver, with its process group. That is its companion's work, which may be
+    stopped or gone; a stopped one goes on when its agent ends."""
+    file = watched(driver)
+    while not (_readable(file) if file >= 0 else ended(driver)):
+        if file >= 0:
+            select.select([file], [], [])
+        else:
+            time.sleep(LOOK_SECONDS)
+    time.sleep(2 * END_SECONDS)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _live(card: Card, progress: Progress, agent: int, driver: int) -> NoReturn:

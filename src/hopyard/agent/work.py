@@ -42,6 +42,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras paints some of its errors for a terminal."""
 ROOM = 1 << 20
 """Bytes of an answer for all that is no array."""
+LARGEST_ARRAY = 1 << 20
+"""Numbers of an additive metric: each batch adds so many one by one, exactly."""
 TRACE = 6000
 """Characters of a traceback that travel."""
 
@@ -463,10 +465,22 @@ def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
         if not isinstance(report, Mapping) or not all(isinstance(v, tuple) and len(v) == 2 for v in report.values()):
             raise SpecError(f"train and evaluate return {{name: (sum over the rows, rows)}}, not {report!r:.200}")
         for name, (total, count) in report.items():
+            if (count_of_numbers := size_of(total)) > LARGEST_ARRAY:
+                raise SpecError(
+                    f"metric {name!r} is an array of {count_of_numbers:,} numbers; at most {LARGEST_ARRAY:,} are added "
+                    "up: report fewer bins, or a number"
+                )
             detach = getattr(total, "detach", None)  # else it holds on to the graph of its batch
             numbers.setdefault(name, []).append(total if detach is None else detach())
             rows[name] = rows.get(name, 0.0) + float(count)
     return {name: (_added(totals), rows[name]) for name, totals in numbers.items()}
+
+
+def size_of(total: Any) -> int:
+    """How many numbers the sum of a metric has."""
+    if (shape := getattr(total, "shape", None)) is not None:
+        return math.prod(shape)
+    return len(total) if isinstance(total, (list, tuple)) else 1
 
 
 def _added(totals: list[Any]) -> float | list[float]:

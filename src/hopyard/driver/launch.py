@@ -30,7 +30,7 @@ from hopyard.driver.ship import PYTHON, dump
 from hopyard.engines.local import Local
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.ports import Engine
-from hopyard.spec import Timeouts
+from hopyard.spec import Timeouts, plain_seconds
 from hopyard.store.journal import retire, sweep_temporary
 from hopyard.store.layout import Layout
 
@@ -275,15 +275,15 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise SpecError(f"{name} = {value!r}: seconds, at least 0, are needed")
-    return float(value)
+    if not (seconds := plain_seconds(value)) >= 0:
+        raise SpecError(f"{name} = {value!r:.60}: seconds, at least 0, are needed")
+    return seconds
 
 
 def _budget(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise SpecError(f"max_time = {value!r}: seconds, more than 0, or None for any, are needed")
-    return float(value)
+    if not 0 < (seconds := plain_seconds(value)) < math.inf:
+        raise SpecError(f"max_time = {value!r:.60}: seconds, more than 0, or None for any, are needed")
+    return seconds
 
 
 def _among(name: str, value: Any, allowed: Sequence[str]) -> str:

@@ -461,8 +461,15 @@ class Loop:
         key = command.fault, command.reason
         if key not in self._told_waits:
             self._told_waits.add(key)
+            if command.fault == "memory":
+                log.warning(
+                    "trial %d is tried once more, in a new worker, as memory ran out; so is each other trial that "
+                    "finds the same: %s",
+                    *(command.trial, command.reason),
+                )
+                return
             log.warning(
-                "trial %d waits %.0f s (%s), and others that find the same: %s",
+                "trial %d waits %.0f s, as will each other trial that finds the same (%s): %s",
                 *(command.trial, command.until - command.at, command.fault, command.reason),
             )
 

@@ -117,7 +117,7 @@ def select(
             bytes that are read, a change of phase; while a model is built or compiled, processor time as well.
         unit_timeout: seconds that one unit may take, whatever progress it makes; None: any number. A worker that is
             lost in one of these ways is replaced, and its unit done again; a unit that loses three ends its trial. With
-            hy.Inline() none of the three means anything.
+            hy.Inline(), whose worker is this process, only unit_timeout means anything, once the unit has ended.
         durable_timeout: seconds that a worker may take to store the State at the end of an epoch, before it is
             replaced; the time in which the store is away, as the worker then says, does not count.
 
