@@ -118,8 +118,9 @@ def select(
         unit_timeout: seconds that one unit may take, whatever progress it makes; None: any number. A worker that is
             lost in one of these ways is replaced, and its unit done again; a unit that loses three ends its trial. With
             hy.Inline(), whose worker is this process, only unit_timeout means anything, once the unit has ended.
-        durable_timeout: seconds that a worker may take to store the State at the end of an epoch, before it is
-            replaced; the time in which the store is away, as the worker then says, does not count.
+        durable_timeout: seconds in which a worker that owes the State at the end of an epoch must store something,
+            before it is replaced; the time in which the store is away, as the worker then says, does not count. A
+            trial whose workers were replaced twice in a row gets double.
 
     Returns:
         Run: `.best`, `.trials`, `.to_pandas()`, `.gantt(path)`.
