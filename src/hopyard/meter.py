@@ -6,9 +6,10 @@ the calls do nothing. It knows neither who counts nor what is made of it (`core/
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from hopyard.spec import Batch
 
@@ -36,6 +37,8 @@ class _Nobody:
 class _Process:
     counter: Counter = _Nobody()
     """Set once, by the agent whose process this is."""
+    moved: ClassVar[dict[int, int]] = {}
+    """Thread → bytes that it moved."""
 
 
 def count_with(counter: Counter | None) -> None:
@@ -46,6 +49,20 @@ def count_with(counter: Counter | None) -> None:
 def advance(count: int = 1) -> None:
     """So many batches were finished, or bytes read. Costs about 0.2 µs."""
     _Process.counter.advance(count)
+
+
+def moved(count: int) -> None:
+    """So many bytes of a State went or came; 0: who takes or gives them showed that it is at work. That is progress in
+    the main thread, where a unit waits for it. What is stored in the background is not; `moved_by` tells of it."""
+    thread = threading.get_ident()
+    _Process.moved[thread] = _Process.moved.get(thread, 0) + count
+    if thread == threading.main_thread().ident:
+        advance(max(1, count))
+
+
+def moved_by(thread: int) -> int:
+    """The bytes of States that this thread has moved so far."""
+    return _Process.moved.get(thread, 0)
 
 
 def enter(phase: str) -> None:

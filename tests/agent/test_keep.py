@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hopyard import meter
 from hopyard.agent import keep as keeping
 from hopyard.agent.keep import Keeper
 from hopyard.core.events import Durable, Forgotten, StoreAway, StoreBack
@@ -290,3 +291,81 @@ def test_who_waits_for_another_state_than_the_one_at_this_place_hears_that_it_is
     desk.gate.set()
     desk.until(lambda: where in desk.keeper._durable)
     assert desk.puts == [Ref(0, 3, 4)]
+
+
+def test_a_store_that_blocks_and_raises_nothing_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "SILENT", 0.2)
+    desk = Desk(tmp_path)
+    desk.gate.clear()
+    desk.keep(Ref(0, 4, 1), always=True)
+    (away,) = desk.hear(1)
+    assert isinstance(away, StoreAway) and "has not answered for" in away.error and "0-4-1" in away.error
+    desk.gate.set()
+    _, back, sealed = desk.hear(3)
+    assert back == StoreBack(at=0.0, slot=0)
+    assert isinstance(sealed, Durable)
+    desk.keeper.close()
+    desk.arena.close()
+
+
+def test_a_store_that_takes_bytes_slowly_is_not_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "SILENT", 1.0)
+    desk = Desk(tmp_path)
+    put = desk.store.put
+
+    def slowly(ref: Ref, data: memoryview) -> None:
+        for _ in range(30):
+            time.sleep(0.1)
+            meter.moved(1)
+        put(ref, data)
+
+    desk.store.put = slowly  # type: ignore[method-assign]
+    desk.keep(Ref(0, 4, 1), always=True)
+    (sealed,) = desk.hear(1)
+    assert isinstance(sealed, Durable)
+    desk.keeper.close()
+    desk.arena.close()
+
+
+class Counted:
+    """What a worker counts."""
+
+    def __init__(self) -> None:
+        self.advanced = 0
+
+    def advance(self, count: int) -> None:
+        self.advanced += count
+
+    def enter(self, phase: str) -> None: ...
+
+
+@pytest.fixture
+def counted() -> Iterator[Counted]:
+    made = Counted()
+    meter.count_with(made)
+    yield made
+    meter.count_with(None)
+
+
+def test_who_waits_for_a_store_that_is_away_makes_progress_all_the_time(
+    desk: Desk, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "SLICE", 0.05)
+    seen: list[int] = []
+
+    def put(ref: Ref, data: memoryview) -> None:
+        seen.append(counted.advanced)
+        if len(seen) < 2:
+            raise TimeoutError
+
+    desk.put = put  # type: ignore[method-assign]
+    desk.keeper.flush(Ref(0, 1, 1), memoryview(b"abc"))
+    assert seen[1] - seen[0] >= 5  # within a second
+
+
+def test_bytes_that_are_stored_are_progress_of_who_waits_for_them(desk: Desk, counted: Counted) -> None:
+    desk.keeper.flush(Ref(0, 1, 1), memoryview(bytes(1000)))
+    assert counted.advanced == 1000
+    desk.keep(Ref(0, 4, 2), always=True)
+    desk.hear(1)
+    assert counted.advanced == 1000  # nobody waits for what is stored in the background

@@ -126,8 +126,31 @@ def test_what_moves_is_told(server: Server, credentials: Credentials) -> None:
     moved: list[int] = []
     client = Client(credentials, moved.append)
     client.ask(server.address, Ask("echo", REF), MANY)
-    assert sum(moved) == len(MANY) and max(moved) == connection.CHUNK
+    assert sum(moved) == 2 * len(MANY) and max(moved) == connection.CHUNK
     client.close()
+
+
+def test_who_waits_hears_that_the_server_is_at_work(
+    credentials: Credentials, encrypt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_server, "PULSE_SECONDS", 0.05)
+    moved: list[int] = []
+    heard = threading.Event()
+
+    def slow(ask: Ask, data: memoryview) -> bytes:
+        assert heard.wait(30)
+        return b""
+
+    def hear(count: int) -> None:
+        moved.append(count)
+        heard.set()
+
+    server = Server("127.0.0.1", credentials, {"slow": Service(slow)}, encrypt=encrypt)
+    client = Client(credentials, hear)
+    client.ask(server.address, Ask("slow"))
+    assert moved and set(moved) == {0}
+    client.close()
+    server.close()
 
 
 def test_what_is_slow_goes_on_as_long_as_bytes_move(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hopyard.spec import Ref
@@ -78,3 +79,11 @@ def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     store = LocalStore(tmp_path)
     store.put(REF, memoryview(bytes(range(100))))
     assert store.get(REF) == bytes(range(100))
+
+
+def test_a_large_state_is_read_into_memory_that_is_aligned(tmp_path: Path) -> None:
+    store, data = LocalStore(tmp_path), os.urandom((5 << 20) + 3)
+    store.put(REF, memoryview(data))
+    found = store.get(REF)
+    assert found == data and not found.readonly
+    assert np.frombuffer(found, np.uint8).ctypes.data % 64 == 0

@@ -1,7 +1,7 @@
 """The background of a worker: seals States (BLAKE3), stores them, says so. Training never waits for it.
 
 A store that is away is tried again until it is back, and the driver hears of it: nothing is lost meanwhile, the State
-lies in memory.
+lies in memory. A store that blocks who writes to it, and raises nothing, is away as well (`agent/silence.py`).
 
 What is stored: always the State at an epoch's end; of the others the newest of each trial, at most one a second,
 since a State that is replaced within a second saves at most a second of work. At most two writes of a trial are
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hopyard import meter
+from hopyard.agent.silence import Silence
 from hopyard.core.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.core.messages import NoRoom
 from hopyard.errors import ResourceError
@@ -36,6 +37,11 @@ PATIENCE = 1.0
 PAUSE = 1.0
 """Seconds between two stored States of one trial that are not an epoch's end."""
 
+SILENT = 30.0
+"""Seconds in which a store that is written to takes no byte and does not answer; then it is away."""
+SLICE = 0.5
+"""Seconds between two signs of life while the training thread waits for a store that is away."""
+
 Said = Durable | Forgotten | NoRoom | StoreAway | StoreBack
 
 
@@ -48,6 +54,14 @@ class Pending:
     always: bool
     """An epoch's end."""
     due: float
+
+
+@dataclass(slots=True)
+class Call:
+    """A State on its way to the store, whatever that takes."""
+
+    away: bool = False
+    """The driver was told that the store is away."""
 
 
 class Keeper:
@@ -77,6 +91,7 @@ class Keeper:
         self._open = True
         self._asleep_until = -math.inf
         """When the background looks again by itself; minus infinity while it is awake."""
+        self._silence = Silence(SILENT)
         self._away = 0
         """Threads that wait for the store, and said so."""
         self._thread = threading.Thread(target=self._run, name="hopyard-keep", daemon=True)
@@ -152,6 +167,7 @@ class Keeper:
             self._condition.notify()
         self._ending.set()
         self._thread.join(seconds)
+        self._silence.close()
 
     def _free(self, where: str) -> None:
         self._released.discard(where)
@@ -179,41 +195,54 @@ class Keeper:
 
         Args:
             ref, data: the State.
-            waited_for: whether a unit waits for it; then each attempt is progress, or the worker would count as hung.
+            waited_for: whether a unit waits for it; then waiting for a store that is away is progress, or the worker
+                would count as hung.
 
         Raises:
             ResourceError: there is no room.
             StoreUnreachable: this worker ends, and the store is still away.
         """
-        wait, began, said = 1.0, time.monotonic(), False
+        wait, began, call = 1.0, time.monotonic(), Call()
+        silent = f"State {ref}: the store has not answered for {SILENT:.0f} s, and taken no byte meanwhile"
         try:
             while True:
                 try:
-                    self._store.put(ref, data)
+                    with self._silence.watched(lambda: self._said_away(call, silent)):
+                        self._store.put(ref, data)
                     return
                 except StoreUnreachable as error:
-                    if waited_for:
-                        meter.advance()
                     if self._ending.is_set():
                         raise
                     log.warning("tried again in %.0f s: %s", wait, error)
-                    if not said and time.monotonic() - began >= PATIENCE:
-                        said = True
-                        self._said_away(str(error))
-                self._ending.wait(wait)
+                    if time.monotonic() - began >= PATIENCE:
+                        self._said_away(call, str(error))
+                self._rest(wait, waited_for)
                 wait = min(LONGEST, 2 * wait)
         finally:
-            if said:
-                self._said_back()
+            self._said_back(call)
 
-    def _said_away(self, error: str) -> None:
+    def _rest(self, seconds: float, waited_for: bool) -> None:
+        """Until the next attempt, or this worker ends."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if waited_for:
+                meter.advance()
+            if self._ending.wait(min(left, SLICE) if waited_for else left):
+                return
+
+    def _said_away(self, call: Call, error: str) -> None:
         with self._condition:
+            if call.away:
+                return
+            call.away = True
             self._away += 1
             if self._away == 1:
                 self._tell(StoreAway(at=0.0, slot=self._slot, error=error))
 
-    def _said_back(self) -> None:
+    def _said_back(self, call: Call) -> None:
         with self._condition:
+            if not call.away:
+                return
             self._away -= 1
             if not self._away:
                 self._tell(StoreBack(at=0.0, slot=self._slot))

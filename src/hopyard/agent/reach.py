@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import socket
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +30,6 @@ AWAY_SECONDS = 60.0
 """After which a peer that could not be dialled is asked again."""
 
 
-def _read(count: int) -> None:
-    """Bytes that a unit waits for are progress; those that are stored in the background are not."""
-    if threading.current_thread() is threading.main_thread():
-        meter.advance(count)
-
-
 class Network:
     """What an agent has beside memory and disk: it gives States of its memory to peers, and asks them for theirs.
 
@@ -49,7 +42,7 @@ class Network:
     def __init__(self, card: Card, bulk: Bulk, folder: Folder) -> None:
         self._folder = folder
         credentials = Credentials(bulk.token, bulk.certificate)
-        self.client = Client(credentials, _read)
+        self.client = Client(credentials, meter.moved)
         """For the store and for peers."""
         self._away: dict[str, float] = {}
         """Peers that could not be dialled → when they are asked again."""

@@ -59,7 +59,7 @@ class Client:
 
     Args:
         credentials: of the run.
-        moved: called with the bytes of each chunk that has come.
+        moved: called with the bytes of each piece that went or came; with 0 when the server says that it is at work.
     """
 
     def __init__(self, credentials: Credentials, moved: Callable[[int], None] | None = None) -> None:

@@ -24,6 +24,7 @@ from hopyard import meter
 from hopyard.errors import ResourceError, SpecError
 from hopyard.filesystems import open_url, reaching
 from hopyard.spec import Ref
+from hopyard.store.room import room
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ _MARK = ".run-"
 
 _OWNER = ".owner-"
 """Prefix of what `claim` leaves: number and id of a driver."""
+
+_PIECE = 64 << 20
+"""Bytes of one call to write: each is counted."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -176,15 +180,14 @@ class LocalStore:
                 raise
             _sync(self.directory)
 
-    def get(self, ref: Ref) -> bytearray:
+    def get(self, ref: Ref) -> memoryview:
         """The bytes as stored. Raises FileNotFoundError."""
         if not self.directory.is_dir():  # a file server that is not mounted: the State is not gone
             raise OSError(errno.ENOTDIR, "the folder of the States is not there", str(self.directory))
         with (self.directory / _file(ref)).open("rb", buffering=0) as file:
-            data = bytearray(os.fstat(file.fileno()).st_size)
-            view, at = memoryview(data), 0
+            data, at = room(os.fstat(file.fileno()).st_size), 0
             while at < len(data):
-                count = file.readinto(view[at:])  # at most 2 GB come at once
+                count = file.readinto(data[at:])  # at most 2 GB come at once
                 if not count:
                     raise OSError(errno.EIO, f"State {ref} ends at byte {at} of {len(data)}", str(self.directory))
                 at += count
@@ -234,7 +237,9 @@ def _write(path: Path, data: memoryview) -> None:
     try:
         view, at = data.cast("B"), 0
         while at < view.nbytes:
-            at += os.write(fd, view[at:])
+            count = os.write(fd, view[at : at + _PIECE])
+            at += count
+            meter.moved(count)
         os.fsync(fd)
     finally:
         os.close(fd)

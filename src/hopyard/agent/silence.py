@@ -1,0 +1,80 @@
+"""Calls to a store that neither return nor move bytes: a file server that is away blocks whoever writes, and raises
+nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from hopyard import meter
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    say: Callable[[], None]
+    thread: int
+    moved: int
+    since: float
+    """When it began, or was last seen to have moved bytes."""
+
+
+class Silence:
+    """Watches calls, in a thread that sleeps while there are none.
+
+    Args:
+        seconds: without a byte, after which a call is silent.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._calls: list[_Call] = []
+        self._open = True
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watched(self, say: Callable[[], None]) -> Iterator[None]:
+        """A call in this thread. `say` is called at most once, by another thread and never after the call returned:
+        it is silent."""
+        thread = threading.get_ident()
+        call = _Call(say, thread, meter.moved_by(thread), monotonic())
+        with self._changed:
+            self._calls.append(call)
+            if self._thread is None and self._open:
+                self._thread = threading.Thread(target=self._run, name="hopyard-silence", daemon=True)
+                self._thread.start()
+            elif len(self._calls) == 1:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                if call in self._calls:
+                    self._calls.remove(call)
+
+    def close(self) -> None:
+        """Stop."""
+        with self._changed:
+            self._open = False
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._open:
+                self._look(monotonic())
+                ends = [call.since + self._seconds for call in self._calls]
+                self._changed.wait(max(0.0, min(ends) - monotonic()) if ends else None)
+
+    def _look(self, now: float) -> None:
+        for call in list(self._calls):
+            moved = meter.moved_by(call.thread)
+            if now - call.since < self._seconds:
+                continue
+            if moved != call.moved:
+                call.moved, call.since = moved, now
+            else:
+                self._calls.remove(call)
+                call.say()
