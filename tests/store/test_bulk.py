@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hopyard.errors import ResourceError
@@ -23,7 +24,7 @@ from hopyard.store.bulk import Ask, Client
 from hopyard.store.bulk_server import Server, Service
 from hopyard.store.certificate import make_certificate
 from hopyard.store.connection import Credentials
-from hopyard.store.remote import Depot, RemoteStore
+from hopyard.store.remote import GETS, PUTS, Depot, RemoteStore
 from hopyard.store.states import LocalStore
 from hopyard.store.turns import Turns
 
@@ -471,6 +472,64 @@ def test_a_client_that_dies_while_it_sends_leaves_nothing(
     RemoteStore(client, server.address).put(REF, memoryview(b"whole"))
     assert [path.name for path in tmp_path.iterdir()] == [f"{REF}.safetensors"]
     assert store.get(REF) == b"whole"
+    server.close()
+
+
+def test_clients_that_stop_while_they_send_keep_their_turns_only_until_others_want_them(
+    tmp_path: Path, credentials: Credentials, encrypt: bool, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_server, "PULSE_SECONDS", 0.1)
+    monkeypatch.setattr(bulk_server, "HELD_SECONDS", 0.5)
+    store = LocalStore(tmp_path)
+    server = Server("127.0.0.1", credentials, Depot(store).services(), encrypt=encrypt)
+    stopped = []
+    for trial in range(PUTS):
+        line = connection.dial(server.address, credentials)
+        line.send(connection.ASK, bulk.encode(Ask("put", Ref(trial, 1, 1), size=10 << 20)))
+        line.receive(connection.GO)
+        line.send(connection.DATA, bytes(1 << 20))
+        stopped.append(line)
+    time.sleep(1.5)
+    assert len(server._turns) == PUTS  # nobody else wants them
+    began = time.monotonic()
+    RemoteStore(client, server.address).put(REF, memoryview(b"whole"))
+    assert time.monotonic() - began < connection.STALL_SECONDS / 2
+    assert store.refs() == {REF}
+    for line in stopped:
+        line.close()
+    server.close()
+
+
+def test_clients_that_stop_while_they_take_keep_their_turns_only_until_others_want_them(
+    tmp_path: Path, credentials: Credentials, encrypt: bool, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_server, "PULSE_SECONDS", 0.1)
+    monkeypatch.setattr(bulk_server, "HELD_SECONDS", 0.5)
+    store = LocalStore(tmp_path)
+    store.put(REF, memoryview(bytes(32 << 20)))
+    server = Server("127.0.0.1", credentials, Depot(store).services(), encrypt=encrypt)
+    stopped = [connection.dial(server.address, credentials) for _ in range(GETS)]
+    for line in stopped:
+        line.send(connection.ASK, bulk.encode(Ask("get", REF)))
+    wait_for(lambda: len(server._turns) == GETS)
+    began = time.monotonic()
+    assert len(RemoteStore(client, server.address).get(REF)) == 32 << 20
+    assert time.monotonic() - began < connection.STALL_SECONDS / 2
+    for line in stopped:
+        line.close()
+    server.close()
+
+
+def test_more_bytes_than_can_be_taken_are_refused_before_they_come(
+    tmp_path: Path, credentials: Credentials, encrypt: bool
+) -> None:
+    server = Server("127.0.0.1", credentials, Depot(LocalStore(tmp_path)).services(), encrypt=encrypt)
+    line = connection.dial(server.address, credentials)
+    for what, fault, words in (("put", "room", "does not fit into the memory of"), ("has", "other", "brings no bytes")):
+        line.send(connection.ASK, bulk.encode(Ask(what, REF, size=1 << 60)))
+        reply = msgspec.msgpack.decode(line.receive(connection.GO, connection.REPLY)[1], type=bulk.Reply)
+        assert reply.fault == fault and words in reply.text and str(1 << 60) in reply.text
+    line.close()
     server.close()
 
 

@@ -47,7 +47,7 @@ class Network:
         self._away: dict[str, float] = {}
         """Peers that could not be dialled → when they are asked again."""
         host = address_towards(parted(card.address)[0])
-        self._server = Server(host, credentials, {"take": Service(self._give)}, encrypt=bulk.encrypt)
+        self._server = Server(host, credentials, {"take": Service(self._give, largest=0)}, encrypt=bulk.encrypt)
         self.peer = self._server.address
 
     def take(self, peer: str, where: str, ref: Ref) -> memoryview | None:

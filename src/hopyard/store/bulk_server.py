@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 PULSE_SECONDS = 5.0
 STRANGERS = 64
 """Connections at once that have not shown yet that they belong to the run; one more ends the oldest."""
+HELD_SECONDS = 10.0
+"""For which a turn is kept by a client that gives or takes no byte, once others wait for it. It may ask again."""
+LARGEST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""Bytes that a request may bring: what it brings is in memory here."""
 CLOSE_SECONDS = 10.0
 """For the requests that are being answered when a server closes."""
 WARN_SECONDS = 60.0
@@ -46,6 +50,8 @@ class Service:
     """How many at once; None: all that come."""
     known: Callable[[Ask], bool] = lambda ask: False
     """Whether it is done already, and needs neither turn nor bytes."""
+    largest: int = LARGEST
+    """Bytes that a request may bring."""
 
 
 def secured(encrypt: Encrypt, host: str) -> bool:
@@ -93,6 +99,8 @@ class Server:
         self._came = 0
         self._connections: dict[Connection, bool] = {}
         """Those that were let in → whether a request is being answered."""
+        self._turns: dict[Connection, Turns] = {}
+        """Those whose turn it is."""
         self._threads: set[threading.Thread] = set()
         self._open = True
         self._refused = 0
@@ -136,9 +144,13 @@ class Server:
                 if time.monotonic() >= pulse:
                     pulse = time.monotonic() + PULSE_SECONDS
                     with self._lock:
-                        connections = list(self._connections)
+                        connections, turns = list(self._connections), list(self._turns.items())
                     for connection in connections:
                         connection.pulse()
+                    for connection, whose in turns:
+                        if connection.still() >= HELD_SECONDS and whose.wanted:
+                            log.warning("a worker that moves no byte lost its turn; it may ask again")
+                            connection.shut()
 
     def _let_in(self) -> None:
         try:
@@ -218,18 +230,23 @@ class Server:
         finally:
             with self._lock:
                 self._connections[connection] = False
+                self._turns.pop(connection, None)
 
     def _answer(self, connection: Connection, ask: Ask, turn: contextlib.ExitStack) -> tuple[Reply, Any]:
         """The reply and its bytes. `turn` is given back when they are sent."""
         service = self._services.get(ask.what)
         if service is None:
             return Reply("other", f"nobody here does {ask.what!r}"), b""
+        if ask.size > service.largest:
+            return _too_large(ask, service.largest), b""
 
         def begun() -> bool:
             if service.known(ask):
                 return True
             if service.turns is not None:
                 turn.enter_context(service.turns.one(ask.seconds, connection.gone))
+                with self._lock:
+                    self._turns[connection] = service.turns
             return False
 
         reply, known = _tried(connection, begun)
@@ -243,6 +260,16 @@ class Server:
             except (OSError, MemoryError) as error:  # where the line is the reason, nobody hears it
                 return Reply("other", f"{type(error).__name__}: {error}"), b""
         return _tried(connection, lambda: service.answer(ask, data))
+
+
+def _too_large(ask: Ask, largest: int) -> Reply:
+    if not largest:
+        return Reply("other", f"{ask.what!r} brings no bytes; {ask.size} were announced")
+    return Reply(
+        "room",
+        f"State {ask.ref} of {ask.size} bytes does not fit into the memory of {socket.gethostname()} ({largest} "
+        "bytes), through which it would go: give store= a place that all workers reach (NFS, HDFS, S3, …)",
+    )
 
 
 def _tried(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, Any]:

@@ -133,13 +133,15 @@ def _secure(line: Line, credentials: Credentials, *, server_side: bool, seconds:
 
 
 class Connection:
-    """One end, let in. Used by one thread at a time; `pulse`, `gone` and `shut` may be called from any."""
+    """One end, let in. Used by one thread at a time; `pulse`, `still`, `gone` and `shut` may be called from any."""
 
     def __init__(self, line: Line) -> None:
         line.settimeout(STALL_SECONDS)
         self._line = line
         self._lock = threading.Lock()
         self._working = False
+        self._body_at: float | None = None
+        """When bytes of the body last moved that is on its way."""
         self.moved: Callable[[int], None] = lambda count: None
         """Called with the bytes of each piece that went or came; 0: a pulse of the other end, which is at work."""
 
@@ -170,15 +172,17 @@ class Connection:
         """Chunks and their seal. `data` may change meanwhile, as memory that is used again: `intact` says so after the
         last chunk, and the other end is told."""
         seal = self._seal()
-        for at in range(0, len(data), CHUNK):
-            part = data[at : at + CHUNK]
-            seal.update(part)
-            _send(self._line, _HEAD.pack(DATA, len(part)))
-            for start in range(0, len(part), _PIECE):
-                piece = part[start : start + _PIECE]
-                _send(self._line, piece)
-                self.moved(len(piece))
-        self.send(END, seal.digest() if intact() else b"")
+        with self._body():
+            for at in range(0, len(data), CHUNK):
+                part = data[at : at + CHUNK]
+                seal.update(part)
+                _send(self._line, _HEAD.pack(DATA, len(part)))
+                for start in range(0, len(part), _PIECE):
+                    piece = part[start : start + _PIECE]
+                    _send(self._line, piece)
+                    self._body_at = monotonic()
+                    self.moved(len(piece))
+            self.send(END, seal.digest() if intact() else b"")
 
     def receive_body(self, size: int) -> memoryview:
         """So many bytes, compared with their seal.
@@ -188,21 +192,37 @@ class Connection:
             ConnectionError: the line ended, or the bytes are not those that were sent.
         """
         view, seal, at = room(size), self._seal(), 0
-        while at < size:
-            kind, count = self._head()
-            if kind != DATA or not 0 < count <= size - at:
-                raise ConnectionError(f"a frame {kind!r} of {count} bytes came at byte {at} of {size}")
-            part = view[at : at + count]
-            _read_into(self._line, part)
-            seal.update(part)
-            at += count
-            self.moved(count)
-        _, theirs = self.receive(END)
+        with self._body():
+            while at < size:
+                kind, count = self._head()
+                if kind != DATA or not 0 < count <= size - at:
+                    raise ConnectionError(f"a frame {kind!r} of {count} bytes came at byte {at} of {size}")
+                part = view[at : at + count]
+                for start in range(0, count, _PIECE):
+                    _read_into(self._line, part[start : start + _PIECE])
+                    self._body_at = monotonic()
+                seal.update(part)
+                at += count
+                self.moved(count)
+            _, theirs = self.receive(END)
         if not theirs:
             raise FileNotFoundError("its memory was used again")
         if not hmac.compare_digest(theirs, seal.digest()):
             raise ConnectionError(f"{size} bytes were damaged on their way")
         return view
+
+    def still(self) -> float:
+        """For how many seconds the other end has neither given nor taken what is on its way; 0.0 while nothing is."""
+        at = self._body_at
+        return 0.0 if at is None else monotonic() - at
+
+    @contextlib.contextmanager
+    def _body(self) -> Iterator[None]:
+        self._body_at = monotonic()
+        try:
+            yield
+        finally:
+            self._body_at = None
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

@@ -68,10 +68,10 @@ class Depot:
         """For `Server`."""
         return {
             "put": Service(self._put, Turns(PUTS), known=lambda ask: self._store.has(_ref(ask))),
-            "get": Service(lambda ask, data: self._store.get(_ref(ask)), Turns(GETS)),
-            "has": Service(lambda ask, data: b"yes" if self._store.has(_ref(ask)) else b"no"),
-            "delete": Service(self._delete),
-            "refs": Service(lambda ask, data: msgspec.msgpack.encode(list(self._store.refs()))),
+            "get": Service(lambda ask, data: self._store.get(_ref(ask)), Turns(GETS), largest=0),
+            "has": Service(lambda ask, data: b"yes" if self._store.has(_ref(ask)) else b"no", largest=0),
+            "delete": Service(self._delete, largest=0),
+            "refs": Service(lambda ask, data: msgspec.msgpack.encode(list(self._store.refs())), largest=0),
         }
 
     def _put(self, ask: Ask, data: memoryview) -> bytes:

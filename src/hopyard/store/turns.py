@@ -24,6 +24,12 @@ class Turns:
         self._queue: deque[object] = deque()
         self._changed = threading.Condition()
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits for a turn."""
+        with self._changed:
+            return bool(self._queue)
+
     @contextlib.contextmanager
     def one(self, seconds: float, gone: Callable[[], bool]) -> Iterator[None]:
         """A turn, waited for at most so many seconds, and no longer than somebody wants it.
