@@ -42,6 +42,10 @@ COMMON = {
     "exact": "warn",
     "wait": True,
     "encrypt": "between hosts",
+    "heartbeat_timeout": 15.0,
+    "stall_timeout": 600.0,
+    "unit_timeout": None,
+    "durable_timeout": 600.0,
 }
 
 

@@ -139,7 +139,7 @@ def test_the_end_of_its_input_ends_an_agent(local: Processes) -> None:
 def test_a_process_that_cannot_be_started_is_a_lack_of_resources(
     local: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopyard.engines.local.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("hopyard.engines.local.AGENT", ["/nowhere/python"])
     with pytest.raises(ResourceError, match="slot 1: no worker process could be started"):
         local.start(1)
 

@@ -14,6 +14,7 @@ from typing import Any
 from hopyard.core.feeds import FeedBook, feed_named
 from hopyard.core.hosting import FeedWord
 from hopyard.core.uneven import RULES
+from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.needed import need, spare
 from hopyard.data.pour import Road
@@ -59,7 +60,7 @@ class Feeding:
             raise SpecError(f"feed(uneven={uneven!r}): one of {', '.join(map(repr, RULES))} is needed")
         _patient("feed", timeout)
         source = source_of(data)
-        if hasattr(data, "prepare"):
+        if isinstance(data, Dataset):
             self._need(data.prepare())
         feed = self._named("feed", name, uneven)
         if feed.book.uneven != uneven:

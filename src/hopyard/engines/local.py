@@ -242,7 +242,7 @@ class Processes:
 
     @staticmethod
     def _forget(process: subprocess.Popen[bytes], file: int) -> None:
-        if process.stdin is not None:
+        if process.stdin is not None and not process.stdin.closed:
             ends = select.poll()
             ends.register(process.stdin, 0)
             ends.poll(COMPANION_SECONDS * 1000)  # the companion, which alone can read from it, ends by itself
