@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -326,11 +327,20 @@ def test_replay_and_resume(monkeypatch):
         assert found.exit_code == 1 and "1 of 9 States differ" in found.stderr and "trial 3" in found.stderr
         run = types.SimpleNamespace(status="partial", directory="runs/x")
         engines = []
-        start = types.SimpleNamespace(resume=lambda path, engine, failed: engines.append((engine, failed)) or run)
+        times = []
+
+        def resume(path, engine, failed, stall_timeout, unit_timeout):
+            engines.append((engine, failed))
+            times.append((stall_timeout, unit_timeout))
+            return run
+
+        start = types.SimpleNamespace(resume=resume)
         monkeypatch.setitem(sys.modules, "hopyard.driver.start", start)
         assert call("resume", "x").exit_code == 3
         assert call("resume", "x", "--workers", "3").exit_code == 3
         assert call("resume", "x", "--failed").exit_code == 3
+        assert call("resume", "x", "--stall-timeout", "90", "--unit-timeout", "inf").exit_code == 3
+        assert times == [(None, None)] * 3 + [(90.0, math.inf)]
         assert engines[0] == (None, False) and engines[1][0].workers == 3 and engines[2] == (None, True)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -190,6 +191,44 @@ def test_an_agent_whose_messages_are_never_confirmed_ends_with_a_reason(
     (gone,) = [message for message in it.heard if isinstance(message, Gone)]
     assert "1,000 messages of" in gone.reason and "never confirmed" in gone.reason
     it.agent = it.dial(incarnation=2)
+    left_open(lost)
+
+
+def left_open(connection: Connection) -> None:
+    """Close what a process that ended would have closed by its end."""
+    connection._thread.join(10.0)
+    connection._main.close(0)
+    connection._side.close(0)
+    connection._context.term()
+
+
+def test_who_gives_up_leaves_the_main_threads_socket_alone(
+    both: Callable[..., Both], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket belongs to one thread: closed by another in the middle of its use, it ends the process in a way that
+    nobody understands, and its last words are lost."""
+    it = both(60.0)
+    it.greet()
+    lost = it.agent
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        raise SystemExit(code)
+
+    def talk() -> None:
+        with contextlib.suppress(SystemExit):
+            for number in range(1001):
+                lost.send(done(number))
+
+    monkeypatch.setattr("hopyard.agent.connection.os._exit", end)
+    other = threading.Thread(target=talk)
+    other.start()
+    it.until(lambda: any(isinstance(message, Gone) for message in it.heard), confirm=False)
+    other.join(30.0)
+    assert codes == [1] and not lost._main.closed
+    it.agent = it.dial(incarnation=2)
+    left_open(lost)
 
 
 def test_an_agent_that_ends_by_itself_sees_its_last_words_confirmed(both: Callable[..., Both]) -> None:

@@ -3,6 +3,7 @@ bounded."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -207,3 +208,16 @@ def test_what_came_too_early_takes_room_only_until_its_turn() -> None:
         assert inbox.take(number, b"") == [b"", bytes(40)]
     assert inbox.take(42, bytes(100)) == []
     assert inbox.take(41, b"") == [b"", bytes(100)]
+
+
+def test_since_when_something_waits_for_its_confirmation() -> None:
+    outbox = Outbox(PATIENCE)
+    assert outbox.since == math.inf
+    outbox.add(b"one", 10.0)
+    outbox.add(b"x" * SPEED, 20.0)
+    outbox.overdue(1000.0)
+    assert outbox.since == pytest.approx(10.0, abs=0.01)
+    outbox.confirm(1)
+    assert outbox.since == 21.0  # its bytes need a second
+    outbox.confirm(2)
+    assert outbox.since == math.inf

@@ -332,6 +332,69 @@ def test_a_driver_that_did_not_run_calls_nobody_hung(
     assert [type(message) for message in beats(it, companion, Beat(0, 1, train))] == [Gone]
 
 
+def test_who_beats_and_never_confirms_is_lost(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall may drop idle connections silently, and leave that of the companion alone."""
+    it = wire(stall_timeout=50.0)
+    agent = it.dial(0).greet()
+    it.told(agent)
+    played = Played(0, agent.companion, None, agent.companion)
+    clock = Clock(it, monkeypatch)
+    idle, compiles = PHASES.index("idle"), PHASES.index("compile")
+    for advanced in range(3):  # it confirms what it can, but not while it holds the interpreter in a compiler
+        clock.go(30)
+        assert beats(it, played, Beat(0, advanced, compiles)) == []
+    clock.go(30)
+    assert beats(it, played, Beat(0, 3, idle)) == []
+    assert beats(it, played, Beat(0, 3, idle, taken=1)) == []
+    clock.go(1000)
+    assert beats(it, played, Beat(0, 3, idle, taken=1)) == []
+    it.router.send(0, End())
+    clock.go(49)
+    assert beats(it, played, Beat(0, 3, idle, taken=1)) == []
+    clock.go(2)
+    (gone,) = beats(it, played, Beat(0, 3, idle, taken=1))
+    assert isinstance(gone, Gone)
+    assert gone.reason.startswith("has not confirmed for 51 seconds what it was told, though its heartbeats come")
+
+
+def test_a_driver_that_did_not_run_waits_anew_for_what_is_not_confirmed(
+    wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = wire(stall_timeout=50.0)
+    agent = it.dial(0).greet()
+    it.told(agent)
+    played = Played(0, agent.companion, None, agent.companion)
+    clock = Clock(it, monkeypatch)
+    clock.now += 3600
+    assert beats(it, played, Beat(0)) == []
+    clock.go(49)
+    assert beats(it, played, Beat(0)) == []
+
+
+def test_a_slot_that_was_overfull_and_is_started_again_keeps_its_new_process(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    it.told(it.dial(0).greet())
+    for _ in range(1001):
+        it.router.send(0, End())
+    it.router.end(0)
+    it.router.start(0)
+    new = it.dial(0, 2).greet()
+    it.told(new)
+    new.ready()
+    assert it.hear() == [READY]
+
+
+def test_connections_that_are_idle_are_kept_alive(wire: Callable[..., Wire]) -> None:
+    it = wire()
+    it.router.start(0)
+    sockets = [dial(it._context, it.engine.cards[0], letter, {zmq.LINGER: 0}) for letter in "wsb"]
+    it._dealers += sockets
+    for each in (*sockets, it.router._router):
+        assert each.getsockopt(zmq.TCP_KEEPALIVE) == 1
+        assert each.getsockopt(zmq.TCP_KEEPALIVE_IDLE) == 30
+        assert each.getsockopt(zmq.TCP_MAXRT) > 0
+
+
 @pytest.mark.parametrize("phase", [99, -1])
 def test_a_phase_that_is_none_is_dropped(
     wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture, phase: int

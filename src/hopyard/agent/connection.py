@@ -36,6 +36,17 @@ LOOK_SECONDS = 0.5
 """Between two looks of the main thread at whether something came by the second socket."""
 LAST_SECONDS = 30.0
 """Seconds at most that an agent which ends by itself waits until its last words are confirmed."""
+KEEPALIVE: Mapping[int, int] = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 6,
+    zmq.TCP_MAXRT: 120_000,
+}
+"""Of all sockets at both ends. Firewalls forget connections that are idle: these keep it in use. One that was dropped
+all the same is noticed within two minutes, and dialled anew."""
+LAST_WORDS_SECONDS = 1.0
+"""For the last words of an agent that gives up to leave the process."""
 
 
 def dial(
@@ -50,7 +61,7 @@ def dial(
     dealer.setsockopt(zmq.LINGER, 2000)
     dealer.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
     dealer.ipv6 = "[" in card.address
-    for option, value in options.items():
+    for option, value in (*KEEPALIVE.items(), *options.items()):
         dealer.setsockopt(option, value)
     dealer.connect(card.address)
     return dealer
@@ -228,9 +239,8 @@ class Connection:
         print(f"slot {self._slot}: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - the log
         _put(self._side, framed(Head(0, self._delivery.confirmed), pack(GaveUp(self._slot, reason))))
         self._open = False
-        self._side.close()
-        self._main.close(0)
-        self._context.term()
+        self._side.close()  # the main thread may be using its own
+        time.sleep(LAST_WORDS_SECONDS)
         os._exit(1)
 
 

@@ -135,13 +135,25 @@ def resume(
     failed: Annotated[
         bool, typer.Option("--failed", help="Also try again what failed, but for trials that the recipe ended.")
     ] = False,
+    stall_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Without progress, after which a worker is replaced.")
+    ] = None,
+    unit_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="That one unit may take; inf: as long as it likes.")
+    ] = None,
 ) -> int:
     """Go on with a run that was interrupted."""
     from hopyard.driver.start import resume as go_on
     from hopyard.engines.local import Local
 
     terminable()
-    found = go_on(run, engine=None if workers is None else Local(workers=workers), failed=failed)
+    found = go_on(
+        run,
+        engine=None if workers is None else Local(workers=workers),
+        failed=failed,
+        stall_timeout=stall_timeout,
+        unit_timeout=unit_timeout,
+    )
     typer.echo(f"{found.directory}: {found.status}")
     return STATUS.get(found.status, GOOD)
 

@@ -53,6 +53,8 @@ class Waiting(msgspec.Struct, gc=False):
     """When it is sent again."""
     pause: float
     """Seconds from then until it is sent once more."""
+    since: float
+    """When it should have arrived, had nothing gone wrong."""
 
 
 class Outbox:
@@ -84,6 +86,11 @@ class Outbox:
         """How much of what may wait does, from 0 to 1."""
         return max(len(self._waiting) / self._messages, self._bytes / self._size)
 
+    @property
+    def since(self) -> float:
+        """Since when the oldest message waits for its confirmation; infinity: none does."""
+        return self._waiting[0].since if self._waiting else math.inf
+
     def add(self, body: bytes, now: float) -> int:
         """Keep a message until it is confirmed.
 
@@ -101,7 +108,7 @@ class Outbox:
         self.number += 1
         carried = len(body) / SPEED
         due = now + self.patience + carried
-        self._waiting.append(Waiting(self.number, body, due, 2 * self.patience + carried))
+        self._waiting.append(Waiting(self.number, body, due, 2 * self.patience + carried, now + carried))
         self._bytes += len(body)
         self.due = min(self.due, due)
         return self.number
@@ -192,6 +199,11 @@ class Delivery:
     def due(self) -> float:
         """Nothing is to be sent again before this time."""
         return self._outbox.due
+
+    @property
+    def since(self) -> float:
+        """Since when the oldest message waits for its confirmation; infinity: none does."""
+        return self._outbox.since
 
     @property
     def patience(self) -> float:

@@ -23,10 +23,11 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from hopyard.agent.build import undisturbed
+from hopyard.agent.connection import KEEPALIVE
 from hopyard.agent.hands import Hands, assemble, fingerprint
 from hopyard.core.delivery import Delivery, Head, Unconfirmed
 from hopyard.core.hosting import Host
-from hopyard.core.liveness import PHASES, SHOWN, Sample, Stall, Watch
+from hopyard.core.liveness import COMPUTING, PHASES, SHOWN, Sample, Stall, Watch
 from hopyard.core.messages import (
     FRAME_LIMIT,
     WIRE,
@@ -119,13 +120,25 @@ ASIDE: tuple[type[Any], ...] = (Store,)
 class Peer:
     """An agent that has dialled, by two sockets: one for units, and one that it reads at any time."""
 
-    __slots__ = ("delivery", "main", "name", "side", "slot")
+    __slots__ = ("delivery", "excused", "main", "name", "side", "slot")
 
     def __init__(self, slot: int, name: bytes, patience: float) -> None:
         self.slot = slot
         self.name = name
         self.main, self.side = b"w" + name, b"s" + name
         self.delivery = Delivery(patience)
+        self.excused = -math.inf
+        """Until when nobody could expect that it confirms what it was told."""
+
+    def mute(self, now: float, limit: float) -> str:
+        """Why it counts as out of reach; "" when it does not."""
+        seconds = now - max(self.delivery.since, self.excused)
+        if seconds < limit:
+            return ""
+        return (
+            f"has not confirmed for {seconds:.0f} seconds what it was told, though its heartbeats come "
+            f"(stall_timeout={limit:g}): its connection may be broken"
+        )
 
 
 class Router:
@@ -168,6 +181,8 @@ class Router:
         self._router.setsockopt(zmq.LINGER, 500)
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.RCVHWM, 0)
+        for option, value in KEEPALIVE.items():
+            self._router.setsockopt(option, value)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who dials again, as its connection broke, is let in at once
         try:
             host, port = engine.address
@@ -188,7 +203,8 @@ class Router:
         """By name, without the letter of a socket; None: of a slot that was started anew since."""
         self._news: set[Peer] = set()
         """Who is to be told that its messages are confirmed."""
-        self._overfull: list[Gone] = []
+        self._overfull: dict[int, Gone] = {}
+        """By slot, until it is told, or the slot has another process."""
         self._setups: dict[str, bytes] = {}
         """Device → what agents with such a device are told once; it may be large, and they be many."""
         self._poller: tuple[zmq.Poller, list[int]] = zmq.Poller(), []
@@ -242,6 +258,8 @@ class Router:
             for watch in self._watches.values():
                 watch.excuse(now)
             self._stalls = None
+            for peer in self._peers.values():
+                peer.excused = now
         self._checked = now
         if look:
             heard += self._given_up(now)
@@ -286,8 +304,12 @@ class Router:
             elif now - last > self._heartbeat_timeout:
                 text = f"said nothing for {now - last:.0f} seconds (heartbeat_timeout={self._heartbeat_timeout:g})"
                 found.append(Gone(slot, text))
-            elif self._stall_timeout is not None and (reason := self._watches[slot].hung(self._stall_timeout)):
-                found.append(Gone(slot, reason))
+            elif self._stall_timeout is not None:
+                reason = self._watches[slot].hung(self._stall_timeout)
+                if not reason and (peer := self._peers.get(slot)) is not None:
+                    reason = peer.mute(now, self._stall_timeout)
+                if reason:
+                    found.append(Gone(slot, reason))
         for gone in found:
             self._forget(gone.slot)
         return found
@@ -297,6 +319,7 @@ class Router:
         self._heard.pop(slot, None)
         self._watches.pop(slot, None)
         self._stalls = None
+        self._overfull.pop(slot, None)
         peer = self._peers.pop(slot, None)
         if peer is not None:
             self._known[peer.name] = None
@@ -340,7 +363,10 @@ class Router:
             log.warning("dropped a heartbeat of slot %d: it has no phase %d", message.slot, message.phase)
             return
         self._stalls = None
-        self._watches[message.slot].see(Sample(now, message.advanced, PHASES[message.phase], message.cpu_seconds))
+        phase = PHASES[message.phase]
+        if peer is not None and phase in COMPUTING:  # a compiler may hold the interpreter for long
+            peer.excused = now
+        self._watches[message.slot].see(Sample(now, message.advanced, phase, message.cpu_seconds))
 
     def _opened(self, name: bytes, data: bytes) -> Iterator[Up | Gone]:
         """What a numbered message brings: itself, or nothing, or more that waited for it."""
@@ -385,6 +411,7 @@ class Router:
             return
         if (old := self._peers.get(message.slot)) is not None:
             self._known[old.name] = None
+        self._overfull.pop(message.slot, None)
         peer = Peer(message.slot, name[1:], 2 * self._beat)
         self._peers[message.slot] = self._known[peer.name] = peer
         self._heard[message.slot] = time.monotonic()
@@ -413,8 +440,7 @@ class Router:
             if now >= peer.delivery.due:
                 for head, body in peer.delivery.overdue(now):
                     self._put(peer.side, head, body)
-        overfull = [gone for gone in self._overfull if gone.slot in self._heard]
-        self._overfull.clear()
+        overfull = list(self._overfull.values())
         for gone in overfull:
             self._forget(gone.slot)
         return overfull
@@ -425,7 +451,7 @@ class Router:
         except Unconfirmed as error:
             self._peers.pop(peer.slot, None)
             self._known[peer.name] = None
-            self._overfull.append(Gone(peer.slot, f"does not hear what it is told: {error}"))
+            self._overfull[peer.slot] = Gone(peer.slot, f"does not hear what it is told: {error}")
 
     def _put(self, name: bytes, head: Head, body: bytes) -> None:
         self._router.send(name, _SNDMORE)

@@ -89,6 +89,7 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
             "heartbeat_timeout": value(self, "heartbeatTimeout"),
             "stall_timeout": value(self, "stallTimeout"),
             "unit_timeout": value(self, "unitTimeout"),
+            "durable_timeout": value(self, "durableTimeout"),
         }
         given |= {"engine": engine, "mode": value(self, "mode") or "min"}
         given["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side

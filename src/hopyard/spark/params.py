@@ -142,6 +142,9 @@ TABLE: dict[str, Row] = {
         "seconds that one unit may take, whatever progress it makes; by default any number",
         partial(_seconds, "unit_timeout"),
     ),
+    "durableTimeout": Row(
+        "seconds within which a State is stored, or its maker is replaced", partial(_seconds, "durable_timeout"), 600.0
+    ),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
     "encode": Row("column → how categories become numbers", partial(_of, Mapping, "a dict from column to encoding")),
     "standardize": Row("True, or a list of feature columns", partial(_of, (bool, list), "a boolean or a list"), False),
