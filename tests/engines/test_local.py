@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 import hopyard as hy
+from hopyard.engines import local
 from hopyard.engines.local import Processes, cores, gpus
 from hopyard.ports import Home
 
@@ -72,3 +75,27 @@ def test_more_workers_than_devices_share_them() -> None:
     crew = Processes(engine, home)
     crew._devices[0] = crew._free_device()
     assert crew._free_device() == "0"
+
+
+def test_a_process_that_cannot_be_killed_does_not_stop_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In uninterruptible sleep, as on a file server that is away."""
+    monkeypatch.setattr(local, "END_SECONDS", 0.05)
+    monkeypatch.setattr(local, "_group_killed", lambda process: None)
+    crew = hy.Local(workers=1, devices=None).open(Home(lambda slot: b"", lambda slot: tmp_path / "log"))
+    assert isinstance(crew, Processes)
+    sleeper = subprocess.Popen(["sleep", "1000"], stdin=subprocess.PIPE)
+    try:
+        crew._running[0] = sleeper, -1
+        crew.end(0)
+        assert crew.lost() == [] and [process for process, _ in crew._dying] == [sleeper]
+        sleeper.kill()
+        until = time.monotonic() + 10.0
+        while crew._dying:
+            assert crew.lost() == [] and time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    crew.close()

@@ -7,6 +7,7 @@ agent's companion that the driver is gone, whatever way it went. What an agent p
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -24,10 +25,14 @@ from hopyard.hosts import LOOPBACK
 from hopyard.ports import Crew, Home, OutOfMemory
 from hopyard.system.processes import watched
 
+log = logging.getLogger(__name__)
+
 AGENT = (sys.executable, "-P", "-m", "hopyard.agent")
 """How an agent is started. Without -P, Python would look for modules in the current folder first, where this process
 may not look at all: a file `queue.py` there would be imported in the place of Python's own."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+END_SECONDS = 2.0
+"""That a killed process is waited for. One in uninterruptible sleep, as on a file server that is away, ends later."""
 COMPANION_SECONDS = 1.0
 """For an agent's companion to end after it."""
 
@@ -129,6 +134,8 @@ class Processes:
         self._engine = engine
         self._home = home
         self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
+        self._dying: list[tuple[subprocess.Popen[bytes], int]] = []
+        """Of slots that were ended, but their processes have not."""
         self._devices: dict[int, str] = {}
         self._kills = Kills()
         self._counters: dict[int, Path | None] = {}
@@ -173,19 +180,26 @@ class Processes:
         self._counters[slot] = self._kills.watch(process.pid)
 
     def end(self, slot: int) -> None:
-        """Kill the process and wait for its end. A stopped one (SIGSTOP) ends too."""
+        """Kill the process and wait for its end, though not for long. A stopped one (SIGSTOP) ends too."""
         process, file = self._running.pop(slot, (None, -1))
         self._counters.pop(slot, None)
         self._devices.pop(slot, None)
         if process is None:
             return
         _group_killed(process)
-        process.wait()
-        self._forget(process, file)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._dying.append((process, file))
+        else:
+            self._forget(process, file)
 
     def lost(self) -> list[tuple[int, str]]:
         """Those that ended since last asked, with the reason."""
         ended = []
+        for process, file in [each for each in self._dying if each[0].poll() is not None]:
+            self._dying.remove((process, file))
+            self._forget(process, file)
         for slot, (process, file) in list(self._running.items()):
             code = process.poll()
             if code is not None:
@@ -228,6 +242,12 @@ class Processes:
             _group_killed(process)
         for slot in list(self._running):
             self.end(slot)
+        self.lost()
+        for process, file in self._dying:
+            log.warning("process %d was killed and has not ended: it may wait for a file server", process.pid)
+            if file >= 0:
+                os.close(file)
+        self._dying.clear()
 
     def _free_device(self) -> str:
         """The device that the fewest workers have."""
