@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from hopyard.core.events import (
 )
 from hopyard.core.machine import Machine, fold
 from hopyard.core.messages import Down, End, Examine, NoRoom, Ready, Store, Unfit, Up, Work
+from hopyard.driver import deletions
 from hopyard.driver import loop as loops
 from hopyard.driver.loop import Loop
 from hopyard.driver.wire import Gone
@@ -555,7 +558,11 @@ def test_what_became_durable_before_its_slot_was_lost_is_deleted(stage: Callable
         return [fact]
 
     def look() -> list[Any]:
-        assert it.loop._early == {} and not it.store.refs()
+        assert it.loop._early == {}
+        until = time.monotonic() + 10.0
+        while it.store.refs():
+            assert time.monotonic() < until, "it is not deleted"
+            time.sleep(0.01)
         return answer(it, 1)()
 
     it.link.receives += [durable_only, [Gone(0, "x")], [Ready(1, "here", 11)], look, answer(it, 1)]
@@ -582,7 +589,7 @@ def test_a_store_that_cannot_delete_does_not_end_the_run(
 def test_what_could_not_be_deleted_is_deleted_later(
     stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loops, "DELETED_LATER", 0.0)
+    monkeypatch.setattr(deletions, "AGAIN_SECONDS", 0.01)
     it = stage([READY], [FIT])
     asked: list[Ref] = []
 
@@ -593,9 +600,63 @@ def test_what_could_not_be_deleted_is_deleted_later(
 
     monkeypatch.setattr(it.store, "delete", delete)
     it.link.receives += [answer(it), answer(it)]
-    it.loop._delete(Ref(5, 1, 1))
+    it.loop._deletions.add(Ref(5, 1, 1))
     it.loop.run()
-    assert asked[:2] == [Ref(5, 1, 1)] * 2 and not it.loop._undeleted
+    assert asked[:2] == [Ref(5, 1, 1)] * 2 and not len(it.loop._deletions)
+
+
+def test_a_store_that_stalls_does_not_stop_the_run(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loops, "DRAIN_SECONDS", 0.1)
+    it = stage([READY], [FIT])
+    let_go = threading.Event()
+    asked: list[Ref] = []
+
+    def delete(ref: Ref) -> None:
+        asked.append(ref)
+        let_go.wait(60.0)
+
+    monkeypatch.setattr(it.store, "delete", delete)
+    it.link.receives += [answer(it), answer(it)]
+    refs = [Ref(5, step, 1) for step in range(1, 4)]
+    for ref in refs:
+        it.loop._deletions.add(ref)
+    it.loop.run()
+    assert it.machine.status == "completed" and asked == refs[:1]
+    assert "stay in the store for now" in caplog.text
+    let_go.set()
+
+
+def test_deletions_keep_their_order_and_are_done_by_the_end() -> None:
+    asked: list[Ref] = []
+
+    class Slow:
+        def delete(self, ref: Ref) -> None:
+            time.sleep(0.002)
+            asked.append(ref)
+
+    it = deletions.Deletions(Slow())  # type: ignore[arg-type]
+    refs = [Ref(0, step, 1) for step in range(100)]
+    for ref in refs:
+        it.add(ref)
+    assert it.close(30.0) and asked == refs
+
+
+def test_deletions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletions, "WAITING", 3)
+    let_go = threading.Event()
+
+    class Stalled:
+        def delete(self, ref: Ref) -> None:
+            let_go.wait(60.0)
+
+    it = deletions.Deletions(Stalled())  # type: ignore[arg-type]
+    for step in range(10):
+        it.add(Ref(0, step, 1))
+    assert len(it) == 3
+    let_go.set()
+    assert it.close(30.0)
 
 
 def test_a_state_that_others_cannot_take_is_asked_for(stage: Callable[..., Stage]) -> None:

@@ -51,11 +51,11 @@ from hopyard.core.events import (
 from hopyard.core.machine import Machine
 from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.core.messages import Store as StoreNow
+from hopyard.driver.deletions import DRAIN_SECONDS, Deletions
 from hopyard.driver.recovery import Earlier, named
 from hopyard.driver.wire import Gone, Link
 from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
-from hopyard.spec import Ref
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
 
@@ -65,8 +65,6 @@ AHEAD = 2
 """Trials that are open for each slot, and for four more, where the search does not know how many there will be."""
 GLANCE = 1.0
 """Seconds after which views are shown the run again though nothing happened."""
-DELETED_LATER = 30.0
-"""Seconds before deletions are tried again that a store refused."""
 STILLBORN = 3
 """Agents that may end before any was ready, until the run gives up."""
 
@@ -159,9 +157,7 @@ class Loop:
         """Slot → whose memory it shares, and how others ask for States in it."""
         self._early: dict[int, list[Durable]] = {}
         """Lease → what became durable before its unit was answered."""
-        self._undeleted: dict[Ref, None] = {}
-        """States that the store could not delete; tried again from time to time, at last by the next driver."""
-        self._delete_at = 0.0
+        self._deletions = Deletions(store)
         self._full: set[str] = set()
         """Hosts that have no room for rows, or cannot read them."""
         self._told_waits: set[tuple[str, str]] = set()
@@ -204,10 +200,12 @@ class Loop:
             raise
         finally:
             self._link.close()
+            swept = self._deletions.close(DRAIN_SECONDS)
             self._show(lambda view: view.close(self.machine))
         if self.machine.status == "failed" and self.machine.faults and not self.machine.names:
             raise PreflightError(self.machine.faults)
-        self._sweep()
+        if swept:  # else the store stalls; the next driver sweeps
+            self._sweep()
 
     def _interrupted(self, error: BaseException) -> None:
         """Past the machine: interrupted in the middle of a commit it is ahead of the journal, and would decide on what
@@ -239,8 +237,6 @@ class Loop:
         self._clock.skip(self._link.paused())
         self._commit(self._facts(messages))
         self._propose()
-        if self._undeleted and now >= self._delete_at:
-            self._delete(*self._undeleted)
         if self._patience is not None:
             self._give_back(self._patience)
         if self._stop is not None:
@@ -423,7 +419,7 @@ class Loop:
         elif isinstance(command, Release):
             self._releases.setdefault(command.slot, []).append(command.where)
         elif isinstance(command, Delete):
-            self._delete(command.ref)
+            self._deletions.add(command.ref)
         elif isinstance(command, Keep):
             self._link.send(command.slot, StoreNow(command.ref, command.where))
         elif isinstance(command, Deferred):
@@ -439,22 +435,6 @@ class Loop:
             (log.error if command.defect else log.warning)("%s", command.text)
         elif self._finish is None:
             self._finish = command
-
-    def _delete(self, *refs: Ref) -> None:
-        """A store that is away must not end the run: what it cannot delete now is deleted later."""
-        now = self._clock.now()
-        if self._undeleted and now < self._delete_at:
-            self._undeleted.update(dict.fromkeys(refs))
-            return
-        for number, ref in enumerate(refs):
-            try:
-                self._store.delete(ref)
-                self._undeleted.pop(ref, None)
-            except StoreUnreachable as error:
-                log.warning("deleted later: %s", error)
-                self._undeleted.update(dict.fromkeys(refs[number:]))
-                self._delete_at = now + DELETED_LATER
-                return
 
     def _tell_wait(self, command: Deferred) -> None:
         """Said once for each reason: a file server that is away makes all trials wait."""
