@@ -17,7 +17,7 @@ from hopyard.core.books import Pool, SlotBook, TrialBook
 from hopyard.spec import Kind, RunSpec
 
 SMOOTH = 0.5
-"""Weight of the newest measurement in a trial's seconds per partition."""
+"""Weight of the newest measurement in a trial's seconds per partition, of training and of validation."""
 
 Give = Callable[[SlotBook, TrialBook, Kind, int, tuple[int, ...]], None]
 """(slot, trial, kind, epoch, partitions): this slot gets this unit."""

@@ -140,13 +140,6 @@ class Durability:
         late = sorted((owing.late(self._timeout), slot) for slot, owing in self._slots.items())
         return [(slot, next(iter(self._slots[slot].states))) for until, slot in late if until <= at]
 
-    def clear(self) -> None:
-        """No slot is there."""
-        self._makers.clear()
-        self._slots.clear()
-        self._queue.clear()
-        self._queued.clear()
-
     def awaited(self) -> dict[str, tuple[int, float]]:
         """State → (slot, when that slot is late with it). For tests."""
         return {

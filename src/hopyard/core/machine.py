@@ -29,7 +29,7 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard.core import chain, faults
-from hopyard.core.board import Board
+from hopyard.core.board import SMOOTH, Board
 from hopyard.core.books import EpochBook, SlotBook, StateBook, TrialBook
 from hopyard.core.durability import Durability
 from hopyard.core.events import (
@@ -69,8 +69,6 @@ from hopyard.spec import Fault, Kind, Ref, RunSpec, Unit
 
 CHECKS = 3
 """Preflight tries the first trials in turn: when this many cannot start, nothing runs."""
-SMOOTH = 0.5
-"""Weight of the newest measurement in a trial's seconds per validation partition."""
 
 
 class Machine:

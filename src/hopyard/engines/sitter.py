@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from hopyard.engines.local import AGENT, THREADS, python_path, story
 from hopyard.hosts import java_above
-from hopyard.system.processes import watched
+from hopyard.system.processes import ended, watched
 
 DIAL_SECONDS = 10.0
 """After which an executor cannot reach the driver."""
@@ -212,7 +212,7 @@ class _Sitter:
                     key.data()
                 if self._watch < 0 and self._agent is not None and self._agent.poll() is not None:
                     self._ended()
-                if self._executor_ends < 0 and not _runs(self._executor):
+                if self._executor_ends < 0 and ended(self._executor):
                     self._leave("executor")
         finally:
             self._end()
@@ -357,13 +357,3 @@ def _gpus() -> list[str]:
     task: Any = TaskContext.get()
     found = task.resources().get("gpu") if task is not None else None
     return [] if found is None else list(found.addresses)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's
-        return True
-    return True
