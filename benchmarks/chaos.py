@@ -1,10 +1,11 @@
 """A campaign of random troubles: the same bits, little done again, nothing left behind.
 
     python benchmarks/chaos.py [--runs 300] [--engine local|spark] [--framework torch|array] [--seed 0]
-                               [--only TROUBLE …] [--cold 40] [--lock 120]
+                               [--only TROUBLE …] [--cold 40] [--lock 120] [--jobs 1]
 
 Each run trains the same six configurations (`chaos_job.py`) under a random number of workers and random grouping, while
-one trouble of the table `TROUBLES` happens at random times. A driver that ended is resumed. A run is good when
+one trouble of the table `TROUBLES` happens at random times. A driver that ended is resumed. With `--jobs`, so many runs
+go on side by side. A run is good when
 
 - the digests of all final States, the best trial and its epoch are those of an undisturbed run inline;
 - no unit was done again whose State was durable before (what is in flight on a lost slot is one unit);
@@ -28,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -472,9 +474,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=sorted(TROUBLES))
     parser.add_argument("--cold", type=float, default=40.0, help="seconds of a compile in each cold worker")
     parser.add_argument("--lock", type=float, default=120.0, help="seconds of a call that holds the interpreter's lock")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--keep", action="store_true", help="keep the folders of bad runs")
     asked = parser.parse_args()
-    dice = random.Random(asked.seed)
     names = [
         name
         for name, trouble in TROUBLES.items()
@@ -488,12 +490,14 @@ def main() -> int:
     plugin(root / "plugin")
     plain = {"framework": asked.framework, "rows": 16000, "group": "auto", "engine": asked.engine}
     inline = {**plain, "engine": "local", "workers": 0}
-    reference = one("none", inline, {}, root / "reference", dice).digests
+    reference = one("none", inline, {}, root / "reference", random.Random(asked.seed)).digests
     if reference is None:
         print((root / "reference" / "stderr").read_text()[-4000:], file=sys.stderr)
         return 1
-    for number in range(asked.runs):
+
+    def numbered(number: int) -> None:
         name = names[number % len(names)]
+        dice = random.Random(f"{asked.seed} {number}")
         how = {**plain, "workers": dice.choice([1, 2, 3, 4][: 4 if asked.engine == "local" else 2])}
         how["group"] = dice.choice(["auto", "off", 4])
         folder = root / f"run-{number}"
@@ -504,24 +508,27 @@ def main() -> int:
         faults = outcome.faults(reference)
         runs[name] += 1
         good[name] += not faults
+        kept = f"\n         kept: {folder}" if faults and asked.keep else ""
         print(
             f"run {number:3d}  {name:15s} {how['workers']} workers, group {how['group']}: "
             f"{'; '.join(faults) or 'good'} "
-            f"({outcome.again} partitions done again, {outcome.resumes} resumes, {time.perf_counter() - began:.1f} s)",
+            f"({outcome.again} partitions done again, {outcome.resumes} resumes, {time.perf_counter() - began:.1f} s)"
+            f"{kept}",
             flush=True,
         )
-        if not (faults and asked.keep):
+        if not kept:
             shutil.rmtree(folder, ignore_errors=True)
-        else:
-            print(f"         kept: {folder}", flush=True)
-    for name in runs:
+
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        list(pool.map(numbered, range(asked.runs)))
+    for name in names:
         print(f"{name:15s} {good[name]} of {runs[name]} good")
     if skipped:
         print(f"skipped, as only root can mount small file systems: {', '.join(skipped)}")
     print(f"{good.total()} of {runs.total()} runs were good")
     if not asked.keep:
         shutil.rmtree(root, ignore_errors=True)
-    return 0 if good == runs else 1
+    return 0 if good.total() == runs.total() == asked.runs else 1
 
 
 if __name__ == "__main__":

@@ -153,6 +153,27 @@ def test_who_waits_for_others_too_finds_all_that_came(both: Callable[..., Both])
     assert not it.agent.socket.poll(0) and it.agent.received() == []
 
 
+def test_a_main_thread_that_waits_is_idle_once(both: Callable[..., Both]) -> None:
+    it = both()
+    it.greet()
+    idle = threading.Event()
+    times: list[None] = []
+
+    def rest() -> None:
+        times.append(None)
+        idle.set()
+
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(it.agent.receive(idle=rest)))
+    waiting.start()
+    it.until(idle.is_set)
+    more = time.monotonic() + 1.2  # another look, and one more
+    it.until(lambda: time.monotonic() > more)
+    it.router.send(0, End())
+    it.until(lambda: not waiting.is_alive())
+    assert (found, len(times)) == ([End()], 1)
+
+
 def test_a_patient_sender_waits_for_a_driver_that_is_paused(both: Callable[..., Both]) -> None:
     it = both(6.0)
     it.greet()

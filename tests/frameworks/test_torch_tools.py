@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
+from hopyard.frameworks import release
 from hopyard.frameworks.torch import (
     Model,
     install,
@@ -54,6 +55,15 @@ def test_install_sets_threads_and_determinism() -> None:
     install(True, 1)
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_gpus_memory_goes_back_where_one_is_used(used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(None))
+    release()
+    assert len(given) == used
 
 
 def test_save_and_load_with_tied_weights(tmp_path: Path) -> None:

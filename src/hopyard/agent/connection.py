@@ -121,8 +121,11 @@ class Connection:
                 _put(self._side, framed(head, body))
                 self._take(self._side)
 
-    def receive(self) -> Down:
+    def receive(self, idle: Callable[[], object] | None = None) -> Down:
         """The next message from the driver, for the main thread; waits for it.
+
+        Args:
+            idle: called once when none has come for a moment.
 
         Raises:
             HopyardError: it is none of this version.
@@ -131,6 +134,9 @@ class Connection:
             try:
                 data = self._main.recv()
             except zmq.Again:
+                if idle is not None:
+                    idle()
+                    idle = None
                 continue
             with self._lock:
                 self._open_frame(data)

@@ -20,7 +20,7 @@ from hopyard.agent.reach import Network, reach
 from hopyard.agent.work import Worker
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
 from hopyard.data.manifest import Manifest
-from hopyard.frameworks import environment, imported, quiet, tools
+from hopyard.frameworks import environment, imported, quiet, release, tools
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.guard import Guarded
 from hopyard.system.processes import name_threads
@@ -117,7 +117,7 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
     warm()
     while True:
         progress.enter("idle")
-        message = connection.receive()
+        message = connection.receive(idle=release)
         if isinstance(message, End):
             progress.enter("store")
             hands.close()

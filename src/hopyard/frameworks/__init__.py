@@ -41,7 +41,8 @@ TOOLS = {name: f"hopyard.frameworks.{name}_tools" for name in ("torch", "tensorf
 first step, `install(exact, threads)`, which sets the process up, `reseed(seed)`, called before each recipe and each
 partition, `versions()`, and `held()` and `give_back(held)`, for what a run changes in the process (None: as it is at
 first). Some have `fresh(seed, named)` and `settle()`, called before and after each recipe, `adopt(made)`, for what it
-returned, and WEIGHTS, `net`, `save_net`, `load_net`, for models in files."""
+returned, `release()`, which gives back memory of a device that is kept for nothing, and WEIGHTS, `net`, `save_net`,
+`load_net`, for models in files."""
 
 _LACKING = {
     "bfloat16": "BF16",
@@ -81,6 +82,13 @@ def imported() -> list[str]:
 def tools(framework: str) -> ModuleType:
     """The module with the framework's tools; imports the framework."""
     return importlib.import_module(TOOLS[framework])
+
+
+def release() -> None:
+    """Give back the memory of devices that frameworks keep though nothing is in it: others share the device."""
+    for framework in imported():
+        if give_back := getattr(tools(framework), "release", None):
+            give_back()
 
 
 def quiet(backend: str = "") -> None:
