@@ -55,6 +55,7 @@ def by_name(findings):
 
 
 @pytest.mark.timeout(250)
+@pytest.mark.slow
 def test_a_job_is_tried_also_without_java(bare):
     found = by_name(doctor._spark({**bare, "JAVA_HOME": "/nowhere"}, True))
     assert all(finding.ok and not finding.advice for finding in found.values()), found

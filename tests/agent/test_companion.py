@@ -182,7 +182,7 @@ progress = Progress()
 accompany(Card(0, "tcp://127.0.0.1:9", "0" * 40, "0" * 40, "0" * 40), progress)
 (child,) = [int(pid) for pid in open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()]
 until = time.monotonic() + 20
-while open(f"/proc/{child}/comm").read() != "hopyard-companion\\n" and time.monotonic() < until:
+while not open(f"/proc/{child}/comm").read().startswith("hopyard-comp") and time.monotonic() < until:
     time.sleep(0.01)
 print(progress.companion, child)
 """

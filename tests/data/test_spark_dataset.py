@@ -773,7 +773,8 @@ print("all well")
 """
 
 
-@pytest.mark.parametrize("script", [pytest.param(CONNECT, marks=pytest.mark.slow), STOPPED], ids=["connect", "stopped"])
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [CONNECT, STOPPED], ids=["connect", "stopped"])
 def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds: pa.Table) -> None:
     path = str(tmp_path / "kinds.parquet")
     ours = hy.Dataset.spark(spark.read.parquet(path), features="n", path=tmp_path / "store", reuse=True)

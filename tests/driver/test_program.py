@@ -296,7 +296,7 @@ class TestFailures:
     def test_with_a_parameter_server_all_are_started_again(self, tmp_path: Path) -> None:
         args = {"who": ("ps", 0), "how": "kill", "times": 1}
         how: dict[str, Any] = {"roles": {"worker": 1, "ps": 1}, "max_restarts": 1, "restart_scope": "task"}
-        assert launch(tmp_path, programs.misbehaves, args, **how).wait(60) == "done"
+        assert launch(tmp_path, programs.misbehaves, args, until="all", **how).wait(60) == "done"
         assert len(notes(tmp_path, restart=1)) == 2
 
     @pytest.mark.parametrize("scope", ["task", "program"])

@@ -298,7 +298,8 @@ def processes(session: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGINT", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
 def test_the_driver_is_killed(tmp_path: Path, spark: Any, undisturbed: list[str], name: str) -> None:
     once = tmp_path / "once"
     body = f"select(Path('run'), troubled, {trouble(tmp_path, 'hang')!r}, engine=hy.Spark(spark, workers=2))\n"

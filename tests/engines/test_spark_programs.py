@@ -97,12 +97,15 @@ class TestItsLife:
         assert slots_are_free(spark)
 
     @pytest.mark.timeout(300)
-    @pytest.mark.parametrize("beside", [False, True], ids=["executors", "one beside the driver"])
+    @pytest.mark.parametrize(
+        "beside",
+        [pytest.param(False, id="executors"), pytest.param(True, id="one beside the driver", marks=pytest.mark.slow)],
+    )
     def test_one_that_takes_too_long_is_ended(self, spark: Any, tmp_path: Path, beside: bool) -> None:
         engine = hy.Spark(spark, workers=3, here=1) if beside else hy.Spark(spark, workers=2)
         roles = {"worker": 2, "ps": 1} if beside else ROLES
-        program = launch(spark, tmp_path, programs.idle, roles=roles, engine=engine, max_time=15.0, grace=0.5)
-        with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=15 seconds"):
+        program = launch(spark, tmp_path, programs.idle, roles=roles, engine=engine, max_time=8.0, grace=0.5)
+        with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=8 seconds"):
             program.wait(120)
         assert program.status()["status"] == "failed"
         pids = [int(path.read_text() or 0) for path in (tmp_path / "program" / "notes").glob("*-pid")]
@@ -165,7 +168,7 @@ class TestFeeding:
         assert time.monotonic() - began < 60
         assert program.status()["status"] == "failed"
 
-    @pytest.mark.parametrize("who", ["worker", "executor"])
+    @pytest.mark.parametrize("who", ["worker", pytest.param("executor", marks=pytest.mark.slow)])
     def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path, who: str) -> None:
         program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, max_restarts=1)
         program.feed(frame(spark, 20000, 4))
@@ -205,7 +208,10 @@ class TestKills:
         assert time.monotonic() - began < 10
         assert gone(everyone(program), 2.0)
 
-    @pytest.mark.parametrize(("who", "told"), [("worker", r"SIGKILL"), ("executor", r"agent .* was lost")])
+    @pytest.mark.parametrize(
+        ("who", "told"),
+        [("worker", r"SIGKILL"), pytest.param("executor", r"agent .* was lost", marks=pytest.mark.slow)],
+    )
     def test_killed_while_it_answers(self, spark: Any, tmp_path: Path, who: str, told: str) -> None:
         program = launch(spark, tmp_path, _doubles, {"kill": who})
         answers = program.infer(frame(spark, 2_000_000, 8), schema="b long")

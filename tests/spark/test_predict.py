@@ -164,8 +164,9 @@ class TestPredict:
         run = fit(lambda config: Linear(2, 2, lr=0.1, batch_size=16), tmp_path / "run", rows)
         expected = run.best.predict(frame())
         assert np.array_equal(np.isnan(expected[:, 0]), frame().a <= 0.3)
-        df = predict(run, spread(spark, frame().drop(columns="y"), 80))  # of some partitions all rows are dropped
-        np.testing.assert_allclose(column(df), expected, rtol=1e-12)
+        some = frame().drop(columns="y").head(30)
+        df = predict(run, spread(spark, some, 15))  # of some partitions all rows are dropped
+        np.testing.assert_allclose(column(df), expected[:30], rtol=1e-12)
 
     def test_vectors_and_arrays(self, spark: Any, tmp_path: Path) -> None:
         from pyspark.ml.linalg import Vectors
