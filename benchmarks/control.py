@@ -56,8 +56,8 @@ def recipe(config: dict[str, Any]) -> Any:
             if isinstance(message, Done):
                 said.append(time.perf_counter())
 
-        def note_receive(self: Any) -> Any:
-            message = receive(self)
+        def note_receive(self: Any, idle: Any = None) -> Any:
+            message = receive(self, idle)
             if said:
                 Connection.noted.write(np.float64(time.perf_counter() - said.pop()).tobytes())
             return message
