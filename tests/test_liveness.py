@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 import hopyard as hy
 from hopyard.core.events import Joined, Lost, Resumed
 from hopyard.frameworks.array import Linear
+from hopyard.store.layout import Layout
 from jobs import CONFIGS, WIDTH, digests, driver, first_time, gone, journal, memory, script, select
 
 STALL = 2.0
@@ -23,8 +26,6 @@ STALL = 2.0
 
 def hold_the_lock(seconds: float) -> None:
     """A call into C that does not let the interpreter go."""
-    import ctypes
-
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
@@ -47,6 +48,10 @@ def deadlock() -> None:
     lock.acquire()
 
 
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
 def compile_in_a_child(seconds: float) -> None:
     code = f"import time\nwhile time.process_time() < {seconds}: pass"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -58,6 +63,7 @@ WHAT = {
     "child": lambda: compile_in_a_child(2 * STALL),
     "sleep": lambda: time.sleep(60),
     "deadlock": deadlock,
+    "segfault": segfault,
 }
 
 
@@ -121,6 +127,16 @@ def test_a_deadlock_beside_a_thread_that_spins(tmp_path: Path, undisturbed: list
     assert lost(tmp_path) == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
     assert digests(run) == undisturbed
     assert time.monotonic() - begin < 30
+    text = Layout(tmp_path / "run").log(0).read_text()
+    assert re.search(r"no progress for \d seconds in phase 'train'; where it is:", text)
+    assert text.count(" in deadlock") == 1 and text.count(" in spin") == 1
+
+
+def test_a_crash_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
+    with pytest.raises(hy.RunFailed, match=r"killed by SIGSEGV; `hopyard logs` shows where it was"):
+        run_odd(tmp_path, [{"lr": 0.1, "at": 7, "do": "segfault", "once": None}])
+    for slot in range(3):
+        assert " in segfault\n" in Layout(tmp_path / "run").log(slot).read_text()
 
 
 @pytest.mark.parametrize("at", ["build", "first"])

@@ -9,6 +9,7 @@ killed can do nothing about what it has started.
 - It holds the agent's standard input, whose end means that the driver is gone. It also watches the process that started
   the agent, as other children of that process may hold the other end of the pipe. Then it ends the agent and all that
   the agent has started: stopped processes too, and those that have made a session or a group of their own.
+- Of an agent that will be ended because it makes no progress it says where its threads are, in the agent's log.
 - When the agent has ended, in whatever way, it ends the rest of the agent's process group, and removes the run's folder
   in shared memory if no process of the run is left on this host.
 
@@ -38,7 +39,7 @@ import zmq
 from hopyard.agent.connection import dial
 from hopyard.agent.parent import signal_with
 from hopyard.agent.progress import Progress
-from hopyard.core.liveness import COMPUTING, PHASES
+from hopyard.core.liveness import COMPUTING, PHASES, Sample, Watch
 from hopyard.core.messages import Beat, Card, pack
 from hopyard.system.processes import Tree, ended, state_of, watched
 
@@ -46,9 +47,14 @@ STOPPED = frozenset("Tt")
 """States of a process that is stopped, or held by a debugger."""
 LOOK_SECONDS = 0.2
 """Between two looks at processes, where the system has no descriptors of them."""
+TOLD = 0.75
+"""Part of `stall_timeout` after which the agent's stacks are written. Not sooner, as the signal for that may interrupt
+what the agent waits for."""
 END_SECONDS = 5.0
 """For killed processes to be gone, and for those that share the memory."""
 NAME = "hopyard-companion"
+STACKS = signal.SIGUSR1
+"""Makes an agent write its threads' stacks, also while C code keeps the interpreter's lock."""
 
 
 def accompany(card: Card, progress: Progress) -> None:
@@ -118,6 +124,8 @@ class _Companion:
             if file >= 0:
                 self._poll.register(file, select.POLLIN)
         self._socket = self._dial()
+        self._watch = Watch(time.monotonic())
+        self._told = False
 
     def _dial(self) -> zmq.Socket[bytes]:
         return dial(zmq.Context(), self._card, "b", {zmq.LINGER: 0, zmq.SNDHWM: 2})  # old ones are of no use
@@ -155,12 +163,27 @@ class _Companion:
 
     def _beat(self) -> None:
         if state_of(self._agent) in STOPPED:
+            self._watch.excuse(time.monotonic())
             return
         progress = self._progress
         phase = progress.phase
         cpu = self._tree.cpu_seconds() if PHASES[phase] in COMPUTING else 0.0
         with contextlib.suppress(zmq.Again):
             self._socket.send(pack(Beat(self._card.slot, progress.advanced, phase, cpu, progress.taken)), zmq.NOBLOCK)
+        self._watch.see(Sample(time.monotonic(), progress.advanced, PHASES[phase], cpu))
+        self._say_where()
+
+    def _say_where(self) -> None:
+        """Once for each stall."""
+        seconds = self._watch.stall.seconds
+        late = 0 < TOLD * self._card.stall <= seconds
+        if late and not self._told:
+            phase = self._watch.stall.phase
+            sys.stderr.write(f"no progress for {seconds:.0f} seconds in phase {phase!r}; where it is:\n")
+            sys.stderr.flush()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._agent, STACKS)
+        self._told = late
 
     def _clear_up(self) -> None:
         """The agent has ended. If the driver has, others of the run are ending as well, and the last one removes the

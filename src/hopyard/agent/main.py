@@ -11,6 +11,7 @@ and to tell the driver that the agent lives, is the work of a companion process 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import secrets
@@ -21,7 +22,7 @@ import traceback
 import msgspec
 
 from hopyard import meter
-from hopyard.agent.companion import accompany
+from hopyard.agent.companion import STACKS, accompany
 from hopyard.agent.connection import Connection
 from hopyard.agent.progress import Progress
 from hopyard.core.hosting import Host
@@ -58,6 +59,8 @@ def main() -> None:
     # The kernel sends it to the group of a stopped agent whose driver has ended. An agent that died of it would leave
     # orphans that its companion does not know. (A handler, unlike SIG_IGN, is not inherited by what the agent starts.)
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+    faulthandler.enable()  # a crash leaves its stack in the log
+    faulthandler.register(STACKS)
     data = b""
     while not data.endswith(b"\n"):
         more = os.read(0, 1)

@@ -681,7 +681,9 @@ class Machine:
             return
         where = f"{unit.kind}, epoch {unit.epoch}, partitions {list(unit.partitions)}"
         text = f"its unit ({where}) failed {count} times, the last one so: {error}"
-        self._fail(trial, "system", f"poison: {text}" if fault == "lost" else text, trace)
+        if fault == "lost":
+            text = f"poison: {text}; `hopyard logs` shows where it was"
+        self._fail(trial, "system", text, trace)
 
     def _starved(self, trial: TrialBook, unit: Unit, error: str, trace: str, on_device: bool) -> None:
         """A unit ran out of memory; its slot is gone, or goes."""

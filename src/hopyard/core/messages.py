@@ -44,6 +44,8 @@ class Card(msgspec.Struct, frozen=True):
     secret_key: str
     beat: float = 2.5
     """Seconds between heartbeats."""
+    stall: float = 0.0
+    """Seconds without progress after which the driver ends the agent; 0: it need not make any."""
     incarnation: int = 0
     """Which process of the slot this is: a number that the process draws for itself. What an earlier process of the
     slot has sent, and is still on its way, is told from this by its name."""

@@ -190,7 +190,8 @@ class Router:
 
             def card(slot: int) -> bytes:
                 keys = server_public.decode(), public.decode(), secret.decode()
-                return msgspec.json.encode(Card(slot, f"tcp://{joined(host, port)}", *keys, beat=beat)) + b"\n"
+                home = f"tcp://{joined(host, port)}"
+                return msgspec.json.encode(Card(slot, home, *keys, beat=beat, stall=stall_timeout or 0.0)) + b"\n"
 
             self._crew: Crew = engine.open(Home(card, log_of))
         except BaseException:
