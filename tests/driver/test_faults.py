@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Deferred, Failed, Lost, Retried, StoreAway, StoreBack
+from hopyard.core.events import Deferred, Failed, Interrupted, Lost, Retried, StoreAway, StoreBack
 from hopyard.data.needed import needed
 from hopyard.driver.replay import replay
 from hopyard.driver.run import Run
@@ -239,6 +239,37 @@ def test_a_worker_that_the_kernel_killed_for_memory(tmp_path: Path, monkeypatch:
     assert run.status == "completed" and digests(run) == clean(tmp_path)
     (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
     assert lost.fault == "memory" and "ran out" in lost.reason
+
+
+def interrupting(config: dict[str, Any]) -> Linear:
+    """Raises, in its first build or in its fourth batch, what Ctrl-C raises in a driver."""
+    model: Linear
+
+    def interrupt() -> None:
+        if config.get("where") == "train" and model.steps == 3:
+            raise KeyboardInterrupt("by the recipe")
+
+    if config.get("where") == "build":
+        raise KeyboardInterrupt("by the recipe")
+    model = linear_of(config, interrupt)
+    return model
+
+
+def test_a_recipe_that_raises_what_ctrl_c_raises_ends_its_trial(tmp_path: Path) -> None:
+    """Bug: it ended its worker, and after three of them the trial was poison, without a traceback."""
+    configs = [{"lr": 0.1, "where": "train"}, {"lr": 0.1, "where": "build"}, *CONFIGS[1:]]
+    run = select(tmp_path / "run", interrupting, configs, engine=hy.Local(workers=1))
+    assert [trial.status for trial in run.trials] == ["failed", "failed", "completed", "completed", "completed"]
+    for book in (run.books[0], run.books[1]):
+        assert book.fault == "user" and "KeyboardInterrupt: by the recipe" in book.error
+    assert "raise KeyboardInterrupt" in run.books[0].trace
+    assert not [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
+
+
+def test_inline_it_interrupts_the_driver(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "run", interrupting, [{"lr": 0.1, "where": "train"}])
+    assert isinstance(journal(tmp_path / "run")[-1], Interrupted)
 
 
 # ---------------------------------------------------------------- tried again

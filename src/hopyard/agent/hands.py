@@ -77,7 +77,7 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card |
         slot: its number.
         setup: from the driver.
         tell: says what happens in the background.
-        card: of an agent that may be on another host.
+        card: of an agent; None: the worker is in the driver's process.
 
     Raises:
         Exception: whatever loading the recipe raises.
@@ -94,7 +94,8 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card |
     guarded = Guarded(store, setup.store)
     keeper = Keeper(slot, guarded, arena, tell)
     fetch = None if network is None else network.take
-    return Hands(Worker(slot, plan, guarded, arena, keeper, fetch), keeper, arena, folder, network)
+    worker = Worker(slot, plan, guarded, arena, keeper, fetch, interruptible=card is None)
+    return Hands(worker, keeper, arena, folder, network)
 
 
 def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -> None:

@@ -64,12 +64,22 @@ class Worker:
         arena: where this worker lays its States.
         keeper: stores them in the background.
         fetch: (peer, where, ref) → a State out of memory that this worker does not share, or None.
+        interruptible: whether KeyboardInterrupt comes from the user, as inline. In a process of its own, which ignores
+            SIGINT, it can only come from the recipe.
     """
 
     def __init__(
-        self, slot: int, made: Plan, store: Store, arena: Arena, keeper: Keeper, fetch: Fetch | None = None
+        self,
+        slot: int,
+        made: Plan,
+        store: Store,
+        arena: Arena,
+        keeper: Keeper,
+        fetch: Fetch | None = None,
+        interruptible: bool = True,
     ) -> None:
         self.slot = slot
+        self._interruptible = interruptible
         self._plan = made
         self._store = store
         self._arena = arena
@@ -109,8 +119,9 @@ class Worker:
         except ResourceError as error:  # no fault of the trial, and no other slot has more room
             self._forget(unit.trial)
             return [NoRoom(self.slot, str(error))]
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
+        except BaseException as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
             self._forget(unit.trial)
+            self._let_through(error)
             return [self._failure(unit, error)]
 
     def _train(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
@@ -239,7 +250,8 @@ class Worker:
                 self._built.setdefault(built.likeness or f"trial {trial}", built)
         except HostFault as error:
             return NoRoom(self.slot, str(error), "rows")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
+        except BaseException as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
+            self._let_through(error)
             blamed = blame(error, self._plan.device != "cpu")
             faults.append(escaped(f"trial {trial}, config {config!r}: {_story(error)}"))
         else:
@@ -391,6 +403,11 @@ class Worker:
         meter.enter("fetch")
         with Reading(f"{kind} partition {partition}", socket.gethostname()):
             return open_partition(self._plan.manifest, kind, partition)
+
+    def _let_through(self, error: BaseException) -> None:
+        """Ctrl-C is no fault of a recipe."""
+        if self._interruptible and isinstance(error, KeyboardInterrupt):
+            raise error
 
     def _failure(self, unit: Unit, error: BaseException) -> Failed:
         fault, device = blame(error, self._plan.device != "cpu")
