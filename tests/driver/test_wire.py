@@ -39,7 +39,7 @@ from hopyard.core.messages import (
 )
 from hopyard.driver.drive import _depot
 from hopyard.driver.ownership import Owned
-from hopyard.driver.wire import GRACE, Gone, Router
+from hopyard.driver.wire import GRACE, UNCONFIRMED, Gone, Router
 from hopyard.hosts import _is_here, parted
 from hopyard.spec import Encrypt, RunSpec
 from hopyard.store.states import LocalStore, signed
@@ -355,6 +355,26 @@ def test_who_beats_and_never_confirms_is_lost(wire: Callable[..., Wire], monkeyp
     (gone,) = beats(it, played, Beat(0, 3, idle, taken=1))
     assert isinstance(gone, Gone)
     assert gone.reason.startswith("has not confirmed for 51 seconds what it was told, though its heartbeats come")
+
+
+def test_agents_of_programs_must_confirm_too(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: they need make no progress, and so they were never looked at: an order that got lost was waited for, for
+    ever."""
+    it = wire(stall_timeout=None)
+    agent = it.dial(0).greet()
+    it.told(agent)
+    played = Played(0, agent.companion, None, agent.companion)
+    clock = Clock(it, monkeypatch)
+    assert beats(it, played, Beat(0, taken=1)) == []
+    it.router.send(0, End())
+    clock.go(UNCONFIRMED - 1)
+    assert beats(it, played, Beat(0, taken=1)) == []
+    clock.go(2)
+    (gone,) = beats(it, played, Beat(0, taken=1))
+    assert isinstance(gone, Gone) and gone.reason == (
+        "has not confirmed for 601 seconds what it was told, though its heartbeats come (at most 600 are waited): its "
+        "connection may be broken"
+    )
 
 
 def test_a_driver_that_did_not_run_waits_anew_for_what_is_not_confirmed(

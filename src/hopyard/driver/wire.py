@@ -61,6 +61,8 @@ BEATS = 6
 """Heartbeats in `heartbeat_timeout`, and in `stall_timeout`, at least."""
 LOOK_SECONDS = 0.05
 """Between two looks at all agents, at most, however much arrives: each look costs some µs for each of them."""
+UNCONFIRMED = 600.0
+"""Seconds in which an agent that need not make progress, as one of a program, must confirm what it is told."""
 _POLLIN, _EVENTS, _RCVMORE = int(zmq.POLLIN), int(zmq.EVENTS), int(zmq.RCVMORE)
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 """As plain numbers: to combine two of pyzmq's costs more than the call for which it is done."""
@@ -130,14 +132,15 @@ class Peer:
         self.excused = -math.inf
         """Until when nobody could expect that it confirms what it was told."""
 
-    def mute(self, now: float, limit: float) -> str:
+    def mute(self, now: float, stall_timeout: float | None) -> str:
         """Why it counts as out of reach; "" when it does not."""
         seconds = now - max(self.delivery.since, self.excused)
-        if seconds < limit:
+        if seconds < (UNCONFIRMED if stall_timeout is None else stall_timeout):
             return ""
+        limit = f"at most {UNCONFIRMED:g} are waited" if stall_timeout is None else f"stall_timeout={stall_timeout:g}"
         return (
-            f"has not confirmed for {seconds:.0f} seconds what it was told, though its heartbeats come "
-            f"(stall_timeout={limit:g}): its connection may be broken"
+            f"has not confirmed for {seconds:.0f} seconds what it was told, though its heartbeats come ({limit}): its "
+            "connection may be broken"
         )
 
 
@@ -305,10 +308,11 @@ class Router:
             elif now - last > self._heartbeat_timeout:
                 text = f"said nothing for {now - last:.0f} seconds (heartbeat_timeout={self._heartbeat_timeout:g})"
                 found.append(Gone(slot, text))
-            elif self._stall_timeout is not None:
-                reason = self._watches[slot].hung(self._stall_timeout)
-                if not reason and (peer := self._peers.get(slot)) is not None:
-                    reason = peer.mute(now, self._stall_timeout)
+            else:
+                limit, peer = self._stall_timeout, self._peers.get(slot)
+                reason = "" if limit is None else self._watches[slot].hung(limit)
+                if not reason and peer is not None:
+                    reason = peer.mute(now, limit)
                 if reason:
                     found.append(Gone(slot, reason))
         for gone in found:
