@@ -496,6 +496,7 @@ def test_a_disk_that_is_full_for_states(
     with pytest.raises(hy.ResourceError, match=r"no room for State .*hopyard resume") as caught:
         select(tmp_path / "run", filling, configs, store=store, engine=engine)
     assert caught.value.exit_code == 4
+    assert str(caught.value).count("hopyard resume") == 1, "the advice is said twice"
     assert not list(store.rglob(".part-*"))
     room.unlink()
     run = hy.resume(tmp_path / "run")

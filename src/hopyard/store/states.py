@@ -144,16 +144,13 @@ def _ref(name: str) -> Ref | None:
 
 @contextmanager
 def _room(ref: Ref, size: int, place: str) -> Iterator[None]:
-    """Turn "the disk is full" into a ResourceError that says what to do."""
+    """Turn "the disk is full" into a ResourceError. What to do then says the driver, which knows the run."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise ResourceError(
-            f"no room for State {ref} ({size} bytes) in {place}: {error.strerror}; "
-            "free some space, then `hopyard resume` goes on"
-        ) from error
+        raise ResourceError(f"no room for State {ref} ({size} bytes) in {place} ({error.strerror})") from error
 
 
 class LocalStore:
