@@ -11,25 +11,73 @@ import pyarrow as pa
 import pytest
 
 import hopyard as hy
+from hopyard.agent.task import explained, plain
 from hopyard.checks import escaped, escaped_tree, unwritable
 from hopyard.core.events import Began, Done, Failed, Interrupted, decode, encode
 from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
 from hopyard.driver.drive import fits
 from hopyard.errors import DataError, PreflightError, SpecError
 from hopyard.frameworks.array import Linear
-from hopyard.spec import Array, Part, RunSpec
+from hopyard.spec import Array, Part, Ref, RunSpec
+from hopyard.store.guard import Guarded, StoreUnreachable
 from jobs import CONFIGS, WIDTH, dataset, linear, select
 
 ODD = "caf\udce9"
 """A Latin-1 file name, as os.fsdecode gives it."""
+COMMANDS = "moved\0 and \x1b[2Jcleared"
 TABLE = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
 
 
 def test_escapes() -> None:
     assert escaped(ODD) == "caf\\udce9" and escaped("größe") == "größe" and escaped("") == ""
+    assert escaped("a\0b\rc\x1b[2Jd\x9be\x7f") == r"a\x00b\x0dc\x1b[2Jd\x9be\x7f", "a terminal obeys these"
+    assert escaped("one\r\n\ttwo\n") == "one\n\ttwo\n"
+    assert escaped("\x1b[1;31mred\x1b[0m") == "red"
     assert escaped_tree({ODD: [ODD, 1, (None, "x")]}) == {"caf\\udce9": ["caf\\udce9", 1, [None, "x"]]}
     assert unwritable(2**64 - 1) == unwritable(-(2**63)) == unwritable("é") == unwritable(1.5) == unwritable(True) == ""
     assert "64 bits" in unwritable(2**64) and "UTF-8" in unwritable(ODD)
+
+
+def commanding(config: dict[str, Any]) -> Any:
+    """Fails with what a terminal would obey."""
+
+    class Commanding(Linear):
+        def train(self, batch: Any) -> Any:
+            if config.get("fails") == "train" and self.steps == 3:
+                raise RuntimeError(COMMANDS)
+            return super().train(batch)
+
+    if config.get("fails") == "build":
+        raise RuntimeError(COMMANDS)
+    return Commanding(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+
+def test_the_words_of_an_error_are_no_commands_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs = [{"lr": 0.1, "fails": "train"}, *CONFIGS[1:], {"lr": 0.1, "fails": "build"}]
+    run = select(tmp_path / "run", commanding, configs)
+    for book in (run.books[0], run.books[4]):
+        assert r"moved\x00 and \x1b[2Jcleared" in book.error
+    texts = run.books[0].error + run.books[0].trace + run.books[4].error + run.report() + "".join(capsys.readouterr())
+    assert r"\x1b[2Jcleared" in run.books[0].trace
+    assert not [character for character in COMMANDS if character in texts and ord(character) < 32]
+
+
+def test_the_words_of_a_program_s_error_are_no_commands_either() -> None:
+    assert plain(COMMANDS) == explained(RuntimeError(COMMANDS)).removeprefix("RuntimeError: ")
+    assert plain(COMMANDS) == r"moved\x00 and \x1b[2Jcleared"
+    assert plain(ODD) == "caf\\udce9"
+
+
+def test_nor_are_those_of_a_store() -> None:
+    class Odd:
+        def refs(self) -> set[Ref]:
+            raise ValueError(COMMANDS)
+
+    with pytest.raises(StoreUnreachable) as caught:
+        Guarded(Odd(), "odd://").refs()  # type: ignore[arg-type]
+    assert r"ValueError: moved\x00 and \x1b[2Jcleared" in str(caught.value)
 
 
 @pytest.mark.parametrize(

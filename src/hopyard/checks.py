@@ -2,15 +2,20 @@
 
 Text that came from bytes of another encoding (`os.fsdecode` of a Latin-1 file name) holds halves of characters, which
 UTF-8 lacks. As a value of a configuration such text is refused, as another value would be written than was used; in an
-error's words it is written with an escape.
+error's words it is written with an escape. So are control characters there: a terminal would obey them.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
 """Integers that MessagePack has."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Keras paints some of its errors for a terminal."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""All control characters but tab and line feed."""
 
 
 def sendable(text: str) -> bool:
@@ -23,7 +28,11 @@ def sendable(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """The text, with \\udce9 spelled out where UTF-8 lacks a character."""
+    """The words of an error as they can be written and shown: what UTF-8 lacks is spelled out (\\udce9), and so are
+    control characters (\\x00), but for ends of lines and tabs. Colours are left out."""
+    if _CONTROLS.search(text):
+        text = _COLOURS.sub("", text).replace("\r\n", "\n")
+        text = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
     return text if text.isascii() or sendable(text) else text.encode(errors="backslashreplace").decode()
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hopyard.checks import escaped
 from hopyard.errors import HopyardError, ResourceError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -71,14 +72,14 @@ def reaching(url: str, verb: str, raises: type[HopyardError], argument: str, oth
                 f"{argument}: no room in {url} on host {socket.gethostname()} ({error.strerror}); what was written is "
                 f"removed; free some, or give {argument}= another place"
             ) from error
-        cause, step = why(url, error) or (_line(error), otherwise or "see whether it can be opened from this host")
+        cause, step = why(url, error) or (line_of(error), otherwise or "see whether it can be opened from this host")
         raise raises(f"{argument}: host {socket.gethostname()} cannot {verb} {url}: {cause}; {step}") from error
 
 
 def why(url: str, error: BaseException) -> tuple[str, str] | None:
     """(cause, next step) of an error that is about reaching a file system; None: of another."""
     protocol = url.partition("://")[0] if "://" in url else ""
-    text = _line(error)
+    text = line_of(error)
     if isinstance(error, ImportError):
         return f"a package is missing ({error})", "install it here and on every host that reads or writes there"
     if isinstance(error, ValueError) and "protocol not known" in text.lower():
@@ -95,7 +96,7 @@ def why(url: str, error: BaseException) -> tuple[str, str] | None:
     for one in _chain(error):
         for kind, cause, step in _CAUSES:
             if isinstance(one, kind):
-                return f"{cause} ({_line(one)})", step
+                return f"{cause} ({line_of(one)})", step
     return None
 
 
@@ -117,7 +118,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """The error in one line."""
     first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"[:500]
+    return escaped(f"{type(error).__name__}: {first}"[:500])

@@ -269,6 +269,7 @@ def test_agents_that_never_come_up_end_the_run_with_their_log(stage: Callable[..
         (SystemExit(143), "terminated"),
         (type("Terminated", (KeyboardInterrupt,), {})(), "terminated"),
         (ResourceError("no room\n  at all"), "ResourceError: no room"),
+        (ValueError("\x1b[2J a search's own"), "ValueError: \\x1b[2J a search's own"),
         (ZeroDivisionError("a defect"), "ZeroDivisionError: a defect"),
     ],
 )

@@ -18,6 +18,7 @@ from hopyard.agent.keep import Keeper, Said
 from hopyard.agent.progress import Progress
 from hopyard.agent.reach import Network, reach
 from hopyard.agent.work import Worker
+from hopyard.checks import escaped
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
 from hopyard.data.manifest import Manifest
 from hopyard.frameworks import environment, imported, quiet, release, tools
@@ -107,7 +108,7 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
     try:
         hands = assemble(slot, setup, connection.send, card)
     except Exception as error:  # noqa: BLE001 - told to the user, who must see it
-        connection.send(Unfit(slot, f"{type(error).__name__}: {error}"))
+        connection.send(Unfit(slot, escaped(f"{type(error).__name__}: {error}")))
         traceback.print_exc()
         return
     progress.folder = hands.folder.path

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from hopyard import meter
 from hopyard.agent.silence import Silence
+from hopyard.checks import escaped
 from hopyard.core.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.core.messages import NoRoom
 from hopyard.errors import ResourceError
@@ -270,7 +271,8 @@ class Keeper:
                 self._tell(NoRoom(self._slot, str(error)))
                 return
             except Exception as error:  # noqa: BLE001 - unsaid, the run would wait for ever
-                self._tell(NoRoom(self._slot, f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}"))
+                words = escaped(f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}")
+                self._tell(NoRoom(self._slot, words))
                 return
             sealed = Durable(at=0.0, slot=self._slot, ref=pending.ref, digest=seal, bytes=len(data))
             self._tell(sealed)

@@ -23,6 +23,7 @@ from typing import Any
 from hopyard.agent import keras3
 from hopyard.agent.parent import ended_with
 from hopyard.agent.pipe import Pipe, down
+from hopyard.checks import escaped
 from hopyard.core.hosting import Door, FeedWord, Host
 from hopyard.core.program_facts import Begin, Ended, Running
 from hopyard.hosts import interface_of
@@ -250,10 +251,10 @@ def _own(error: BaseException) -> list[str]:
 
 
 def plain(text: str, limit: int = TEXT) -> str:
-    """Text that can be sent: cut in its middle, and without what UTF-8 lacks."""
+    """Text that can be sent and shown: cut in its middle, and `escaped`."""
     if len(text) > limit:
         text = f"{text[: limit // 2]} … ({len(text):,} characters) … {text[-limit // 2 :]}"
-    return text.encode(errors="replace").decode()
+    return escaped(text)
 
 
 def explained(error: BaseException) -> str:

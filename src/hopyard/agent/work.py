@@ -6,7 +6,6 @@ The same in a process of its own and inline. It knows nothing of sockets, of oth
 from __future__ import annotations
 
 import math
-import re
 import socket
 import time
 import traceback
@@ -38,8 +37,6 @@ BUILT = 32
 """Built models that a worker keeps, least recently used first out."""
 BUILT_BYTES = 2 << 30
 """Bytes of States of the models that it keeps; a model in memory is about as large again."""
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""Keras paints some of its errors for a terminal."""
 ROOM = 1 << 20
 """Bytes of an answer for all that is no array."""
 LARGEST_ARRAY = 1 << 20
@@ -545,5 +542,5 @@ def _story(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
-    text = escaped(COLOURS.sub("", str(error)))
+    text = escaped(str(error))
     return f"{kind}{text}{'' if isinstance(error, HopyardError) else place}"

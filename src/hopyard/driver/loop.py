@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from hopyard.checks import escaped
 from hopyard.core.events import (
     DECISIONS,
     Check,
@@ -493,4 +494,4 @@ def _reason(error: BaseException) -> str:
         return "interrupted by the user"
     if isinstance(error, (KeyboardInterrupt, SystemExit)):  # the command line's, for SIGTERM
         return "terminated"
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return escaped(f"{type(error).__name__}: {error}".splitlines()[0])

@@ -25,6 +25,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from hopyard.agent.build import undisturbed
 from hopyard.agent.connection import KEEPALIVE
 from hopyard.agent.hands import Hands, assemble, fingerprint
+from hopyard.checks import escaped
 from hopyard.core.delivery import Delivery, Head, Unconfirmed
 from hopyard.core.hosting import Host
 from hopyard.core.liveness import COMPUTING, PHASES, SHOWN, Sample, Stall, Watch
@@ -526,7 +527,7 @@ class Direct:
         try:
             self._hands = assemble(slot, self._setup, self._outbox.put)
         except Exception as error:  # noqa: BLE001 - told to the user as any agent would
-            self._outbox.put(Unfit(slot, f"{type(error).__name__}: {error}"))
+            self._outbox.put(Unfit(slot, escaped(f"{type(error).__name__}: {error}")))
             return
         with undisturbed():
             self._hands.worker.prepare()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hopyard.errors import HopyardError, ResourceError
-from hopyard.filesystems import why
+from hopyard.filesystems import line_of, why
 from hopyard.ports import Store
 from hopyard.spec import Ref
 
@@ -68,8 +68,7 @@ class Guarded:
         except ResourceError:
             raise
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0][:300]
             known = why(self._url, error)
-            cause = f"{known[0]}; {known[1]}" if known else f"{type(error).__name__}: {first}"
+            cause = f"{known[0]}; {known[1]}" if known else line_of(error)
             name = "States" if ref is None else f"State {ref}"
             raise StoreUnreachable(f"{name} cannot be {what} {self._url}: {cause}") from error
