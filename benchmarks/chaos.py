@@ -46,6 +46,8 @@ RESUMES = 12
 """A run that its driver could not end within so many starts is bad."""
 PATIENCE = 600.0
 """Seconds that one start of the driver may take."""
+LEFT_SECONDS = 30.0
+"""For what is left to be gone; of runs beside this one too, whose folders in shared memory nobody maps for a moment."""
 SHARED = Path("/dev/shm")
 
 
@@ -369,7 +371,7 @@ def redone(lines: list[Line]) -> tuple[int, int]:
 
 def left(job: Job, before: set[str]) -> list[str]:
     """Processes, shared memory and temporary files that are still there a moment after the end."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + LEFT_SECONDS
     while True:
         found = [f"process {pid}" for pid in _marked(job.mark)]
         shared = {name for name in _entries(SHARED) - before if name.startswith("hopyard")}
