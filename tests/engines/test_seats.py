@@ -19,9 +19,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from hopyard.engines import oom
 from hopyard.engines import seats as seats_of
 from hopyard.engines.seats import Seats
-from hopyard.engines.sitter import Ticket, dial, environment, stay
+from hopyard.engines.sitter import Ticket, _Sitter, dial, environment, stay
+from hopyard.ports import OutOfMemory
 from jobs import alive, gone
 
 TOKEN = "the token"
@@ -270,7 +272,16 @@ def test_gpus_of_a_task_are_those_of_its_agent() -> None:
 
 
 @pytest.fixture
-def sitting(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Seats, int]]:
+def kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What counts the processes of the executor's cgroup that the kernel killed for want of memory."""
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 3\n")
+    monkeypatch.setattr(oom, "counter", lambda pid: counter)
+    return counter
+
+
+@pytest.fixture
+def sitting(seats: Seats, kills: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Seats, int]]:
     """A real sitter in a thread of this process, with an agent that dials where nobody is: (seats, agent's pid)."""
     ticket = Ticket("127.0.0.1", seats.port, TOKEN, CARD, 1, {})
     task, its = socket.socketpair()
@@ -305,6 +316,40 @@ def test_a_real_sitter_says_how_its_agent_ended(sitting: tuple[Seats, int]) -> N
     ((slot, reason),) = until(seats.lost)
     assert slot == 7
     assert reason == f"process {pid} on {socket.gethostname()} was killed by SIGKILL"
+    assert not isinstance(reason, OutOfMemory)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_real_sitter_tells_whether_the_kernel_killed_its_agent_for_memory(
+    sitting: tuple[Seats, int], kills: Path, number: int
+) -> None:
+    """Bug: on Spark it was a lost worker like any other, and three of them were poison."""
+    seats, pid = sitting
+    kills.write_text("oom_kill 4\n")
+    os.kill(pid, number)
+    ((_, reason),) = until(seats.lost)
+    assert isinstance(reason, OutOfMemory) == (number == signal.SIGKILL)
+    assert ("the memory of its host, or of its container, ran out" in reason) == (number == signal.SIGKILL)
+
+
+def test_a_kill_counts_against_the_agent_that_was_there(seats: Seats, kills: Path) -> None:
+    """One of before is not told of the next."""
+    ticket = Ticket("127.0.0.1", seats.port, TOKEN, CARD, 1, {})
+    line, its = socket.socketpair()
+    sitter = _Sitter(ticket, line, its, [], os.getpid())
+    told: list[dict[str, Any]] = []
+    sitter._say = told.append  # type: ignore[assignment]
+    for slot, count in enumerate((4, 4, 5)):
+        sitter._start(slot)
+        assert sitter._agent is not None
+        kills.write_text(f"oom_kill {count}\n")
+        sitter._agent.kill()
+        sitter._ended()
+    sitter._leave()
+    sitter.run()
+    line.close()
+    its.close()
+    assert [message["memory"] for message in told if "ended" in message] == [True, False, True]
 
 
 def test_a_real_sitter_ends_a_stopped_agent(sitting: tuple[Seats, int]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from hopyard.engines.oom import Kills
+from hopyard.engines.oom import RAN_OUT, Kills
 from hopyard.errors import ResourceError, SpecError
 from hopyard.hosts import LOOPBACK
 from hopyard.ports import Crew, Home, OutOfMemory
@@ -210,7 +210,7 @@ class Processes:
                 reason = f"process {process.pid} {story(code)}"
                 counter = self._counters.pop(slot, None)
                 if code == -signal.SIGKILL and self._kills.killed(counter):
-                    reason = OutOfMemory(f"{reason}: the memory of this host, or of its container, ran out")
+                    reason = OutOfMemory(f"{reason}{RAN_OUT}")
                 ended.append((slot, reason))
         return ended
 

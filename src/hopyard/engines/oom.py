@@ -12,6 +12,8 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 VMSTAT = Path("/proc/vmstat")
+RAN_OUT = ": the memory of its host, or of its container, ran out"
+"""Behind how a process ended."""
 
 
 class Kills:

@@ -28,6 +28,7 @@ from typing import IO, Any
 from hopyard.engines.sitter import lasting
 from hopyard.errors import ResourceError
 from hopyard.hosts import listen
+from hopyard.ports import OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -362,7 +363,8 @@ class Seats:
             slot = int(message.get("ended", -1))
             if seat.slot == slot >= 0:
                 self._vacate(seat)
-                self._gone(slot, str(message["story"]))
+                told = str(message["story"])
+                self._gone(slot, OutOfMemory(told) if message.get("memory") else told)
             else:
                 seat.ending, seat.ends = False, -1  # as it was told to, or by itself just before
             if not seat.task and seat.slot < 0:

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hopyard.engines import oom
 from hopyard.engines.local import AGENT, THREADS, python_path, story
 from hopyard.hosts import java_above
 from hopyard.system.processes import ended, watched
@@ -201,6 +202,9 @@ class _Sitter:
         self._heard = b""
         self._slot = -1
         self._agent: subprocess.Popen[bytes] | None = None
+        self._kills = oom.Kills()
+        """Since the agent began: kills of before are no kills of it."""
+        self._counter: Path | None = None
         self._watch = -1
         self._open = True
 
@@ -278,6 +282,8 @@ class _Sitter:
             agent.stdin.flush()
         os.set_blocking(agent.stdout.fileno(), False)
         self._wait.register(agent.stdout, selectors.EVENT_READ, self._printed)
+        self._kills = oom.Kills()
+        self._counter = self._kills.watch(agent.pid)
         self._watch = watched(agent.pid)
         if self._watch >= 0:
             self._wait.register(self._watch, selectors.EVENT_READ, self._ended)
@@ -301,8 +307,10 @@ class _Sitter:
         if self._agent is None:
             return
         slot, pid, code = self._slot, self._agent.pid, self._agent.wait()
+        memory = code == -signal.SIGKILL and self._kills.killed(self._counter)
         self._end()
-        self._say({"ended": slot, "story": f"process {pid} on {socket.gethostname()} {story(code)}"})
+        words = f"process {pid} on {socket.gethostname()} {story(code)}{oom.RAN_OUT if memory else ''}"
+        self._say({"ended": slot, "story": words, "memory": memory})
 
     def _end(self) -> None:
         """End the agent, and all that it started; pass on its last words."""
