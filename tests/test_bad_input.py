@@ -15,8 +15,10 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.events import Dispatch, Lost
+from hopyard.errors import SpecError
 from hopyard.frameworks.array import Linear
 from hopyard.store.layout import Layout
+from hopyard.store.states import private
 from jobs import CONFIGS, WIDTH, agents, dataset, digests, fill, gone, journal, linear, select, table, troubled
 
 LOCAL = {"engine": hy.Local(workers=1, devices=None)}
@@ -484,6 +486,43 @@ def test_a_disk_that_is_full_for_the_journal(
     run = hy.resume(directory)
     assert run.status == "completed"
     assert digests(run) == undisturbed
+
+
+MEMORY = r"store = 'memory://x': .* memory of one process.*engine 'local' are other processes.*or hy\.Inline\(\)"
+
+
+def test_a_store_in_memory_is_for_workers_in_this_process(tmp_path: Path) -> None:
+    """Bug: each worker kept States in its own memory, where nobody else could read them."""
+    with pytest.raises(SpecError, match=MEMORY):
+        select(tmp_path / "run", store="memory://x", **LOCAL)
+    assert not (tmp_path / "run").exists()
+    for url in ("memory://x", "simplecache::memory://x"):
+        assert private(url)
+    for url in ("s3://memory", "/memory", "memory", "file:///memory", "/a/memory://x"):
+        assert not private(url)
+
+
+def test_nor_can_others_go_on_with_it(tmp_path: Path) -> None:
+    once = str(tmp_path / "once")
+    configs = [{**config, "at": 14, "once": once} for config in CONFIGS]
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "run", ctrl_c_once, configs, store="memory://x")
+    with pytest.raises(SpecError, match=MEMORY):
+        hy.resume(tmp_path / "run", **LOCAL)
+    assert hy.resume(tmp_path / "run").status == "completed"
+
+
+def ctrl_c_once(config: dict[str, Any]) -> Any:
+    """The user interrupts, once."""
+    from jobs import Troubled, first_time
+
+    class Interrupted(Troubled):
+        def train(self, batch: Any) -> Any:
+            if self.steps == 14 and first_time(self._config["once"]):
+                raise KeyboardInterrupt
+            return Linear.train(self, batch)
+
+    return Interrupted(config)
 
 
 @pytest.mark.parametrize("engine", [hy.Inline(), LOCAL["engine"]], ids=["inline", "local"])

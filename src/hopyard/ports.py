@@ -251,4 +251,9 @@ class Engine(Protocol):
         """Whether its agents may be on other hosts than this process, and than each other."""
         ...
 
+    @property
+    def in_process(self) -> bool:
+        """Whether its agents are this very process, and share its memory."""
+        ...
+
     def open(self, home: Home) -> Crew: ...

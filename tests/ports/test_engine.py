@@ -43,6 +43,7 @@ def crew(request: pytest.FixtureRequest, home: Home) -> Iterator[Crew]:
     host, port = engine.address
     assert host == "127.0.0.1" and port == 0
     assert engine.apart == (engine.name == "spark")
+    assert engine.in_process == (engine.name == "inline")
     made = engine.open(home)
     yield made
     made.close()

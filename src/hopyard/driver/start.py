@@ -37,6 +37,7 @@ from hopyard.space import Space
 from hopyard.spec import Config, Encrypt, Hopper, RunSpec, Timeouts
 from hopyard.store.journal import Lock, read, retire, retired, sweep_temporary, write_whole
 from hopyard.store.layout import Layout, find
+from hopyard.store.states import private
 from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
@@ -103,8 +104,8 @@ def select(
         parallel: hy.Hopper() (the default).
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
         directory: of the run; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
-        store: where States are kept, any fsspec URL; a folder is made there for each run. Default: inside the
-            directory.
+        store: where States are kept, any fsspec URL (memory:// with hy.Inline() only); a folder is made there for each
+            run. Default: inside the directory.
         resume: go on with what is in `directory`, if there is a run.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
         wait: False: return at once; `run.wait()` waits.
@@ -284,6 +285,7 @@ def _go_on(
     about = about_of(layout)
     cargo: Cargo = unpickle(layout.recipe, about.python)
     selected = engine or cargo.engine
+    _shared(parent_of(about.store), selected)
     _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, cargo.data) if data is None else data[1]
     with room(layout.root):
@@ -310,6 +312,15 @@ def _go_on(
         ),
         wait,
     )
+
+
+def _shared(store: str, engine: Engine) -> None:
+    """Raises SpecError where the agents of this engine would each have a store of their own."""
+    if private(store) and not engine.in_process:
+        raise SpecError(
+            f"store = {store!r}: States there live in the memory of one process, and the workers of engine "
+            f"{engine.name!r} are other processes: give a path or URL that all of them reach, or hy.Inline()"
+        )
 
 
 def _compare_threads(layout: Layout, about: About, engine: Engine, exact: bool | Literal["warn"]) -> None:
@@ -372,6 +383,7 @@ def begin(order: Order, directory: str | Path | None, again: bool, wait: bool) -
     for name, text in (("directory", root), ("store", order.store)):
         if fault := unwritable(text):
             raise SpecError(f"{name} = {text!a}: {fault}")
+    _shared(order.store or "", cargo.engine)
     sampler = cargo.search.open(cargo.space, order.seed)
     group = order.parallel.group
     spec = RunSpec(  # checked before the data is read

@@ -37,6 +37,11 @@ class Inline:
         """Never."""
         return False
 
+    @property
+    def in_process(self) -> bool:
+        """They are nothing else."""
+        return True
+
     def open(self, home: Home) -> Crew:
         """The crew of one."""
         return Alone()

@@ -122,6 +122,11 @@ class Local:
         """Never."""
         return False
 
+    @property
+    def in_process(self) -> bool:
+        """Never."""
+        return False
+
     def open(self, home: Home) -> Crew:
         """The crew, with nobody started yet."""
         return Processes(self, home)

@@ -112,6 +112,11 @@ class Spark:
         """Executors are where Spark puts them."""
         return True
 
+    @property
+    def in_process(self) -> bool:
+        """Never."""
+        return False
+
     def open(self, home: Home) -> Crew:
         """The crew, with nobody started yet."""
         executors = Executors(self, _present(self.session), home)

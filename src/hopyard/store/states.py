@@ -46,6 +46,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
 """Protocols whose upload is seen when it is complete; all others get a temporary name and a move."""
 
+_PRIVATE = {"memory"}
+"""Protocols of file systems in the memory of one process."""
+
+
+def private(url: str) -> bool:
+    """Whether what is stored at `url` lives in the memory of the process that stores it, where no other sees it."""
+    return any(part.partition("://")[0] in _PRIVATE for part in url.split("::") if "://" in part)
+
 
 def open_store(url: str | Path) -> LocalStore | FsspecStore:
     """The store at `url`: a path or `file://` URL (made when missing), or any URL that fsspec knows.
