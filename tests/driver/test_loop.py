@@ -629,6 +629,62 @@ def test_a_store_that_stalls_does_not_stop_the_run(
     let_go.set()
 
 
+def test_a_store_that_stalls_when_it_is_listed_does_not_stop_the_run(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: it was listed at the start and at the end by the thread that hears the heartbeats."""
+    monkeypatch.setattr(loops, "DRAIN_SECONDS", 0.1)
+    it = stage([READY], [FIT])
+    let_go = threading.Event()
+
+    def refs() -> set[Ref]:
+        let_go.wait(5.0)
+        return {Ref(0, 1, 0)}
+
+    monkeypatch.setattr(it.store, "refs", refs)
+    deleted: list[Ref] = []
+    monkeypatch.setattr(it.store, "delete", deleted.append)
+    it.link.receives += [answer(it), answer(it)]
+    began = time.monotonic()
+    it.loop.run()
+    assert it.machine.status == "completed" and time.monotonic() - began < 4
+    assert "stay in the store for now" in caplog.text
+    let_go.set()
+    assert it.loop._deletions._thread is not None
+    it.loop._deletions._thread.join(10.0)
+    assert deleted == [], "the run is over: another driver may have it"
+
+
+def test_what_this_driver_s_workers_store_is_not_swept_at_the_start(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing may come late, when a State is stored and its worker has not said so."""
+    it = stage([READY], [FIT])
+    stored, refs = threading.Event(), it.store.refs
+
+    def late() -> set[Ref]:
+        assert stored.wait(10.0)
+        return refs()
+
+    monkeypatch.setattr(it.store, "refs", late)
+    kept: list[Ref] = []
+
+    def store() -> list[Any]:
+        fact = durable(it.link.work[-1])
+        it.store.put(fact.ref, memoryview(b"abc"))
+        stored.set()
+        until = time.monotonic() + 10.0
+        while len(it.loop._deletions):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        kept.extend(refs())
+        return [*answer(it)(), fact]
+
+    it.link.receives += [store, answer(it)]
+    it.loop.run()
+    assert kept == [Ref(0, 1, 1)]
+
+
 def test_deletions_keep_their_order_and_are_done_by_the_end() -> None:
     asked: list[Ref] = []
 

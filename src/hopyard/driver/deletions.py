@@ -1,10 +1,12 @@
-"""States that nobody needs any more, deleted in a thread of their own: a store that stalls must not stop the run."""
+"""States that nobody needs any more, found and deleted in a thread of their own: a store that stalls must not stop the
+run."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Collection
 
 from hopyard.ports import Store
 from hopyard.spec import Ref
@@ -19,6 +21,9 @@ AGAIN_SECONDS = 30.0
 DRAIN_SECONDS = 10.0
 """For what still waits at the end of a run."""
 
+Choice = Callable[[set[Ref]], Collection[Ref]]
+"""What is stored → those of it that are to be deleted."""
+
 
 class Deletions:
     """Owner of the thread that deletes, in the order in which it was asked. It begins with the first deletion.
@@ -29,7 +34,7 @@ class Deletions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: deque[Ref] = deque()
+        self._waiting: deque[Ref | Choice] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -41,13 +46,13 @@ class Deletions:
     def add(self, ref: Ref) -> None:
         """Delete this one, soon."""
         with self._changed:
-            if self._closing or len(self._waiting) >= WAITING:
-                return
-            self._waiting.append(ref)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="hopyard-deletions", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            if not self._closing and len(self._waiting) < WAITING:
+                self._put(ref)
+
+    def sweep(self, choice: Choice) -> None:
+        """List the store, and delete what `choice` says; it is called in the thread."""
+        with self._changed:
+            self._put(choice)
 
     def close(self, seconds: float) -> bool:
         """Delete what waits, for so long at most; nothing is added or tried again from now on.
@@ -61,11 +66,18 @@ class Deletions:
         if self._thread is not None:
             self._thread.join(seconds)
             with self._changed:
-                if left := len(self._waiting):
-                    log.warning("%d States that are not needed stay in the store for now", left)
+                if self._waiting:
+                    log.warning("States that are not needed stay in the store for now")
                     self._waiting.clear()
                     return False
         return True
+
+    def _put(self, job: Ref | Choice) -> None:
+        self._waiting.append(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hopyard-deletions", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
@@ -73,23 +85,28 @@ class Deletions:
                 self._changed.wait_for(lambda: self._closing or len(self._waiting) > 0)
                 if not self._waiting:
                     return
-                ref = self._waiting[0]
-            refused = self._refused(ref)
+                job = self._waiting[0]
+            more = self._done(job)
             with self._changed:
-                if not refused and self._waiting:
+                if not self._waiting:
+                    return  # it took too long: the run is over
+                if more is not None:
                     self._waiting.popleft()
-                elif refused and not self._closing:
-                    self._changed.wait_for(lambda: self._closing, AGAIN_SECONDS)
-                elif refused:
+                    self._waiting.extend(more)
+                elif self._closing:
                     return
+                else:
+                    self._changed.wait_for(lambda: self._closing, AGAIN_SECONDS)
 
-    def _refused(self, ref: Ref) -> bool:
-        """Whether the store cannot delete it now."""
+    def _done(self, job: Ref | Choice) -> Collection[Ref] | None:
+        """What is to be deleted now, too; None: the store cannot do the job at present."""
         try:
-            self._store.delete(ref)
+            if not isinstance(job, Ref):
+                return job(self._store.refs())
+            self._store.delete(job)
         except StoreUnreachable as error:
             log.warning("deleted later: %s", error)
-            return True
+            return None
         except Exception as error:  # noqa: BLE001 - there is only more in the store than need be
             log.warning("not deleted: %s: %s", type(error).__name__, error)
-        return False
+        return ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -57,7 +57,7 @@ from hopyard.driver.recovery import Earlier, named
 from hopyard.driver.wire import Gone, Link
 from hopyard.errors import Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
-from hopyard.store.guard import StoreUnreachable
+from hopyard.spec import Ref
 from hopyard.store.journal import Journal, read
 
 log = logging.getLogger(__name__)
@@ -184,6 +184,7 @@ class Loop:
             KeyboardInterrupt: from the user.
             The journal says of any of them that the run was interrupted.
         """
+        whole = False
         try:
             if self._opening is not None:
                 self._commit([self._opening])
@@ -196,17 +197,18 @@ class Loop:
             while self._finish is None:
                 self.turn()
             self._commit([Finished(at=self._clock.now(), status=self._finish.status)])
+            whole = True
         except BaseException as error:
             self._interrupted(error)
             raise
         finally:
             self._link.close()
-            swept = self._deletions.close(DRAIN_SECONDS)
+            if whole:
+                self._sweep()
+            self._deletions.close(DRAIN_SECONDS)
             self._show(lambda view: view.close(self.machine))
         if self.machine.status == "failed" and self.machine.faults and not self.machine.names:
             raise PreflightError(self.machine.faults)
-        if swept:  # else the store stalls; the next driver sweeps
-            self._sweep()
 
     def _interrupted(self, error: BaseException) -> None:
         """Past the machine: interrupted in the middle of a commit it is ahead of the journal, and would decide on what
@@ -221,13 +223,15 @@ class Loop:
 
     def _sweep(self) -> None:
         """Delete what is stored and not kept: of workers that ended between storing a State and saying so. Only what
-        this run has named: others may have a State of theirs there."""
-        try:
-            if left := self._store.refs() - self.machine.kept():
-                for ref in named(read(self._journal.path), left):
-                    self._store.delete(ref)
-        except StoreUnreachable as error:  # nothing is lost, there is only more than need be
-            log.warning("States that are not needed stay in the store: %s", error)
+        this run has named so far: others may have a State of theirs there, and a State that a worker stores from now on
+        is perhaps wanted, when the store has been listed at last."""
+        kept, last = self.machine.kept(), self.machine.leases.last
+
+        def choice(stored: set[Ref]) -> Collection[Ref]:
+            left = {ref for ref in stored - kept if ref.attempt <= last}
+            return named(read(self._journal.path), left) if left else ()
+
+        self._deletions.sweep(choice)
 
     def turn(self) -> None:
         """Wait for something to happen, and see it through."""
