@@ -325,7 +325,7 @@ def test_the_second_time_ends_the_trial_and_says_what_to_do():
     assert of(Replace, out) == [Replace(1, faults.STARVED)]
     trial = run.machine.trials[0]
     assert (trial.status, trial.fault) == ("failed", "memory")
-    assert "smaller batch_size" in trial.error and "fewer workers on each host" in trial.error
+    assert "smaller batch_size" in trial.error and "fewer workers to each host" in trial.error
     assert dispatched(run.join(2)) == [(2, 1, "train", 0, (1,))]
 
 

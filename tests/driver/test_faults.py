@@ -213,9 +213,21 @@ def test_memory_that_runs_out_twice_ends_the_trial_until_it_is_asked_for_again(t
     assert run.status == "partial"
     book = run.books[1]
     assert (book.status, book.fault) == ("failed", "memory") and "smaller batch_size" in book.error
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
     run = hy.resume(tmp_path / "run", failed=True)
-    assert run.status == "completed" and digests(run) == clean(tmp_path)
+    wanted = clean(tmp_path)
+    assert run.status == "completed" and digests(run) == wanted
     assert [line.trial for line in journal(tmp_path / "run") if isinstance(line, Retried)] == [1]
+    run = hy.resume(tmp_path / "copy", failed=True, recipe=smaller, engine=hy.Inline())
+    assert run.status == "completed" and [n for n in range(4) if digests(run)[n] != wanted[n]] == [1]
+    (asked,) = [line for line in journal(tmp_path / "copy") if isinstance(line, Retried)]
+    assert asked.trial == 1 and len(asked.recipe) == 64
+    assert run.trials[1].model("last").batch_size == 8
+    assert replay(tmp_path / "copy", engine=hy.Inline()).different == []
+
+
+def smaller(config: dict[str, Any]) -> Linear:
+    return Linear(WIDTH, 2, lr=config["lr"], batch_size=8)
 
 
 def killed_for_memory(config: dict[str, Any]) -> Linear:
@@ -299,9 +311,13 @@ def test_a_poisoned_trial_goes_on_when_its_cause_is_gone(tmp_path: Path) -> None
     assert "hopyard resume" in run.report() and "--failed" in run.report()
     rows, needing = dataset().prepare().path, str((tmp_path / "run").resolve())
     assert needing in needed(rows)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    anew = hy.resume(tmp_path / "copy", failed=True, recipe=mended)  # a fixed C extension, say; the cause is there
+    wanted = clean(tmp_path)
+    assert anew.status == "completed" and digests(anew) == wanted
     poison.unlink()
     run = hy.resume(tmp_path / "run", failed=True)
-    assert run.status == "completed" and digests(run) == clean(tmp_path)
+    assert run.status == "completed" and digests(run) == wanted
     assert run.books[0].strikes == {} and needing not in needed(rows)
     (asked,) = [line for line in journal(tmp_path / "run") if isinstance(line, Retried)]
     assert (asked.trial, asked.recipe) == (0, "")
@@ -330,7 +346,7 @@ def test_a_trial_that_its_recipe_ended_begins_anew_with_another(
     assert [trial.status for trial in run.trials] == ["completed", "failed", "completed", "completed"]
     first = digests(run)
     run = hy.resume(directory, failed=True)
-    assert run.status == "partial" and "trials 1 were ended by the recipe's own errors" in caplog.text
+    assert run.status == "partial" and "trial 1 was ended by errors of its recipe" in caplog.text
     run = hy.resume(directory, failed=True, recipe=mended)
     assert run.status == "completed"
     wanted = clean(tmp_path)

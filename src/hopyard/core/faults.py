@@ -37,6 +37,8 @@ UNSTORING = 2
 TRANSIENT = ("system", "store", "memory")
 """Faults after which a trial is tried again."""
 STARVED = "its memory ran out: a new worker takes its place"
+POISON = "poison: "
+"""How the error of a trial begins that ended several workers."""
 REASON = 300
 """Characters of an error that say why a trial waits."""
 
@@ -77,10 +79,17 @@ def starved(error: str, on_device: bool) -> str:
     """Why a trial ended that ran out of memory again."""
     what = "device" if on_device else "host"
     return (
-        f"out of memory, also in a new worker while the others of its {what} rested: {error}. Give it a smaller "
-        f"batch_size or a smaller model, fewer workers on each {what}, or a {what} with more memory; then "
-        "`hopyard resume --failed` tries it again"
+        f"out of memory, also in a new worker while the others of its {what} rested: {error}. Give fewer workers to "
+        f"each {what}, or a {what} with more memory, then `hopyard resume --failed` goes on with it; or a recipe with "
+        "a smaller batch_size or model: hy.resume(run, failed=True, recipe=…) begins it anew"
     )
+
+
+def begins_anew(trial: TrialBook) -> bool:
+    """Whether a trial that failed takes another recipe, where the user gives one, and begins anew with it. The others
+    lose nothing: they go on from their last States. What a recipe may be to blame for is its own errors, too much
+    memory, and workers that crash; and a trial that has come to no State yet has nothing to lose."""
+    return trial.fault in ("user", "memory") or trial.error.startswith(POISON) or not trial.safe
 
 
 def well(trial: TrialBook, unit: Unit, slot: int) -> None:

@@ -601,7 +601,9 @@ class Machine:
         if fault == "memory":
             self._recheck(trial, "memory", reason)
         elif fault == "system" and faults.ends("lost", faults.strike(trial, ("lost", "check", 0, 0)), self.spec):
-            text = f"poison: building trial {trial.id} ended {self.spec.strikes} workers, the last one so: {reason}"
+            text = (
+                f"{faults.POISON}building trial {trial.id} ended {self.spec.strikes} workers, the last one so: {reason}"
+            )
             self._refuse(trial, "system", [text])
 
     def _resumed(self, event: Resumed) -> None:
@@ -682,7 +684,7 @@ class Machine:
         where = f"{unit.kind}, epoch {unit.epoch}, partitions {list(unit.partitions)}"
         text = f"its unit ({where}) failed {count} times, the last one so: {error}"
         if fault == "lost":
-            text = f"poison: {text}; `hopyard logs` shows where it was"
+            text = f"{faults.POISON}{text}; `hopyard logs` shows where it was"
         self._fail(trial, "system", text, trace)
 
     def _starved(self, trial: TrialBook, unit: Unit, error: str, trace: str, on_device: bool) -> None:

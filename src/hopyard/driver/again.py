@@ -1,7 +1,8 @@
 """Which failed trials are tried again when the user asks for it, and with which recipe.
 
-Those that the system, the store or memory ended, and poison, go on from their last durable State, with nothing counted
-against them. Those that the recipe ended would only fail again: they begin anew, with another recipe.
+Without another recipe all go on from their last durable States, with nothing counted against them, but for those that
+the errors of their recipe ended: they would only fail again. With another recipe those begin anew with which a recipe
+may have to do (`core.faults.begins_anew`), and the others go on with the one that they have.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hopyard.agent.build import wants_context
 from hopyard.agent.recipes import joined
 from hopyard.code.digest import Unseen, digest
 from hopyard.core.events import Retried
+from hopyard.core.faults import begins_anew
 from hopyard.core.machine import Machine
 from hopyard.driver.run import About
 from hopyard.driver.ship import Cargo, dump
@@ -29,31 +31,62 @@ log = logging.getLogger(__name__)
 
 
 def chosen(layout: Layout, machine: Machine, recipe: Callable[..., Any] | None) -> tuple[Retried, ...]:
-    """The failed trials that are tried again. What is not is said.
+    """The failed trials that are tried again. What may be unexpected is said.
 
     Args:
         layout: of the run, for messages.
         machine: folded up to where its journal ends.
-        recipe: with which those begin anew that the recipe ended; None: they stay as they are.
+        recipe: another, which some begin anew with; None: there is none.
 
     Raises:
         SpecError: it is no recipe.
     """
     seal = "" if recipe is None else _digest(recipe)
     failed = [trial for trial in machine.trials.values() if trial.status == "failed"]
-    users = [trial.id for trial in failed if trial.fault == "user"]
-    if users and recipe is None:
+    if recipe is None:
+        anew = []
+        on = [trial.id for trial in failed if trial.fault != "user"]
+    else:
+        anew = [trial.id for trial in failed if begins_anew(trial)]
+        on = [trial.id for trial in failed if not begins_anew(trial)]
+    name = "" if recipe is None else f"recipe {_name(recipe)}"
+    if not failed:
+        unused = f", and {name} is not used" if name else ""
+        log.warning("%s: no trial has failed, so none is tried again%s", layout.root, unused)
+    elif name:
+        parts = [_numbered(anew, "begins", "begin") + f" anew with {name}" if anew else f"{name} is used for no trial"]
+        if on:
+            parts.append(
+                _numbered(on, "goes on from its last State", "go on from their last States")
+                + (" with the recipe that it has" if len(on) == 1 else " with the recipe that they have")
+                + f", as no recipe is to blame for what ended {'it' if len(on) == 1 else 'them'}"
+            )
+        log.warning("%s: %s", layout.root, "; ".join(parts))
+    elif stays := [trial.id for trial in failed if trial.fault == "user"]:
         log.warning(
-            "%s: trials %s were ended by the recipe's own errors and stay as they are: hy.resume(%r, failed=True, "
-            "recipe=…) begins them anew with another recipe",
-            *(layout.root, ", ".join(map(str, users)), str(layout.root)),
+            "%s: %s: hy.resume(%r, failed=True, recipe=…) begins %s anew with another recipe",
+            layout.root,
+            _numbered(
+                stays,
+                "was ended by errors of its recipe and stays as it is",
+                "were ended by errors of their recipe and stay as they are",
+            ),
+            str(layout.root),
+            "it" if len(stays) == 1 else "them",
         )
-    again = [trial.id for trial in failed if trial.fault != "user"]
-    anew = users if recipe is not None else []
     return (
-        *[Retried(at=0.0, trial=number) for number in again],
+        *[Retried(at=0.0, trial=number) for number in on],
         *[Retried(at=0.0, trial=number, recipe=seal) for number in anew],
     )
+
+
+def _numbered(trials: list[int], one: str, many: str) -> str:
+    """The trials and what becomes of them."""
+    return f"trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))} {one if len(trials) == 1 else many}"
+
+
+def _name(recipe: Callable[..., Any]) -> str:
+    return getattr(recipe, "__name__", type(recipe).__name__)
 
 
 def with_recipe(
@@ -63,9 +96,8 @@ def with_recipe(
     anew = [fact for fact in again if fact.recipe]
     if not anew:
         return about, cargo
-    name = getattr(recipe, "__name__", type(recipe).__name__)
     cargo = replace(cargo, recipe=joined(cargo.recipe, [fact.trial for fact in anew], recipe))
-    about = msgspec.structs.replace(about, recipes={**about.recipes, anew[0].recipe: name})
+    about = msgspec.structs.replace(about, recipes={**about.recipes, anew[0].recipe: _name(recipe)})
     write_whole(layout.recipe, dump(cargo, "the run with its other recipe"))
     write_whole(layout.about, msgspec.json.encode(about))
     return about, cargo

@@ -227,8 +227,9 @@ def resume(
             unit_timeout=math.inf: from now on a unit may take as long as it likes.
         failed: try failed trials again, also of a run that has ended: those that a fault of the system, the store, the
             data or memory ended, and poison, from their last durable States, with nothing counted against them.
-        recipe: with failed=True: with this one those trials begin anew that the recipe's own errors ended. The other
-            trials keep theirs.
+        recipe: with failed=True: with this one those failed trials begin anew that errors of their recipe ended, or
+            too much memory, or workers that crashed (poison), and those that had come to no State. The other failed
+            trials go on with theirs. To try first what can go on, leave it out the first time.
 
     Raises:
         SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe.
