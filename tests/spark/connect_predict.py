@@ -52,6 +52,7 @@ def main() -> None:
         labelCol="label",
         outputs="logits",
         epochs=4,
+        partitions=2,
         engine=hy.Inline(),
         runDirectory=str(folder / "runs"),
     )
