@@ -497,7 +497,7 @@ def main() -> int:
         print((root / "reference" / "stderr").read_text()[-4000:], file=sys.stderr)
         return 1
 
-    def numbered(number: int) -> None:
+    def numbered(number: int) -> tuple[str, bool]:
         name = names[number % len(names)]
         dice = random.Random(f"{asked.seed} {number}")
         how = {**plain, "workers": dice.choice([1, 2, 3, 4][: 4 if asked.engine == "local" else 2])}
@@ -508,8 +508,6 @@ def main() -> int:
         began = time.perf_counter()
         outcome = one(name, how, job_trouble, folder, dice)
         faults = outcome.faults(reference)
-        runs[name] += 1
-        good[name] += not faults
         kept = f"\n         kept: {folder}" if faults and asked.keep else ""
         print(
             f"run {number:3d}  {name:15s} {how['workers']} workers, group {how['group']}: "
@@ -520,9 +518,12 @@ def main() -> int:
         )
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
+        return name, not faults
 
     with ThreadPoolExecutor(asked.jobs) as pool:
-        list(pool.map(numbered, range(asked.runs)))
+        for name, well in pool.map(numbered, range(asked.runs)):
+            runs[name] += 1
+            good[name] += well
     for name in names:
         print(f"{name:15s} {good[name]} of {runs[name]} good")
     if skipped:
@@ -530,7 +531,7 @@ def main() -> int:
     print(f"{good.total()} of {runs.total()} runs were good")
     if not asked.keep:
         shutil.rmtree(root, ignore_errors=True)
-    return 0 if good.total() == runs.total() == asked.runs else 1
+    return 0 if good == runs else 1
 
 
 if __name__ == "__main__":
