@@ -11,11 +11,10 @@ from hopyard.core.events import (
     Exhausted,
     Failed,
     Joined,
-    Lost,
     Proposed,
     Replace,
-    Tick,
 )
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.machine import Machine, fold
 from hopyard.spec import Part, Ref, RunSpec, packed
 

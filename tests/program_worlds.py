@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from hopyard.core.cluster import Place
-from hopyard.core.events import Fact, Lost, Tick
+from hopyard.core.facts import Fact, Lost, Tick
 from hopyard.core.program import ProgramMachine
 from hopyard.core.program_facts import (
     Begin,

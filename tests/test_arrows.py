@@ -47,6 +47,8 @@ PUBLIC = set(
 HEAVY = {
     "torch": {
         "frameworks/torch.py",
+        "frameworks/torch_checks.py",
+        "frameworks/torch_files.py",
         "frameworks/torch_leaf.py",
         "frameworks/torch_metrics.py",
         "frameworks/torch_state.py",
@@ -65,6 +67,7 @@ HEAVY = {
         "frameworks/keras_callbacks.py",
         "frameworks/keras_jax.py",
         "frameworks/keras_likeness.py",
+        "frameworks/keras_settings.py",
         "frameworks/keras_shapes.py",
         "frameworks/keras_state.py",
         "frameworks/keras_sums.py",
@@ -89,6 +92,7 @@ HEAVY = {
         "compat/tensorflowonspark/pipeline.py",
         "data/feeding.py",
         "data/inferring.py",
+        "data/reports.py",
         "data/spark.py",
         "engines/sitter.py",
         "engines/spark.py",

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch, Lost
+from hopyard.core.events import Dispatch
+from hopyard.core.facts import Lost
 from hopyard.errors import SpecError
 from hopyard.frameworks.array import Linear
 from hopyard.store.layout import Layout

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch, Lost, Tick
+from hopyard.core.events import Dispatch
+from hopyard.core.facts import Lost, Tick
 from jobs import (
     CONFIGS,
     agents,

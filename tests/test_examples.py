@@ -16,7 +16,7 @@ import pytest
 
 import hopyard as hy
 import hopyard.demo as demo
-from hopyard.frameworks import capture, restore
+from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch, Done, Joined, Line, Lost
+from hopyard.core.events import Dispatch, Done, Joined, Line
+from hopyard.core.facts import Lost
 from hopyard.data.cache import open_partition
 from hopyard.data.feed import sizes
 from hopyard.driver.run import Run

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Joined, Lost, Resumed
+from hopyard.core.events import Joined, Resumed
+from hopyard.core.facts import Lost
 from hopyard.frameworks.array import Linear
 from hopyard.store.layout import Layout
 from jobs import CONFIGS, WIDTH, digests, driver, first_time, gone, journal, memory, script, select

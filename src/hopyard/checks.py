@@ -8,6 +8,8 @@ error's words it is written with an escape. So are control characters there: a t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
@@ -54,3 +56,12 @@ def unwritable(value: Any) -> str:
     if isinstance(value, int) and not LEAST <= value <= MOST:
         return f"an integer from {LEAST} to {MOST} is needed (64 bits); text can hold more"
     return ""
+
+
+def closest(name: str, there: Iterable[str]) -> str:
+    """The end of an error message: what was probably meant, and what there is."""
+    names = [str(other) for other in there]
+    near = get_close_matches(name, names, 1, 0.6)
+    meant = f"; did you mean {near[0]!r}?" if near else ";"
+    listed = ", ".join(map(repr, names[:40])) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+    return f"{meant} there are: {listed or 'none'}"

@@ -7,10 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+from numpy.typing import NDArray
+
 from hopyard.spec import Batch, Config, Ref, Sums
 
 Tree = Any
 """What a State is made of: dicts, lists, tuples, strings, numbers, booleans, None, and arrays (NumPy or torch)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaf:
+    """An array of a State that is not simply NumPy's.
+
+    Attributes:
+        array: the values; dtypes that NumPy lacks as uint16 or uint8 of the same shape.
+        dtype: safetensors' name of the real dtype: "F32", "BF16", "F8_E4M3", …; also "C64", "C128".
+        kind: whose array it is: "torch" comes back as a torch tensor; "ml_dtypes"; "numpy".
+    """
+
+    array: NDArray[Any]
+    dtype: str
+    kind: str = "numpy"
 
 
 class Feed(Protocol):

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard.agent.build import BATCH_SIZE, Plan, build, foresee, undisturbed, wants_context
+from hopyard.agent.build import BATCH_SIZE, Plan, build, foresee, undisturbed
+from hopyard.agent.recipes import wants_context
 from hopyard.core.order import build_seed
 from hopyard.frameworks.array import Linear
 from hopyard.spec import RunSpec

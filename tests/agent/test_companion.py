@@ -14,7 +14,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.agent.progress import Progress
-from hopyard.core.events import Lost
+from hopyard.core.facts import Lost
 from hopyard.core.liveness import PHASES
 from hopyard.frameworks.array import Linear
 from hopyard.system.processes import Tree, descendants, ended, state_of

@@ -19,15 +19,14 @@ from hopyard.core.events import (
     Finished,
     Interrupted,
     Joined,
-    Lost,
     Proposed,
     Resumed,
-    Tick,
     _Dispatch,
     _Given,
     decode,
     encode,
 )
+from hopyard.core.facts import Lost, Tick
 from hopyard.errors import JournalError
 from hopyard.spec import Array, Part, Ref, RunSpec, Unit
 

@@ -16,16 +16,15 @@ from hopyard.core.events import (
     Finished,
     Joined,
     Left,
-    Lost,
     Proposed,
     Release,
     Replace,
     Resumed,
     StoreAway,
     StoreBack,
-    Tick,
     Warn,
 )
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.machine import Machine, fold
 from hopyard.spec import Array, Ref, RunSpec, Timeouts, Unit
 from machines import Run, deferred, dispatched

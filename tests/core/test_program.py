@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from hopyard.core.cluster import Place, Role, assign, environment, roles_of
-from hopyard.core.events import Fact, Lost, Tick, encode
+from hopyard.core.events import encode
+from hopyard.core.facts import Fact, Lost, Tick
 from hopyard.core.program import ELASTIC, LAST, SETTLE, STILLBORN, ProgramMachine, fold
 from hopyard.core.program_facts import (
     Assigned,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 from hopyard.data.exact_sums import UNIT, ExactSums
 from hopyard.data.finish import measure, scales
 from hopyard.data.manifest import Column, Field

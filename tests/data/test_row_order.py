@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hopyard.data import row_order
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 from hopyard.data.manifest import ArrayInfo
 from hopyard.data.row_order import RowSorter, ordered
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Deferred, Failed, Interrupted, Lost, Retried, StoreAway, StoreBack
+from hopyard.core.events import Deferred, Failed, Interrupted, Retried, StoreAway, StoreBack
+from hopyard.core.facts import Lost
 from hopyard.data.needed import needed
 from hopyard.driver.replay import replay
 from hopyard.driver.run import Run

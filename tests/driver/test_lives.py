@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Interrupted, Joined, Lost
+from hopyard.core.events import Interrupted, Joined
+from hopyard.core.facts import Lost
 from hopyard.store.layout import Layout
 from jobs import CONFIGS, agents, children, digests, driver, gone, journal, memory, script, select
 

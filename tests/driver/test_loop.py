@@ -25,10 +25,10 @@ from hopyard.core.events import (
     Interrupted,
     Joined,
     Left,
-    Lost,
     StoreAway,
     StoreBack,
 )
+from hopyard.core.facts import Lost
 from hopyard.core.machine import Machine, fold
 from hopyard.core.messages import Down, End, Examine, NoRoom, Ready, Store, Unfit, Up, Work
 from hopyard.driver import deletions

@@ -14,7 +14,8 @@ import pytest
 import hopyard as hy
 import programs
 from hopyard.core.delivery import Head
-from hopyard.core.events import Done, Durable, Lost
+from hopyard.core.events import Done, Durable
+from hopyard.core.facts import Lost
 from hopyard.core.hosting import Host
 from hopyard.core.messages import Examine, Setup, Work, unpack_down
 from hopyard.core.program_facts import Begin, Ended, Halt, Running, decode

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.books import TrialBook
-from hopyard.core.events import Began, Dispatch, Interrupted, Lost, Proposed
+from hopyard.core.events import Began, Dispatch, Interrupted, Proposed
+from hopyard.core.facts import Lost
 from hopyard.core.machine import fold
 from hopyard.driver.loop import Loop
 from hopyard.driver.run import Run

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch, Durable, Joined, Left, Lost
+from hopyard.core.events import Dispatch, Durable, Joined, Left
+from hopyard.core.facts import Lost
 from hopyard.driver.ship import dump
 from hopyard.engines.spark import Executors, _explained
 from hopyard.errors import ResourceError

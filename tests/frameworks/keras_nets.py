@@ -10,9 +10,10 @@ import numpy as np
 
 from hopyard.data.columns import Columns
 from hopyard.data.feed import PartitionFeed
-from hopyard.frameworks import capture, keras_tools, seed_all
+from hopyard.frameworks import keras_tools, seed_all
 from hopyard.frameworks.keras import Model
 from hopyard.frameworks.keras_shapes import Info
+from hopyard.frameworks.tree import capture
 
 WIDTH = 4
 CLASSES = 3

@@ -11,8 +11,10 @@ from rows import rows
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
-from hopyard.frameworks import capture, restore
-from hopyard.frameworks.torch import Model, accuracy, install, seed_all
+from hopyard.frameworks import seed_all
+from hopyard.frameworks.torch import Model, accuracy
+from hopyard.frameworks.torch_tools import install
+from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 
 P, EPOCHS = 3, 3

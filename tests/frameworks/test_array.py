@@ -9,8 +9,8 @@ import pytest
 from rows import Rows, aligned, rows
 
 from hopyard.errors import DataError, SpecError
-from hopyard.frameworks import capture, restore
 from hopyard.frameworks.array import Linear
+from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import Predicting, WholePartition
 from hopyard.spec import Batch
 from hopyard.store.tree import decode, encode

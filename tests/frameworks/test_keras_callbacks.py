@@ -14,8 +14,8 @@ from keras_nets import bits, data, feed, feed_of, made, metrics, model, optimize
 
 from hopyard.agent.build import Built
 from hopyard.errors import SpecError
-from hopyard.frameworks import capture, restore
 from hopyard.frameworks.keras import Model
+from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 
 PARTITIONS = 3

@@ -36,9 +36,10 @@ from keras_nets import (
 
 from hopyard import meter
 from hopyard.errors import HopyardError, SpecError
-from hopyard.frameworks import capture, restore, seed_all, tensorflow_tools
+from hopyard.frameworks import seed_all, tensorflow_tools
 from hopyard.frameworks.keras import Model
 from hopyard.frameworks.keras_rows import One
+from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import EpochEnd, Expecting, Folding, Likened, Predicting, WholePartition
 from hopyard.spec import Batch
 from hopyard.store.tree import decode

@@ -33,8 +33,10 @@ from keras_nets import (
 import hopyard as hy
 from hopyard.agent.build import Plan, build
 from hopyard.errors import SpecError
-from hopyard.frameworks import capture, is_leaf, keras_state, restore, tensorflow_tools
+from hopyard.frameworks import keras_state, tensorflow_tools
 from hopyard.frameworks.keras import Model
+from hopyard.frameworks.tree import capture, restore
+from hopyard.ports import Leaf
 from hopyard.spec import RunSpec
 from hopyard.store.tree import decode, encode
 
@@ -166,11 +168,11 @@ def test_the_state_of_a_scaled_optimizer_holds_the_scale_and_what_is_within() ->
 def test_bfloat16_is_stored_as_such() -> None:
     trainable = model(CASES["bfloat16"])
     tree = trainable.state()
-    assert [(leaf.dtype, leaf.kind) for leaf in tree["model"] if is_leaf(leaf)] == [("BF16", "ml_dtypes")] * 8
+    assert [(leaf.dtype, leaf.kind) for leaf in tree["model"] if isinstance(leaf, Leaf)] == [("BF16", "ml_dtypes")] * 8
     back = decode(encode(tree))
-    assert all(is_leaf(leaf) for leaf in back["model"][:6])
+    assert all(isinstance(leaf, Leaf) for leaf in back["model"][:6])
     mixed = model(CASES["mixed_bfloat16"])
-    assert not any(map(is_leaf, mixed.state()["model"]))  # variables stay float32
+    assert not any(isinstance(leaf, Leaf) for leaf in mixed.state()["model"])  # variables stay float32
 
 
 def test_the_learning_rate_hops_and_a_schedule_follows_the_step() -> None:

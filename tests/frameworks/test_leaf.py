@@ -13,8 +13,8 @@ import torch
 
 from hopyard import frameworks
 from hopyard.errors import SpecError
-from hopyard.frameworks import lift, lower
 from hopyard.frameworks.torch_leaf import _DTYPES, copy_into
+from hopyard.frameworks.tree import lift, lower
 from hopyard.store.tree import decode, encode
 
 

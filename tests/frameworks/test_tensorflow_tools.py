@@ -17,7 +17,8 @@ from tensorflow.python.util import _pywrap_determinism as determinism
 
 import hopyard as hy
 from hopyard.agent.build import Plan, build, foresee, install, named, undisturbed
-from hopyard.frameworks import capture, keras_tools, seed_all, tensorflow_tools, tools
+from hopyard.frameworks import keras_tools, seed_all, tensorflow_tools, tools
+from hopyard.frameworks.tree import capture
 from hopyard.spec import RunSpec
 from hopyard.store.tree import encode
 

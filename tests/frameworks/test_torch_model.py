@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import capture, restore
-from hopyard.frameworks.torch import AUC, Model, accuracy, seed_all
-from hopyard.frameworks.torch_tools import tensors
+from hopyard.frameworks import seed_all
+from hopyard.frameworks.torch import AUC, Model, accuracy
+from hopyard.frameworks.torch_leaf import tensors
+from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import EpochEnd, Folding, Predicting, WholePartition
 from hopyard.spec import Batch
 from hopyard.store.tree import decode, encode

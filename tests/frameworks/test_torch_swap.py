@@ -11,7 +11,7 @@ import pytest
 import torch
 from swap_cases import CASES, EPOCHS, Case, P, build, dirty, never_swapped, serve, step
 
-from hopyard.frameworks import capture, restore
+from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, digest, encode
 
 

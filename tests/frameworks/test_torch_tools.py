@@ -14,16 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from hopyard.frameworks import release
-from hopyard.frameworks.torch import (
-    Model,
-    install,
-    label_fault,
-    load_net,
-    outputs_to_numpy,
-    save_net,
-    seed_all,
-)
+from hopyard.frameworks import release, seed_all
+from hopyard.frameworks.torch import Model
+from hopyard.frameworks.torch_checks import label_fault
+from hopyard.frameworks.torch_leaf import outputs_to_numpy
+from hopyard.frameworks.torch_tools import install, load_net, save_net
 
 
 class Tied(nn.Module):

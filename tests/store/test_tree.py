@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hopyard.errors import HopyardError, SpecError
-from hopyard.store.tree import Leaf, StateError, decode, digest, encode, plan
+from hopyard.ports import Leaf
+from hopyard.store.tree import StateError, decode, digest, encode, plan
 
 
 def same(a: Any, b: Any) -> bool:

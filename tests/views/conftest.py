@@ -17,10 +17,10 @@ from hopyard.core.events import (
     Finished,
     Interrupted,
     Joined,
-    Lost,
     Proposed,
     Resumed,
 )
+from hopyard.core.facts import Lost
 from hopyard.core.machine import Machine
 from hopyard.spec import Part, Ref, RunSpec
 

@@ -1,19 +1,7 @@
 import pytest
 
-from hopyard.core.events import (
-    Began,
-    Check,
-    Checked,
-    Dispatch,
-    Done,
-    Durable,
-    Exhausted,
-    Joined,
-    Lost,
-    Proposed,
-    Resumed,
-    Tick,
-)
+from hopyard.core.events import Began, Check, Checked, Dispatch, Done, Durable, Exhausted, Joined, Proposed, Resumed
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.machine import fold
 from hopyard.sim.world import World, lengths
 from hopyard.spec import Part, Ref, RunSpec, Unit

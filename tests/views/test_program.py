@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hopyard.core.cluster import Place, Task
-from hopyard.core.events import Lost
+from hopyard.core.facts import Lost
 from hopyard.core.program_facts import Assigned, Ended, Launched, Over, Reported, Reserved, Running, spec_of
 from hopyard.errors import JournalError
 from hopyard.views.program import read, report, story

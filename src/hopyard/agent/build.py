@@ -7,7 +7,6 @@ before it is called, so that the first weights of a trial are the same wherever 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import random
 import sys
 import threading
@@ -18,7 +17,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from hopyard.agent.recipes import all_of, recipe_of
+from hopyard.agent.recipes import all_of, recipe_of, wants_context
 from hopyard.core.order import build_seed
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
@@ -63,26 +62,6 @@ class Built:
         """Tell the model, if it wants to know."""
         if isinstance(self.trainable, EpochEnd):
             self.trainable.end_epoch()
-
-
-def wants_context(recipe: Callable[..., Any]) -> bool:
-    """Whether it is `recipe(config, ctx)` rather than `recipe(config)`.
-
-    Raises:
-        SpecError: it takes something else.
-    """
-    if not callable(recipe):
-        raise SpecError(f"recipe = {recipe!r}: a function of a config is needed, recipe(config) or recipe(config, ctx)")
-    try:
-        parameters = inspect.signature(recipe).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p for p in positional if p.default is p.empty]
-    if len(needed) > 2 or (not positional and not any(p.kind is p.VAR_POSITIONAL for p in parameters)):
-        name = getattr(recipe, "__name__", repr(recipe))
-        raise SpecError(f"{name}{inspect.signature(recipe)}: a recipe takes (config) or (config, ctx)")
-    return len(needed) == 2
 
 
 def warm() -> None:

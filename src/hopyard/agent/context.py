@@ -18,7 +18,7 @@ from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
     from hopyard.agent.feed import Feed
-    from hopyard.agent.task import Child
+    from hopyard.agent.session import TaskSession
 
 
 present: ProgramContext | None = None
@@ -53,20 +53,20 @@ class ProgramContext:
         is_chief: whether it is the one that writes checkpoints: the chief, else rank 0.
     """
 
-    def __init__(self, child: Child) -> None:
-        task = child.begin.task
-        self._child = child
+    def __init__(self, session: TaskSession) -> None:
+        task = session.begin.task
+        self._session = session
         self._feeds: dict[str, Feed] = {}
         self.role = task.role
         self.index = task.index
         self.rank = task.rank
-        self.peers: dict[str, list[str]] = child.begin.peers
+        self.peers: dict[str, list[str]] = session.begin.peers
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.local_rank = task.local_rank
         self.local_world_size = task.local_world_size
         self.devices = list(task.gpus)
-        self.directory = Path(child.host.directory)
-        self.restart = child.begin.restart
+        self.directory = Path(session.host.directory)
+        self.restart = session.begin.restart
         self.is_chief = task.rank == 0
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class ProgramContext:
     @property
     def stop_requested(self) -> bool:
         """Whether the program is about to be ended: a loop that looks at this can end by itself."""
-        return self._child.stopping.is_set()
+        return self._session.stopping.is_set()
 
     def feed(self, name: str = "train") -> Feed:
         """The rows that `program.feed(…, name=name)` or `program.infer` send to this task.
@@ -89,7 +89,7 @@ class ProgramContext:
         if name not in self._feeds:
             from hopyard.agent.feed import Feed
 
-            self._feeds[name] = Feed(self._child.intake().inlet(name))
+            self._feeds[name] = Feed(self._session.intake().inlet(name))
         return self._feeds[name]
 
     def report(self, values: Mapping[str, Any], step: int | None = None) -> None:
@@ -107,8 +107,8 @@ class ProgramContext:
                 f"ctx.report({values!r}, step={step!r}): a dict of numbers, and a whole number, are needed ({error})"
             ) from None
         with contextlib.suppress(OSError):
-            self._child.pipe.send(
-                Reported(at=0.0, slot=self._child.slot, life=self._child.life, values=plain, step=number)
+            self._session.pipe.send(
+                Reported(at=0.0, slot=self._session.slot, life=self._session.life, values=plain, step=number)
             )
 
     def path(self, uri: str | os.PathLike[str]) -> str:

@@ -14,7 +14,7 @@ from hopyard.agent.handed import dataset
 from hopyard.agent.inlet import Inlet
 from hopyard.agent.opened import columns_of, rows_of
 from hopyard.agent.streams import Block, Stream
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 from hopyard.errors import DataError, SpecError
 
 KEPT = 64 << 20

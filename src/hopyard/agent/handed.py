@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 from hopyard.errors import SpecError
 
 Batches = Callable[[], Iterator[dict[str, Array]]]

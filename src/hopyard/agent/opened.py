@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from hopyard.agent.streams import Block
-from hopyard.data.arrow import is_list, is_text, null_rows, to_numpy
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array, is_list, is_text, null_rows, to_numpy
 from hopyard.data.door import PICKLE
 from hopyard.data.packed import unpacked
 from hopyard.data.vectors import is_vector, lists

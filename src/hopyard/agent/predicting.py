@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.data.columns import Array, Columns
+from hopyard.data.arrow import Array
+from hopyard.data.columns import Columns
 from hopyard.data.feed import PartitionFeed
 from hopyard.errors import DataError, HopyardError
 from hopyard.ports import Predicting

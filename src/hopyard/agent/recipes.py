@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from hopyard.errors import SpecError
 
 Recipe = Callable[..., Any]
 
@@ -22,8 +25,6 @@ class Recipes:
 
     def __call__(self, config: dict[str, Any], ctx: Any) -> Any:
         """What the recipe of trial `ctx.trial` gives."""
-        from hopyard.agent.build import wants_context
-
         recipe = recipe_of(self, ctx.trial)
         return recipe(config, ctx) if wants_context(recipe) else recipe(config)
 
@@ -42,3 +43,23 @@ def joined(recipe: Recipe, trials: list[int], other: Recipe) -> Recipes:
 def all_of(recipe: Recipe) -> list[Recipe]:
     """Every recipe, the first one first."""
     return [recipe.first, *recipe.others.values()] if isinstance(recipe, Recipes) else [recipe]
+
+
+def wants_context(recipe: Callable[..., Any]) -> bool:
+    """Whether it is `recipe(config, ctx)` rather than `recipe(config)`.
+
+    Raises:
+        SpecError: it takes something else.
+    """
+    if not callable(recipe):
+        raise SpecError(f"recipe = {recipe!r}: a function of a config is needed, recipe(config) or recipe(config, ctx)")
+    try:
+        parameters = inspect.signature(recipe).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in positional if p.default is p.empty]
+    if len(needed) > 2 or (not positional and not any(p.kind is p.VAR_POSITIONAL for p in parameters)):
+        name = getattr(recipe, "__name__", repr(recipe))
+        raise SpecError(f"{name}{inspect.signature(recipe)}: a recipe takes (config) or (config, ctx)")
+    return len(needed) == 2

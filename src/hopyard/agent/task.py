@@ -23,8 +23,9 @@ from typing import Any
 from hopyard.agent import keras3
 from hopyard.agent.parent import ended_with
 from hopyard.agent.pipe import Pipe, down
+from hopyard.agent.session import TaskSession
 from hopyard.checks import escaped
-from hopyard.core.hosting import Door, FeedWord, Host
+from hopyard.core.hosting import Host
 from hopyard.core.program_facts import Begin, Ended, Running
 from hopyard.hosts import interface_of
 
@@ -34,84 +35,6 @@ TEXT = 20_000
 """Characters of an error that go home; the log has all."""
 TRACE_LINES = 60
 """Of a traceback that goes home; the log has all."""
-
-
-class Child:
-    """Owner of the task: what it is, its way to the agent, its door for rows."""
-
-    def __init__(self, pipe: Pipe, host: Host, begin: Begin, folder: Path) -> None:
-        self.folder = folder
-        self.pipe, self.host, self.begin = pipe, host, begin
-        self.slot, self.life = begin.task.slot, begin.life
-        self.stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._intake: Any = None
-
-    def listen(self) -> None:
-        """Hear the agent, in a thread of its own. Its end is this process's."""
-        while (message := down(self.pipe)) is not None:
-            if isinstance(message, FeedWord):
-                try:
-                    self._heed(message)
-                except Exception:  # noqa: BLE001 - a word that cannot be heeded must not end the hearing
-                    traceback.print_exc()
-        os._exit(1)
-
-    def intake(self) -> Any:
-        """The door for rows, made when it is first wanted."""
-        with self._lock:
-            if self._intake is None:
-                from dataclasses import asdict
-
-                from hopyard.agent.intake import Intake
-
-                task = self.begin.task
-                if task.rank < 0:
-                    raise RuntimeError(f"{task.name} is not fed: rows go to chiefs and workers")
-                ranked = int(self.begin.environment["WORLD_SIZE"])
-                address = self.begin.peers[task.role][task.index].rpartition(":")[0]
-                self._intake = Intake(
-                    self.folder,
-                    address,
-                    self.host.token,
-                    task.rank,
-                    ranked,
-                    self.host.apart,
-                    tell=self._count,
-                )
-                self.pipe.send(Door(self.slot, self.life, asdict(self._intake.where)))
-            return self._intake
-
-    def drain(self, error: str = "") -> bool:
-        """`main` is over: rows that still come are thrown away, or refused where it failed. False: there is no door."""
-        with self._lock:
-            if self._intake is not None:
-                self._intake.finish(f"{self.begin.task.name} failed: {error}" if error else "")
-            return self._intake is not None
-
-    def _heed(self, word: FeedWord) -> None:
-        if word.word == "stop":
-            self.stopping.set()
-            self.drain()  # a loop over a feed ends, too
-            return
-        intake = self.intake()
-        match word.word:
-            case "open":
-                intake.opened(word.feed, word.text or "join")
-            case "ended":
-                intake.ended(word.feed)
-            case "failed":
-                intake.failed(word.feed, word.text)
-            case "ask":
-                taken, waiting = intake.inlet(word.feed).taken, intake.waiting(word.feed)
-                answer = FeedWord(self.slot, self.life, word.feed, "taken", taken, waiting > 0, str(word.number))
-                self.pipe.send(answer)
-            case "allowed":
-                intake.allowed(word.feed, word.number, word.flag)
-
-    def _count(self, feed: str, count: Any) -> None:
-        with contextlib.suppress(OSError):
-            self.pipe.send(FeedWord(self.slot, self.life, feed, "counts", count.batches, count.ended))
 
 
 def main() -> None:
@@ -131,10 +54,10 @@ def main() -> None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if name not in os.environ and (interface := interface_of(address)):
                 os.environ[name] = interface
-    child = Child(pipe, host, begin, Path(sys.argv[2]))
-    threading.Thread(target=child.listen, name="hopyard-listen", daemon=True).start()
-    code, ended = _run(child)
-    lingers = child.drain(ended.error)
+    session = TaskSession(pipe, host, begin, Path(sys.argv[2]))
+    threading.Thread(target=session.listen, name="hopyard-listen", daemon=True).start()
+    code, ended = _run(session)
+    lingers = session.drain(ended.error)
     told = threading.Lock()
 
     def tell() -> None:
@@ -159,7 +82,7 @@ def main() -> None:
     atexit._run_exitfuncs()  # what the user registered; then no interpreter's end, in which gloo and gRPC may hang
     tell()
     if not ended.error and lingers:
-        child.stopping.wait()
+        session.stopping.wait()
     os._exit(code)
 
 
@@ -177,12 +100,12 @@ def _say_threads(main: threading.Thread) -> None:
     print(f"main has returned; the task goes on until its threads end: {', '.join(names)}", flush=True)  # noqa: T201
 
 
-def _run(child: Child) -> tuple[int, Ended]:
+def _run(session: TaskSession) -> tuple[int, Ended]:
     """Run the user's code. (exit code, what is said of it)"""
-    slot, life = child.slot, child.life
+    slot, life = session.slot, session.life
     try:
-        work = _loaded(child)
-        child.pipe.send(Running(at=0.0, slot=slot, life=life))
+        work = _loaded(session)
+        session.pipe.send(Running(at=0.0, slot=slot, life=life))
         work()
     except SystemExit as end:
         if end.code in (None, 0):
@@ -199,7 +122,7 @@ def _run(child: Child) -> tuple[int, Ended]:
     return 0, Ended(at=0.0, slot=slot, life=life, returned=True)
 
 
-def _loaded(child: Child) -> Any:
+def _loaded(session: TaskSession) -> Any:
     """The user's code, ready to be called."""
     from hopyard.agent.jax_cluster import known_to_jax
     from hopyard.agent.torch_gpus import shown_to_torch
@@ -208,7 +131,7 @@ def _loaded(child: Child) -> Any:
     shorten()
     known_to_jax()
     shown_to_torch()
-    if child.host.tensorflow1:
+    if session.host.tensorflow1:
         from hopyard.agent.tensorflow1 import present
 
         present()
@@ -220,17 +143,17 @@ def _loaded(child: Child) -> Any:
 
     from hopyard.agent import context
 
-    given = context.present = context.ProgramContext(child)
-    if child.host.script:
-        source, name, arguments = cloudpickle.loads(child.host.main)
+    given = context.present = context.ProgramContext(session)
+    if session.host.script:
+        source, name, arguments = cloudpickle.loads(session.host.main)
         path = Path(name)
         if not path.is_file() or path.read_bytes() != source:  # another host
-            path = child.folder / path.name
+            path = session.folder / path.name
             path.write_bytes(source)
         sys.argv = [str(path), *arguments]
         sys.path.insert(0, str(path.parent))
         return lambda: runpy.run_path(str(path), run_name="__main__")
-    main, args = cloudpickle.loads(child.host.main)
+    main, args = cloudpickle.loads(session.host.main)
     return lambda: main(args, given)
 
 

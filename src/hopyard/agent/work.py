@@ -26,7 +26,8 @@ from hopyard.data.cache import open_partition
 from hopyard.data.columns import Columns
 from hopyard.data.feed import PartitionFeed
 from hopyard.errors import HopyardError, ResourceError, SpecError
-from hopyard.frameworks import capture, restore, seed_all
+from hopyard.frameworks import seed_all
+from hopyard.frameworks.tree import capture, restore
 from hopyard.meter import Steps
 from hopyard.ports import Feed, Folding, Store, goes_whole
 from hopyard.spec import Array, Batch, Config, Part, Ref, Sums, Unit, packed

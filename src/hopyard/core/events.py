@@ -19,14 +19,9 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard.checks import escaped_tree
+from hopyard.core.facts import UNREADABLE, Fact, Lost, Tick, reworded, worded
 from hopyard.errors import JournalError
 from hopyard.spec import FORMAT, Config, Fault, Kind, Part, Ref, RunSpec, Timeouts, Unit
-
-
-class Fact(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=True, gc=False):
-    """What every fact has: when it happened, in seconds since the epoch of Unix."""
-
-    at: float
 
 
 class Began(Fact, frozen=True):
@@ -137,26 +132,11 @@ class StoreBack(Fact, frozen=True):
     slot: int
 
 
-class Lost(Fact, frozen=True):
-    """A slot is gone, and what only it held. `fault`: "system": the unit that it worked on may have ended it, which
-    counts against the unit; "memory": the system killed it because the memory of its host ran out; "data": its host
-    cannot keep or read the rows; "store": it did not store a State in time. These two are no fault of the unit."""
-
-    slot: int
-    reason: str
-    fault: Literal["system", "memory", "data", "store"] = "system"
-
-
 class Left(Fact, frozen=True):
     """A slot was given back: there was nothing for it to do. Nothing was lost with it."""
 
     slot: int
     reason: str
-
-
-class Tick(Fact, frozen=True):
-    """Time passed: trials that waited until now go on. The slots whose deadline is over (`unit_timeout`,
-    `durable_timeout`) are named by the `Lost` behind it."""
 
 
 class Resumed(Fact, frozen=True):
@@ -288,9 +268,6 @@ Line = Event | Decision
 """What a line of the journal may hold."""
 Command = Decision | Keep | Release | Delete | Replace | Warn | Finish
 
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding of anything may raise."""
-
 
 class _Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A Unit as the journal has it."""
@@ -324,7 +301,7 @@ def encode(line: Line) -> bytes:
     if isinstance(line, Done) and line.where:
         line = msgspec.structs.replace(line, where="")
     if not (_all_finite(line) if isinstance(line, Done) else _finite(getattr(line, "values", None))):
-        return _encoder.encode(_worded(msgspec.to_builtins(line)))
+        return _encoder.encode(worded(msgspec.to_builtins(line)))
     try:
         return _encoder.encode(line)
     except UnicodeEncodeError:  # in the words of an error, or in the name of a directory
@@ -369,28 +346,3 @@ def _all_finite(line: Done) -> bool:
             if not (math.isfinite(total) if type(total) is float else _finite(total)) or not math.isfinite(rows):
                 return False
     return not line.values or _finite(line.values)
-
-
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def _worded(tree: Any) -> Any:
-    """The tree with NaN and infinities as words."""
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return "NaN" if math.isnan(tree) else "Infinity" if tree > 0 else "-Infinity"
-    if isinstance(tree, dict):
-        return {key: _worded(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [_worded(value) for value in tree]
-    return tree
-
-
-def reworded(tree: Any) -> Any:
-    """The reverse of `_worded`, of metrics alone: a config may hold such a word itself."""
-    if isinstance(tree, str):
-        return _WORDS.get(tree, tree)
-    if isinstance(tree, dict):
-        return {key: reworded(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [reworded(value) for value in tree]
-    return tree

@@ -53,7 +53,6 @@ from hopyard.core.events import (
     Keep,
     Left,
     Line,
-    Lost,
     Proposed,
     Release,
     Replace,
@@ -61,9 +60,9 @@ from hopyard.core.events import (
     Retried,
     StoreAway,
     StoreBack,
-    Tick,
     Warn,
 )
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.lease import Leases
 from hopyard.spec import Fault, Kind, Ref, RunSpec, Unit
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard.core.cluster import CHIEFS, SERVING, Place, Task, assign, environment, peers
-from hopyard.core.events import Lost, Tick
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.program_facts import (
     Assigned,
     Begin,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard.core.cluster import CHIEFS, SERVING, Place, Role, Task, roles_of, shares
-from hopyard.core.events import UNREADABLE, Fact, Lost, Tick, reworded
+from hopyard.core.facts import UNREADABLE, Fact, Lost, Tick, reworded
 from hopyard.errors import JournalError, SpecError
 
 FORMAT = 1

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from hopyard.checks import sendable
-from hopyard.data.columns import Array
+from hopyard.checks import closest, sendable
 from hopyard.errors import DataError
+
+Array = np.ndarray[Any, Any]
 
 
 def to_arrow(array: Any, name: str) -> Any:
@@ -120,3 +122,13 @@ def _equal(lengths: Any, name: str, where: str) -> int:
             f"({other[0]} rows later); pad or cut them first (a hy.Dataset: transform=)"
         )
     return int(sizes[0])
+
+
+def require(schema: Any, names: Iterable[str], where: str) -> None:
+    """Raises DataError unless each of `names` is exactly once in `schema`."""
+    for name in names:
+        times = len(schema.get_all_field_indices(name))
+        if times == 0:
+            raise DataError(f"{where} has no column {name!r}{closest(name, schema.names)}")
+        if times > 1:
+            raise DataError(f"{where} has {times} columns named {name!r}; rename all but one")

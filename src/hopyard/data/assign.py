@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 
 Kind = Literal["train", "validate"]
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from hopyard.code.digest import Unseen, digest
 from hopyard.code.pickling import dumps
-from hopyard.data.arrow import null_rows
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array, null_rows
 from hopyard.data.encoder import Place
 from hopyard.errors import DataError, SpecError
 

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
+from hopyard.data.arrow import Array
 from hopyard.data.assign import Dealer, Kind, shares
-from hopyard.data.columns import Array
 from hopyard.data.encoder import Encoder, Place, Vocabulary
 from hopyard.data.exact_sums import ExactSums
 from hopyard.data.finish import Finisher, measure, scales

@@ -32,7 +32,8 @@ import numpy as np
 import platformdirs
 
 from hopyard import meter
-from hopyard.data.columns import Array, Columns, pack
+from hopyard.data.arrow import Array
+from hopyard.data.columns import Columns, pack
 from hopyard.data.fetch import fetch
 from hopyard.data.folder import Folder, reaching
 from hopyard.data.manifest import FILE, ArrayInfo, Manifest, file_name, folder_name, gone

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from blake3 import blake3
 
 from hopyard.code.digest import digest
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 
 
 class Content:

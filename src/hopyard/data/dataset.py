@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
+from hopyard.data.arrow import Array, require
 from hopyard.data.assign import validates
 from hopyard.data.blocks import Transform, chosen_by, identity, transformed
 from hopyard.data.build import Block, Job, build
 from hopyard.data.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
-from hopyard.data.columns import Array
 from hopyard.data.content import Content
 from hopyard.data.encoder import Place
 from hopyard.data.files import Files, find
@@ -28,7 +28,7 @@ from hopyard.data.given import from_arrow, from_items, from_numpy, from_pandas
 from hopyard.data.kept import Kept, refuse
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.materialise import Frame, from_spark
-from hopyard.data.names import ColumnSpec, columns, fraction, require, whole
+from hopyard.data.names import ColumnSpec, columns, fraction, whole
 from hopyard.data.plan import plan
 from hopyard.data.row_names import named
 from hopyard.data.sources import Arrays, Reader, Source, Table

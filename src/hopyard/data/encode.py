@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.columns import Array, Columns, aligned, pack
+from hopyard.data.arrow import Array, require
+from hopyard.data.columns import Columns, aligned, pack
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoder import Encoder, Place
 from hopyard.data.fetch import fixed
 from hopyard.data.finish import Finisher
 from hopyard.data.given import as_array, from_pandas
 from hopyard.data.manifest import Field, Manifest
-from hopyard.data.names import require
 from hopyard.data.row_tracker import NAME, RowTracker
 from hopyard.data.sources import Arrays, Reader, Source, Table
 from hopyard.errors import DataError

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.arrow import null_rows, to_numpy
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array, null_rows, to_numpy
 from hopyard.data.manifest import Column, Field, Value
 from hopyard.data.plan import FLOATS
 from hopyard.data.weights import negative

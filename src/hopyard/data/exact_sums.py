@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 
 UNIT = 1074
 """Totals are multiples of 2 to the power of minus this."""

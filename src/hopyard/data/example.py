@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from hopyard.checks import closest
 from hopyard.data.example_message import KINDS, message, parsed
-from hopyard.data.names import closest
 from hopyard.errors import DataError, SpecError
 
 _WORDS = {"int64_list": "whole numbers", "float_list": "floats", "bytes_list": "bytes"}

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from hopyard.data.arrow import Array
 from hopyard.data.assign import permutation
-from hopyard.data.columns import Array, Columns, aligned
+from hopyard.data.columns import Columns, aligned
 from hopyard.errors import SpecError
 from hopyard.spec import Batch
 

@@ -15,8 +15,8 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard import meter
+from hopyard.data.arrow import Array
 from hopyard.data.assign import Kind
-from hopyard.data.columns import Array
 from hopyard.data.encoder import Vocabulary
 from hopyard.data.files import ahead
 from hopyard.data.finish import Finisher

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from hopyard.checks import sendable
+from hopyard.data.arrow import require
 from hopyard.data.manifest import SourceInfo
-from hopyard.data.names import require
 from hopyard.data.sources import BYTES, ROWS, Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import is_there, matching, open_url, reaching, why

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 from hopyard.data.encoder import ONE_HOT_LIMIT, Vocabulary
 from hopyard.data.exact_sums import ExactSums
 from hopyard.data.manifest import ArrayInfo, Column, Field, Scale, Value

@@ -17,10 +17,10 @@ import cloudpickle
 import msgspec
 import numpy as np
 
+from hopyard.data.arrow import Array
 from hopyard.data.assign import Kind
 from hopyard.data.blocks import Transform, chosen_by, transformed
 from hopyard.data.build import vocabularies
-from hopyard.data.columns import Array
 from hopyard.data.encoder import Encoder, Place
 from hopyard.data.exact_sums import ExactSums, PackedSums
 from hopyard.data.finish import measure

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.arrow import to_arrow
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array, to_arrow
 from hopyard.data.sources import BYTES, ROWS, Reader, Source, Table
 from hopyard.errors import DataError, SpecError
 

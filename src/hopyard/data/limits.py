@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 from hopyard.data.manifest import Field
 
 Range = tuple[float, float]

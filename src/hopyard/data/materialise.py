@@ -39,10 +39,11 @@ from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, 
 from hopyard.data.names import ColumnSpec
 from hopyard.data.plan import plan
 from hopyard.data.plans import is_deterministic
+from hopyard.data.reports import listed, tell
 from hopyard.data.row_names import Distinct, added, width
 from hopyard.data.segments import Index
 from hopyard.data.sources import Piece
-from hopyard.data.spark import alive, listed, narrowed, schema, tell
+from hopyard.data.spark import alive, narrowed, schema
 from hopyard.data.weights import WeightCheck
 from hopyard.data.where import place
 from hopyard.errors import DataError, SpecError

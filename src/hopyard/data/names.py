@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from hopyard.checks import sendable, unwritable
+from hopyard.checks import closest, sendable, unwritable
 from hopyard.data.manifest import Value
-from hopyard.errors import DataError, SpecError
+from hopyard.errors import SpecError
 
 Names = str | list[str]
 
@@ -90,25 +89,6 @@ def columns(
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
     return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys)
-
-
-def closest(name: str, there: Iterable[str]) -> str:
-    """The end of an error message: what was probably meant, and what there is."""
-    names = [str(other) for other in there]
-    near = get_close_matches(name, names, 1, 0.6)
-    meant = f"; did you mean {near[0]!r}?" if near else ";"
-    listed = ", ".join(map(repr, names[:40])) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-    return f"{meant} there are: {listed or 'none'}"
-
-
-def require(schema: Any, names: Iterable[str], where: str) -> None:
-    """Raises DataError unless each of `names` is exactly once in `schema`."""
-    for name in names:
-        times = len(schema.get_all_field_indices(name))
-        if times == 0:
-            raise DataError(f"{where} has no column {name!r}{closest(name, schema.names)}")
-        if times > 1:
-            raise DataError(f"{where} has {times} columns named {name!r}; rename all but one")
 
 
 def fraction(validation: Any, other: str) -> float:

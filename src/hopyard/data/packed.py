@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.arrow import to_arrow, to_numpy
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array, to_arrow, to_numpy
 
 _KEY = b"hopyard.rows"
 """In a schema's metadata: how rows looked before they were packed."""

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.arrow import is_text
+from hopyard.data.arrow import is_text, require
 from hopyard.data.manifest import Column, Field, Role, Value
-from hopyard.data.names import ColumnSpec, Names, require
+from hopyard.data.names import ColumnSpec, Names
 from hopyard.errors import DataError
 
 FLOATS = {"float16", "float32", "float64"}

@@ -7,11 +7,19 @@ are made of nodes which show all they do, over files. Reaches into the JVM by py
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from blake3 import blake3
+
+from hopyard.data.files import stamp
+from hopyard.data.spark import schema
+from hopyard.errors import DataError
 from hopyard.sessions import is_connect
+
+log = logging.getLogger(__name__)
 
 _NODES = {
     "Aggregate", "Distinct", "Except", "Filter", "GlobalLimit", "Intersect", "Join", "LocalLimit", "Offset", "Project",
@@ -94,3 +102,39 @@ def _files(leaf: Any) -> str | None:
     found = sorted(_STATUS.findall(location.allFiles().mkString("\n")))
     read = relation.dataSchema().json(), relation.partitionSchema().json()  # the plan's text has no names of columns
     return f"{relation.fileFormat().toString()} {relation.options().toString()} {read} {found}"
+
+
+def identity(df: Any) -> str | None:
+    """A digest that is equal for equal rows: of the plan, and of path, size and time of the files that it reads.
+
+    A classic plan over files is known again in another session; any other for as long as the session's JVM lives. None
+    where nobody tells: what the plan runs or reads cannot be seen, or the files cannot be asked for their time.
+    """
+    try:
+        if unseen(df):
+            return None
+        plan = None if is_connect(df.sparkSession) else text(df)
+        told = plan or f"{df.semanticHash()} {_jvm(df)}"
+        hasher = blake3(f"{told}\0{schema(df)}".encode())
+        for path in sorted(df.inputFiles()):
+            hasher.update(f"{path}\0{_stamp(path, plan is not None)}\0".encode())
+    except Exception as error:  # noqa: BLE001 - no public API: another Spark may lack any of it
+        log.debug("the plan of the DataFrame cannot be told: %s", error)
+        return None
+    return str(hasher.hexdigest())
+
+
+def _jvm(df: Any) -> str:
+    """Names the JVM in which a hash of objects in it was made: others may give the same to something else."""
+    return str(df.sparkSession.conf.get("spark.app.id", ""))
+
+
+def _stamp(path: str, timed: bool) -> str:
+    """Size and time of a file. Where this process has no driver for its file system: nothing, if the plan is `timed`,
+    which holds both already."""
+    try:
+        return stamp(path)
+    except (DataError, ImportError, ValueError):
+        if not timed:
+            raise
+        return ""

@@ -20,9 +20,8 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from hopyard.data.arrow import is_list, is_text
+from hopyard.data.arrow import Array, is_list, is_text
 from hopyard.data.assign import mix
-from hopyard.data.columns import Array
 from hopyard.errors import DataError
 
 WORDS = 2

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hopyard.data.arrow import Array
 from hopyard.data.assign import keyed
-from hopyard.data.columns import Array
 from hopyard.data.names import ColumnSpec
 from hopyard.data.row_hash import WORDS, mixed, row_hashes
 

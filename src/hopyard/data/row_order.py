@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 from hopyard.data.manifest import ArrayInfo
 
 MEMORY = 96 << 20

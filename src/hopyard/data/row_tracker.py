@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.arrow import Array
 from hopyard.data.blocks import transformed
-from hopyard.data.columns import Array
 from hopyard.data.content import Content
 
 NAME = "__hopyard_row__"

@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
+from hopyard.data.arrow import Array
 from hopyard.data.assign import Kind
-from hopyard.data.columns import ALIGN, Array
+from hopyard.data.columns import ALIGN
 from hopyard.data.manifest import ArrayInfo, Field, FileName
 from hopyard.data.plan import raw_shape
 from hopyard.data.row_names import Names, added

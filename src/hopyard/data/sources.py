@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from hopyard.checks import unwritable
-from hopyard.data.arrow import to_arrow
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array, to_arrow
 from hopyard.data.content import Content
 from hopyard.data.manifest import SourceInfo
 from hopyard.errors import DataError, SpecError

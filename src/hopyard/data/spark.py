@@ -6,25 +6,15 @@ the job writes. pyspark is imported by whoever has a DataFrame already.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import pyarrow as pa
-from blake3 import blake3
 
-from hopyard.data.encoder import ONE_HOT_LIMIT
-from hopyard.data.files import stamp
-from hopyard.data.frame import Task, Told
-from hopyard.data.manifest import Value
-from hopyard.data.names import ColumnSpec, require
-from hopyard.data.plans import text, unseen
+from hopyard.data.arrow import require
 from hopyard.data.vectors import without_vectors
 from hopyard.errors import DataError, SpecError
-from hopyard.sessions import is_connect, is_stopped
-
-log = logging.getLogger(__name__)
+from hopyard.sessions import is_stopped
 
 
 def is_frame(value: Any) -> bool:
@@ -115,55 +105,6 @@ def as_spark_compares(df: Any) -> Callable[[str], str]:
     return str if sensitive else str.lower
 
 
-def listed(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[Told]]:
-    """`spec` with the values of all columns to be encoded: where none were given, the sorted ones of all rows; and what
-    the tasks told that found them.
-
-    Args:
-        spec: as the user wrote it.
-        frames: of all rows.
-        task: with the transform, where there is one: columns are then what it makes of them.
-    """
-    open_ = {name: how for name, how in spec.encode.items() if how.values is None}
-    found: dict[str, set[Value]] = {name: set() for name in open_}
-    all_told: list[Told] = []
-    for df in frames if open_ else []:
-        if task is None:
-            for name, how in open_.items():
-                values = df.select(quoted(name)).distinct()
-                rows = collected(values.limit(ONE_HOT_LIMIT + 1) if how.kind == "one-hot" else values)
-                found[name].update(row[0] for row in rows)
-            continue
-        for told in tell(df, task, "values"):
-            told.check()
-            all_told.append(told)
-            for name in open_:
-                found[name].update(told.values[name])
-    closed = {
-        name: msgspec.structs.replace(how, values=sorted(value for value in found[name] if _is(value)))
-        for name, how in open_.items()
-    }
-    return msgspec.structs.replace(spec, encode={**spec.encode, **closed}), all_told
-
-
-def tell(df: Any, task: Task, what: Literal["run", "values"]) -> list[Told]:
-    """Runs a task on every partition of `df`: one job, of which only what tasks tell comes here; in their order."""
-    from pyspark.sql.types import BinaryType, StructField, StructType
-
-    def work(batches: Any) -> Any:  # goes by value: this module is not imported there
-        import pyarrow
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        told = getattr(task, what)(context.partitionId(), batches)
-        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([told], pyarrow.binary())], ["told"])
-
-    alive(df)
-    rows = collected(mapped(df, work, StructType([StructField("told", BinaryType())])))
-    return sorted((msgspec.msgpack.decode(bytes(row[0]), type=Told) for row in rows), key=lambda told: told.number)
-
-
 def mapped(df: Any, work: Any, schema: Any) -> Any:
     """`df.mapInArrow(work, schema)` for columns of any name: Spark itself takes a dot or a backtick in one for syntax.
 
@@ -209,44 +150,3 @@ def _known(df: Any, error: Exception) -> SpecError | None:
 def quoted(name: str) -> str:
     """A column's name as Spark's expressions take it."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def _is(value: Any) -> bool:
-    """Neither null nor NaN: these are faults, which the rows' own job counts."""
-    return value is not None and value == value  # noqa: PLR0124
-
-
-def identity(df: Any) -> str | None:
-    """A digest that is equal for equal rows: of the plan, and of path, size and time of the files that it reads.
-
-    A classic plan over files is known again in another session; any other for as long as the session's JVM lives. None
-    where nobody tells: what the plan runs or reads cannot be seen, or the files cannot be asked for their time.
-    """
-    try:
-        if unseen(df):
-            return None
-        plan = None if is_connect(df.sparkSession) else text(df)
-        told = plan or f"{df.semanticHash()} {_jvm(df)}"
-        hasher = blake3(f"{told}\0{schema(df)}".encode())
-        for path in sorted(df.inputFiles()):
-            hasher.update(f"{path}\0{_stamp(path, plan is not None)}\0".encode())
-    except Exception as error:  # noqa: BLE001 - no public API: another Spark may lack any of it
-        log.debug("the plan of the DataFrame cannot be told: %s", error)
-        return None
-    return str(hasher.hexdigest())
-
-
-def _jvm(df: Any) -> str:
-    """Names the JVM in which a hash of objects in it was made: others may give the same to something else."""
-    return str(df.sparkSession.conf.get("spark.app.id", ""))
-
-
-def _stamp(path: str, timed: bool) -> str:
-    """Size and time of a file. Where this process has no driver for its file system: nothing, if the plan is `timed`,
-    which holds both already."""
-    try:
-        return stamp(path)
-    except (DataError, ImportError, ValueError):
-        if not timed:
-            raise
-        return ""

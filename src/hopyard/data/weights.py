@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hopyard.data.arrow import Array
 from hopyard.data.assign import Kind
-from hopyard.data.columns import Array
 from hopyard.data.manifest import Field
 from hopyard.errors import DataError
 

@@ -13,7 +13,8 @@ from blake3 import blake3
 
 from hopyard.data.folder import absolute
 from hopyard.data.kept import Kept
-from hopyard.data.spark import identity, on_this_host
+from hopyard.data.plans import identity
+from hopyard.data.spark import on_this_host
 from hopyard.errors import SpecError
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from hopyard.agent.build import wants_context
-from hopyard.agent.recipes import joined
+from hopyard.agent.recipes import joined, wants_context
 from hopyard.code.digest import Unseen, digest
 from hopyard.core.events import Retried
 from hopyard.core.faults import begins_anew

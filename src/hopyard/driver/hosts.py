@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from hopyard.core.events import Fact, Lost, Tick
+from hopyard.core.facts import Fact, Lost, Tick
 from hopyard.core.hosting import Door, FeedWord, Host, Shown
 from hopyard.core.program import ProgramMachine
 from hopyard.core.program_facts import (

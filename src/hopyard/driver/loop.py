@@ -39,16 +39,15 @@ from hopyard.core.events import (
     Keep,
     Left,
     Line,
-    Lost,
     Proposed,
     Release,
     Replace,
     Retried,
     StoreAway,
     StoreBack,
-    Tick,
     Warn,
 )
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.machine import Machine
 from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.core.messages import Store as StoreNow

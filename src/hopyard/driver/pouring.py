@@ -19,8 +19,8 @@ from hopyard.core.program import STARTING
 from hopyard.core.uneven import Count
 from hopyard.data.door import Door
 from hopyard.data.pour import Road
+from hopyard.driver.failure import failure
 from hopyard.driver.hosts import Hosts
-from hopyard.driver.program import failure
 from hopyard.driver.sources import Source
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
 from hopyard.store.layout import Layout

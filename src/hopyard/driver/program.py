@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopyard.core.cluster import Task
-from hopyard.core.program import ProgramMachine
-from hopyard.errors import HopyardError, ProgramFailed, ResourceError, SpecError
+from hopyard.driver.failure import failure, read_log
+from hopyard.errors import HopyardError, SpecError
 from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TAIL = 40
-"""Lines of a task's log that an error shows."""
 DAY = 86_400
-TAIL_BYTES = 1 << 16
 
 
 class Program:
@@ -146,7 +142,7 @@ class Program:
             for book in self._hosts.machine.tasks.copy().values()
             if role in (None, book.task.role) and index in (None, book.task.index)
         ]
-        return "".join(_read(self._layout.log(task.slot)) for task in sorted(chosen, key=_order))
+        return "".join(read_log(self._layout.log(task.slot)) for task in sorted(chosen, key=_order))
 
     @property
     def tensorboard_url(self) -> str:
@@ -220,42 +216,8 @@ class Program:
         return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in told["tasks"]) or told["status"]
 
 
-def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed | ResourceError:
-    """What a failed program raises."""
-    if machine.starved:
-        return ResourceError(f"{layout.root}: {machine.cause}")
-    book = machine.tasks.get(machine.culprit)
-    if book is None:
-        words, path = f"{layout.root}: {machine.cause}", layout.log(max(machine.culprit, 0))
-        return ProgramFailed(words if machine.culprit < 0 else f"{words}\n  log {path}{_last_lines(path)}")
-    path = layout.log(book.task.slot)
-    place = machine.known.get(book.task.slot)
-    host = "" if place is None else place.host
-    words = f"{machine.cause}\n  on host {host}, log {path}"
-    if machine.restart:
-        words += f", after {machine.restart} restart(s)"
-    if "Traceback" not in machine.cause:
-        words += _last_lines(path)
-    return ProgramFailed(words, book.task.name, host, str(path))
-
-
-def _last_lines(path: Path) -> str:
-    return "".join(f"\n  | {line[:500]}" for line in _read(path, TAIL_BYTES).splitlines()[-TAIL:])
-
-
 def _order(task: Task) -> int:
     return task.slot
-
-
-def _read(path: Path, last: int | None = None) -> str:
-    """A log, or its last bytes; empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            if last is not None:
-                file.seek(max(0, path.stat().st_size - last))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 RUNNING: dict[int, Program] = {}

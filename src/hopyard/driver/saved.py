@@ -15,7 +15,8 @@ from hopyard.core.books import TrialBook
 from hopyard.data.manifest import Manifest
 from hopyard.driver.ship import PYTHON, dump, load
 from hopyard.errors import RunDirectoryError, SpecError
-from hopyard.frameworks import TOOLS, capture, quiet, restore, tools
+from hopyard.frameworks import TOOLS, quiet, tools
+from hopyard.frameworks.tree import capture, restore
 from hopyard.spec import Config, RunSpec
 from hopyard.store.tree import decode, encode
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard import __version__
-from hopyard.agent.build import wants_context
+from hopyard.agent.recipes import wants_context
 from hopyard.checks import unwritable
 from hopyard.code.digest import Unseen, digest
 from hopyard.core.events import Dispatch

@@ -18,7 +18,8 @@ from hopyard.data.feed import PartitionFeed
 from hopyard.data.row_tracker import RowTracker
 from hopyard.driver.saved import save
 from hopyard.errors import DataError, HopyardError, SpecError, TrialFailed
-from hopyard.frameworks import TOOLS, restore, tools
+from hopyard.frameworks import TOOLS, tools
+from hopyard.frameworks.tree import restore
 from hopyard.ports import Folding, Predicting, Store
 from hopyard.spec import Config
 from hopyard.store.tree import StateError, decode, digest

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import keras_state, keras_sums, keras_tools
+from hopyard.frameworks import keras_settings, keras_state, keras_sums
 from hopyard.frameworks.keras_callbacks import Hooks
 from hopyard.frameworks.keras_likeness import likeness
 from hopyard.frameworks.keras_rows import One, Rows
@@ -57,7 +57,7 @@ class Model:
     ) -> None:
         for fault in _faults(model, class_weight):
             raise SpecError(f"hopyard.keras.Model: {fault}")
-        self._settings = keras_tools.settings()
+        self._settings = keras_settings.settings()
         self.model = model
         self.batch_size: int | None = batch_size
         self.class_weight = None if class_weight is None else dict(class_weight)
@@ -216,7 +216,7 @@ class Model:
         return bool(self.model.built) and all(layer.built for layer in self.model._flatten_layers())
 
     def _ready(self, rows: Rows) -> None:
-        keras_tools.apply(self._settings)  # a step is traced under those of its recipe
+        keras_settings.apply(self._settings)  # a step is traced under those of its recipe
         if self._loop is None:
             self._begin(rows.example())
 

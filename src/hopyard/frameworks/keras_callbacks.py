@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import on_host
+from hopyard.frameworks.tree import on_host
 
 _BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _NEVER = tuple(

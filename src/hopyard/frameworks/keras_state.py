@@ -16,7 +16,8 @@ import numpy as np
 
 from hopyard.core.order import keyed
 from hopyard.errors import SpecError
-from hopyard.frameworks import is_leaf, lift_array, lower_array
+from hopyard.frameworks.tree import lift_array, lower_array
+from hopyard.ports import Leaf
 
 SEED = "seed_generator_state"
 """Keras' name of the variable of a `SeedGenerator`."""
@@ -53,7 +54,7 @@ def put(model: keras.Model, tree: dict[str, Any], buffers: Sequence[Any] = ()) -
                 "the same for the same config"
             )
         for variable, value in zip(here, saved, strict=True):
-            array = lift_array(value) if is_leaf(value) else np.asarray(value)
+            array = lift_array(value) if isinstance(value, Leaf) else np.asarray(value)
             if tuple(array.shape) != tuple(variable.shape):
                 raise SpecError(
                     f"{role} variable {variable.path!r} has shape {tuple(variable.shape)}, the State's has "

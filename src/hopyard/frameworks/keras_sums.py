@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import on_host
+from hopyard.frameworks.tree import on_host
 from hopyard.spec import Sums
 
 

@@ -11,7 +11,8 @@ import keras
 import numpy as np
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import on_host
+from hopyard.frameworks.keras_settings import apply, settings
+from hopyard.frameworks.tree import on_host
 
 WEIGHTS = "model.keras"
 """The file of a saved model."""
@@ -53,23 +54,6 @@ def fresh(seed: int, named: bool) -> None:
     apply(_Slate.settings)
     naming.reset_uids()  # `keras.utils.clear_session` does so too, and forgets all compiled functions
     reseed(seed)
-
-
-def settings() -> tuple[Any, ...]:
-    """Keras' global settings, on which a step depends when it is traced."""
-    config = keras.config
-    return config.dtype_policy(), config.floatx(), config.epsilon(), config.image_data_format()
-
-
-def apply(wanted: tuple[Any, ...]) -> None:
-    """Set Keras' global settings to what `settings` gave."""
-    if settings() == wanted:
-        return
-    policy, floatx, epsilon, order = wanted
-    keras.config.set_floatx(floatx)
-    keras.config.set_epsilon(epsilon)
-    keras.config.set_image_data_format(order)
-    keras.config.set_dtype_policy(policy)
 
 
 def held() -> Any:

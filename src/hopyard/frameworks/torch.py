@@ -17,31 +17,13 @@ import torch
 
 from hopyard.errors import SpecError
 from hopyard.frameworks import torch_state
+from hopyard.frameworks.torch_checks import label_fault
+from hopyard.frameworks.torch_leaf import outputs_to_numpy, tensors
 from hopyard.frameworks.torch_metrics import AUC, F1, Tally, accuracy
-from hopyard.frameworks.torch_tools import (
-    install,
-    label_fault,
-    load_net,
-    outputs_to_numpy,
-    save_net,
-    seed_all,
-    tensors,
-)
 from hopyard.ports import Feed
 from hopyard.spec import Batch, Sums, Values
 
-__all__ = [
-    "AUC",
-    "F1",
-    "Model",
-    "accuracy",
-    "install",
-    "label_fault",
-    "load_net",
-    "outputs_to_numpy",
-    "save_net",
-    "seed_all",
-]
+__all__ = ["AUC", "F1", "Model", "accuracy"]
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import Leaf
+from hopyard.ports import Leaf
 
 _NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -106,3 +106,34 @@ def _named(array: NDArray[Any]) -> Leaf:
 _BY_NUMPY: dict[np.dtype[Any], torch.dtype] = {
     torch.empty(0, dtype=dtype).numpy().dtype: dtype for name, dtype in _DTYPES.items() if name not in _SEEN_AS
 }
+
+
+def tensors(value: Any, device: torch.device) -> Any:
+    """Arrays of a batch as tensors on `device`: views on the host where memory is writable and 64-byte aligned, else
+    copies; misaligned inputs change the bits of `linear`."""
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return {name: tensors(item, device) for name, item in value.items()}
+    if isinstance(value, torch.Tensor):
+        made = value
+    elif value.flags.writeable and value.flags.c_contiguous:
+        made = torch.from_numpy(value)
+    else:  # torch warns about memory that is read-only, rightly: a module may work in place
+        made = torch.from_numpy(np.array(value, order="C"))
+    if device.type != "cpu":
+        return made.to(device)
+    return made.clone(memory_format=torch.contiguous_format) if made.data_ptr() % 64 else made
+
+
+def outputs_to_numpy(outputs: Any) -> Any:
+    """Outputs of a module as NumPy arrays of their own on the host: tensor → array, dict → dict, list or tuple → dict
+    by position ("0", "1", …). Half precision that NumPy lacks becomes float32."""
+    if isinstance(outputs, dict):
+        return {key: outputs_to_numpy(value) for key, value in outputs.items() if value is not None}
+    if isinstance(outputs, (list, tuple)):
+        return {str(n): outputs_to_numpy(value) for n, value in enumerate(outputs)}
+    tensor = outputs.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    return np.array(tensor.numpy())

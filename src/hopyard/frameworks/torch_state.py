@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import is_leaf
 from hopyard.frameworks.torch_leaf import copy_into, dtype_of, shape_of
+from hopyard.ports import Leaf
 
 Tree = dict[str, Any]
 
@@ -215,7 +215,7 @@ def _own(value: Any) -> Any:
     """A copy of its own of anything in a State."""
     if isinstance(value, np.ndarray):
         return value.copy()
-    if isinstance(value, torch.Tensor) or is_leaf(value):
+    if isinstance(value, (torch.Tensor, Leaf)):
         return _new(value, torch.device("cpu"))
     if isinstance(value, dict):
         return {key: _own(item) for key, item in value.items()}

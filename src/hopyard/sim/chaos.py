@@ -37,7 +37,6 @@ from hopyard.core.events import (
     Keep,
     Left,
     Line,
-    Lost,
     Proposed,
     Release,
     Replace,
@@ -45,11 +44,11 @@ from hopyard.core.events import (
     Retried,
     StoreAway,
     StoreBack,
-    Tick,
     Warn,
     decode,
     encode,
 )
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.machine import Machine, fold
 from hopyard.spec import Fault, Part, Ref, RunSpec, Sums, Timeouts, Unit, better, packed
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.arrow import is_list, is_text, null_rows, to_numpy
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array, is_list, is_text, null_rows, to_numpy
 from hopyard.data.vectors import is_vector, lists
 from hopyard.errors import DataError
 

@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from hopyard.data.names import closest
+from hopyard.checks import closest
 from hopyard.data.spark import mapped, new_columns, once, quoted
 from hopyard.driver.ship import dump
 from hopyard.errors import DataError, SpecError

@@ -25,7 +25,8 @@ from hopyard.data.vectors import lists
 from hopyard.driver.saved import CONFIG, OWN, RECIPE, WEIGHTS, Saved
 from hopyard.driver.ship import load
 from hopyard.errors import SpecError
-from hopyard.frameworks import environment, quiet, restore, tools
+from hopyard.frameworks import environment, quiet, tools
+from hopyard.frameworks.tree import restore
 from hopyard.ports import Predicting
 from hopyard.scratch import scratch_folder
 from hopyard.spark.portable import TRANSFORM, Portable, Ticket

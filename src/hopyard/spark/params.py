@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params
 
-from hopyard.agent.build import wants_context
-from hopyard.data.names import closest
+from hopyard.agent.recipes import wants_context
+from hopyard.checks import closest
 from hopyard.errors import SpecError
 from hopyard.search.listed import Search
 from hopyard.space import Space

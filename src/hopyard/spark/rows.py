@@ -11,9 +11,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from hopyard.checks import closest
 from hopyard.data.cache import remove_rows
 from hopyard.data.dataset import Dataset
-from hopyard.data.names import closest
 from hopyard.data.needed import needed
 from hopyard.data.spark import quoted
 from hopyard.errors import DataError, SpecError

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.columns import Array
+from hopyard.data.arrow import Array
 from hopyard.errors import DataError
 from hopyard.spark.arrays import to_column, to_vectors
 from hopyard.spark.opened import ready

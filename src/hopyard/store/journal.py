@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from hopyard.core.events import UNREADABLE, Began, Line, decode, encode
+from hopyard.core.events import Began, Line, decode, encode
+from hopyard.core.facts import UNREADABLE
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT
 

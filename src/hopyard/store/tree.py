@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from hopyard.checks import sendable
 from hopyard.errors import HopyardError, SpecError
-from hopyard.ports import Tree
+from hopyard.ports import Leaf, Tree
 
 FORMAT = 1
 """Version of the layout. A reader refuses what is newer than itself."""
@@ -64,21 +64,6 @@ _written = json.JSONEncoder(separators=(",", ":")).encode
 
 class StateError(HopyardError):
     """The bytes are not a State, or are damaged."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
-    """An array that is not simply NumPy's. Anything with these three attributes is taken for one.
-
-    Attributes:
-        array: the values; dtypes that NumPy lacks as uint16 or uint8 of the same shape.
-        dtype: safetensors' name of the real dtype: "F32", "BF16", "F8_E4M3", …; also "C64", "C128".
-        kind: whose array it is: "torch" comes back as a torch tensor; "numpy".
-    """
-
-    array: NDArray[Any]
-    dtype: str
-    kind: str = "numpy"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,9 +22,9 @@ from hopyard.core.events import (
     Joined,
     Left,
     Line,
-    Lost,
     Resumed,
 )
+from hopyard.core.facts import Lost
 from hopyard.spec import Part
 
 

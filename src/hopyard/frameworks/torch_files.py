@@ -1,0 +1,40 @@
+"""A torch model in a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WEIGHTS = "model.safetensors"
+"""The file of a saved model."""
+
+
+def save_net(module: torch.nn.Module, path: str | Path) -> None:
+    """Write the module's tensors as safetensors, under a temporary name first: `path` is there whole or not at all."""
+    from safetensors.torch import save_model
+
+    target = Path(path)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        save_model(module, os.fspath(part))
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_net(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
+    """Read what `save_net` wrote into a module of the same build; it is in evaluation mode then. RuntimeError when they
+    differ."""
+    from safetensors.torch import load_model
+
+    load_model(module, os.fspath(path))
+    return module.eval()
+
+
+def net(trainable: Any) -> torch.nn.Module:
+    """The module of a `Model`, in evaluation mode."""
+    module: torch.nn.Module = trainable.module
+    return module.eval()

@@ -1,0 +1,119 @@
+"""The State of a Trainable as the codec takes it: tensors of frameworks as NumPy arrays or Leaves, and back.
+
+This module imports no framework: it looks for torch only among the modules that are imported already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopyard.ports import Leaf, Trainable, Tree
+
+_LACKING = {
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+"""dtypes of the package ml_dtypes, which NumPy cannot name by itself → safetensors' names."""
+
+
+def on_host(value: Any) -> NDArray[Any]:
+    """A tensor or variable of any framework as a NumPy array; may be a view. (`np.asarray` warns of TensorFlow's.)"""
+    if type(value).__module__.startswith("keras."):
+        value = value.value
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    numpy = getattr(value, "numpy", None)
+    array: NDArray[Any] = numpy() if callable(numpy) else np.asarray(value)
+    return array
+
+
+def lower(tree: Tree) -> Tree:
+    """The tree with NumPy arrays, or Leaves, in the place of tensors. torch's on the host are not copied: the tree is
+    good until they change; those of a GPU, and other frameworks' tensors and variables, are copied.
+
+    Raises:
+        SpecError: a tensor that is sparse, quantized, nested, on the meta device, or of a dtype without a name.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return _map(tree, (), None)
+    from hopyard.frameworks.torch_leaf import lower_tensor
+
+    return _map(tree, torch.Tensor, lower_tensor)
+
+
+def lower_array(array: NDArray[Any]) -> NDArray[Any] | Leaf:
+    """The array, or a Leaf when its dtype is one that NumPy has not by itself."""
+    name = _LACKING.get(str(array.dtype))
+    if name is None:
+        return array
+    return Leaf(array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8), name, "ml_dtypes")
+
+
+def lift_array(leaf: Leaf) -> NDArray[Any]:
+    """The array of which `lower_array` made a Leaf; a view."""
+    import ml_dtypes
+
+    name = next(name for name, stored in _LACKING.items() if stored == leaf.dtype)
+    array: NDArray[Any] = leaf.array.view(getattr(ml_dtypes, name))
+    return array
+
+
+def lift(tree: Tree) -> Tree:
+    """The tree with torch tensors (on the host) where they were when it was lowered. Every array is a copy of its
+    own, writable, tensors 64-byte aligned, so that nothing of it changes when the buffer is used again."""
+    return _lift(tree)
+
+
+def capture(trainable: Trainable) -> Tree:
+    """The State of `trainable`, ready for the codec; good until it trains on."""
+    return lower(trainable.state())
+
+
+def restore(trainable: Trainable, tree: Tree) -> None:
+    """Load a decoded tree. Trainables that say `copies = True` (ours) get views of the buffer, which saves a copy;
+    those of users get arrays that are theirs to keep."""
+    trainable.load(tree if getattr(trainable, "copies", False) else lift(tree))
+
+
+def _map(tree: Tree, tensor: Any, change: Any) -> Tree:
+    kind = type(tree)
+    if kind is dict:
+        return {key: _map(value, tensor, change) for key, value in tree.items()}
+    if kind is np.ndarray:
+        return lower_array(tree) if tree.dtype.kind == "V" else tree
+    if isinstance(tree, tensor):
+        return change(tree)
+    if isinstance(tree, (list, tuple)):
+        items = [_map(value, tensor, change) for value in tree]
+        return items if isinstance(tree, list) else tuple(items)
+    if isinstance(tree, dict):  # OrderedDict: what torch's state_dict gives
+        return {key: _map(value, tensor, change) for key, value in tree.items()}
+    if hasattr(kind, "__array__") and not isinstance(tree, (np.generic, np.ndarray)):
+        return lower_array(np.array(on_host(tree)))  # a tensor or variable of TensorFlow, JAX or Keras
+    return tree
+
+
+def _lift(tree: Tree) -> Tree:
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, dict):
+        return {key: _lift(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_lift(value) for value in tree]
+    if isinstance(tree, tuple):
+        return tuple(_lift(value) for value in tree)
+    if isinstance(tree, Leaf) and tree.kind == "torch":
+        from hopyard.frameworks.torch_leaf import lift_leaf
+
+        return lift_leaf(tree)
+    if isinstance(tree, Leaf) and tree.kind == "ml_dtypes":
+        return lift_array(tree).copy()
+    return tree
