@@ -31,15 +31,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hopyard.hosts import listen
 from hopyard.spec import Ref
 from hopyard.store.arena import Taken
-from hopyard.store.bulk import Ask, Client, always
-from hopyard.store.bulk_server import Server, Service
-from hopyard.store.certificate import make_certificate
-from hopyard.store.connection import STALL_SECONDS, Credentials
+from hopyard.store.bulk.certificate import make_certificate
+from hopyard.store.bulk.client import Ask, Client, always
+from hopyard.store.bulk.connection import STALL_SECONDS, Credentials
+from hopyard.store.bulk.server import Server, Service
 from hopyard.store.remote import Depot, RemoteStore
 from hopyard.store.states import LocalStore
+from hopyard.system.network import listen
 
 REF = Ref(0, 1, 1)
 RATE = 1e9 / 8

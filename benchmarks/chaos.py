@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopyard.core.events import Dispatch, Done, Durable, Joined, Line
+from hopyard.core.runs.events import Dispatch, Done, Durable, Joined, Line
 from hopyard.store.journal import read
 
 HERE = Path(__file__).parent

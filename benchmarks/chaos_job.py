@@ -128,7 +128,7 @@ def torch_recipe(config: dict[str, Any]) -> Any:
 
 def array_recipe(config: dict[str, Any]) -> Any:
     """Needs no framework."""
-    from hopyard.frameworks.array import Linear
+    from hopyard.frameworks.linear import Linear
 
     trouble = json.loads(os.environ.get("TROUBLE", "{}"))
     if trouble.get("cold"):

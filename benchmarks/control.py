@@ -45,7 +45,7 @@ class Nothing:
 
 def recipe(config: dict[str, Any]) -> Any:
     from hopyard.agent.connection import Connection
-    from hopyard.core.events import Done
+    from hopyard.core.runs.events import Done
 
     if not hasattr(Connection, "noted"):  # once an agent: note the times at its own end of the wire
         Connection.noted = Path(config["notes"]).open("ab", buffering=0)

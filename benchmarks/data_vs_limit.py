@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hopyard.data.cache import open_partition
 from hopyard.data.columns import aligned
 from hopyard.data.dataset import Dataset
-from hopyard.data.feed import PartitionFeed, sizes
+from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.loader import PartitionFeed, sizes
 
 FEATURES = [f"f{i}" for i in range(20)]
 

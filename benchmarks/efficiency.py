@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.events import Began, Dispatch, Done, Finished, Joined
+from hopyard.core.runs.events import Began, Dispatch, Done, Finished, Joined
 
 FEATURES, PARTITIONS, EPOCHS, CONFIGS, WORKERS = 40, 4, 2, 16, 2
 SIZES = {"long": 24_000, "short": 1_600}
@@ -75,11 +75,11 @@ def plain(folder: Path, part: int) -> None:
     import torch
     from blake3 import blake3
 
-    from hopyard.core import order
-    from hopyard.data.assign import permutation
-    from hopyard.data.cache import open_partition
-    from hopyard.data.feed import sizes
+    from hopyard.core.runs import order
+    from hopyard.data.assignment import permutation
     from hopyard.data.manifest import Manifest
+    from hopyard.data.partitions.cache import open_partition
+    from hopyard.data.partitions.loader import sizes
 
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("error")

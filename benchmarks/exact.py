@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hopyard.core.events import Joined
+from hopyard.core.runs.events import Joined
 from hopyard.store.journal import read
 
 JOB = """
@@ -44,7 +44,7 @@ def torch_recipe(config):
                           batch_size=config["batch_size"])
 
 def array_recipe(config):
-    from hopyard.frameworks.array import Linear
+    from hopyard.frameworks.linear import Linear
     return Linear(20, 2, lr=config["lr"], batch_size=config["batch_size"])
 
 if how["resume"]:

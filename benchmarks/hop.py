@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from hopyard.frameworks.torch import Model
-from hopyard.frameworks.torch_tools import install
+from hopyard.frameworks.torch.model import Model
+from hopyard.frameworks.torch.runtime import install
 from hopyard.frameworks.tree import capture, restore
 from hopyard.spec import Ref
 from hopyard.store.arena import Arena, Folder, memory_root, sweep, take

@@ -25,9 +25,9 @@ import numpy as np
 from msgspec.structs import replace
 
 import hopyard as hy
-from hopyard.core.events import Began, Done, Durable, Line, encode
-from hopyard.core.machine import Machine
-from hopyard.frameworks.array import Linear
+from hopyard.core.runs.events import Began, Done, Durable, Line, encode
+from hopyard.core.runs.machine import Machine
+from hopyard.frameworks.linear import Linear
 from hopyard.sim.world import World, lengths
 from hopyard.spec import Array, Part, Ref, RunSpec, Unit
 from hopyard.store.journal import read
@@ -40,7 +40,8 @@ SIZE = 1_234_567
 """Bytes of a State."""
 READERS = {
     "fold": (
-        "from hopyard.core.machine import fold; from hopyard.store.journal import read; fold(read(Path(sys.argv[1])))"
+        "from hopyard.core.runs.machine import fold; from hopyard.store.journal import read; "
+        "fold(read(Path(sys.argv[1])))"
     ),
     "ls": "from hopyard.cli import app; app(['ls', sys.argv[2]])",
     "show": "from hopyard.cli import app; app(['show', sys.argv[2]])",

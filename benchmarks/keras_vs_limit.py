@@ -45,8 +45,8 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.events import Began, Checked, Dispatch, Done, Durable, Finished, Joined
-from hopyard.data.feed import sizes
+from hopyard.core.runs.events import Began, Checked, Dispatch, Done, Durable, Finished, Joined
+from hopyard.data.partitions.loader import sizes
 from hopyard.engines.local import THREADS
 
 WORKERS = 2
@@ -274,10 +274,10 @@ def train_by_hand(folder: Path, asked: dict[str, Any]) -> None:
     import keras
     import tensorflow as tf
 
-    from hopyard.core import order
-    from hopyard.data.assign import permutation
-    from hopyard.data.cache import open_partition
+    from hopyard.core.runs import order
+    from hopyard.data.assignment import permutation
     from hopyard.data.manifest import Manifest
+    from hopyard.data.partitions.cache import open_partition
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

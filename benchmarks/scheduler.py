@@ -12,8 +12,8 @@ import sys
 import time
 from statistics import mean
 
-from hopyard.core.events import Done, Durable, Event
-from hopyard.core.machine import Machine
+from hopyard.core.runs.events import Done, Durable, Event
+from hopyard.core.runs.machine import Machine
 from hopyard.sim import predict
 from hopyard.sim.world import World
 from hopyard.spec import RunSpec, Unit

@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hopyard.data.cache import open_partition
 from hopyard.data.dataset import Dataset
+from hopyard.data.partitions.cache import open_partition
 
 COLUMNS = [f"f{i}" for i in range(10)]
 

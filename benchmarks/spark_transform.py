@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import hopyard as hy
-from hopyard.spark.predict import predict
+from hopyard.spark.inference.predict import predict
 
 FEATURES = [f"f{i}" for i in range(20)]
 

@@ -29,7 +29,7 @@ from typing import Any
 import efficiency
 import hopyard as hy
 import keras_vs_limit
-from hopyard.core.events import Began, Finished, Joined
+from hopyard.core.runs.events import Began, Finished, Joined
 
 WORKERS = 2
 ALLOWED = {"torch": 1.10, "keras": 1.10, "start": 0.5}

@@ -44,6 +44,15 @@ def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def torch_as_before() -> Iterator[None]:
+    """A worker sets its process up for exactness; one inside a test would leave it so."""
+    yield
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
 def only_one_connect(request: pytest.FixtureRequest) -> Iterator[None]:
     """Servers of Spark Connect listen on one port: tests that start one take turns, whatever process they run in."""
     if "connect" not in request.node.nodeid.lower():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.agent.intake import Intake
+from hopyard.feeds.receiver import Intake
 
 TOKEN = "a token"
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.events import Joined, Line
-from hopyard.driver.run import Run
-from hopyard.frameworks.array import Linear
+from hopyard.core.runs.events import Joined, Line
+from hopyard.driver.runs.run import Run
+from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.driver.run import Run
+from hopyard.driver.runs.run import Run
 
 WIDTH = 6
 FIXED = 20

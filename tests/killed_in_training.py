@@ -46,7 +46,7 @@ def process_of(agent: int) -> int:
     """The process of the task that an agent hosts."""
     for path in Path(f"/proc/{agent}/task").glob("*/children"):
         for pid in path.read_text().split():
-            if b"hopyard.agent.task" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"hopyard.agent.programs.task" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
     raise AssertionError(f"agent {agent} hosts no process")
 

@@ -1,6 +1,7 @@
 """What the tests of the machine share: one that is told what happens, and whose journal must fold to the same state."""
 
-from hopyard.core.events import (
+from hopyard.core.facts import Lost, Tick
+from hopyard.core.runs.events import (
     DECISIONS,
     Began,
     Checked,
@@ -14,8 +15,7 @@ from hopyard.core.events import (
     Proposed,
     Replace,
 )
-from hopyard.core.facts import Lost, Tick
-from hopyard.core.machine import Machine, fold
+from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Part, Ref, RunSpec, packed
 
 
@@ -40,7 +40,7 @@ class Run:
     def give(self, event):
         commands = self.machine.handle(event)
         self.lines.append(event)
-        for command in commands:  # as driver/loop.py does
+        for command in commands:  # as driver/runs/loop.py does
             if isinstance(command, DECISIONS):
                 self.lines.append(command)
             elif isinstance(command, Replace):

@@ -8,10 +8,8 @@ from typing import Any
 
 import msgspec
 
-from hopyard.core.cluster import Place
 from hopyard.core.facts import Fact, Lost, Tick
-from hopyard.core.program import ProgramMachine
-from hopyard.core.program_facts import (
+from hopyard.core.programs.events import (
     Begin,
     Ended,
     Halt,
@@ -24,6 +22,8 @@ from hopyard.core.program_facts import (
     Stop,
     spec_of,
 )
+from hopyard.core.programs.machine import ProgramMachine
+from hopyard.core.programs.placement import Place
 
 ROLES: list[tuple[dict[str, Any], str | None]] = [
     ({"worker": 2}, None),

@@ -7,10 +7,10 @@ from typing import Any
 import fsspec
 import msgspec
 
-from hopyard.data.build import described
-from hopyard.data.finish import Finisher
-from hopyard.data.limits import Limits
+from hopyard.data.encoding.finalize import Finisher
+from hopyard.data.encoding.label_range import Limits
 from hopyard.data.manifest import FILE, Stored
+from hopyard.data.partitions.builder import described
 
 NAME = "spark-{:024x}"
 """Of the folder with some number."""

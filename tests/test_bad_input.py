@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch
 from hopyard.core.facts import Lost
+from hopyard.core.runs.events import Dispatch
 from hopyard.errors import SpecError
-from hopyard.frameworks.array import Linear
+from hopyard.frameworks.linear import Linear
 from hopyard.store.layout import Layout
 from hopyard.store.states import private
 from jobs import CONFIGS, WIDTH, agents, dataset, digests, fill, gone, journal, linear, select, table, troubled
@@ -178,7 +178,7 @@ def test_a_metric_that_nobody_reports(tmp_path: Path) -> None:
 
 
 def test_more_workers_than_cores_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.driver.drive.cores", lambda: 1)
+    monkeypatch.setattr("hopyard.driver.runs.session.cores", lambda: 1)
     with pytest.warns(UserWarning, match="2 workers on 1 cores: they take turns") as caught:
         run = select(tmp_path / "run", configs=CONFIGS[:1], engine=hy.Local(workers=2, devices=None))
     assert run.status == "completed"

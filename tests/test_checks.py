@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 import hopyard as hy
-from hopyard.agent.task import explained, plain
+from hopyard.agent.programs.task import explained, plain
 from hopyard.checks import escaped, escaped_tree, unwritable
-from hopyard.core.events import Began, Done, Failed, Interrupted, decode, encode
 from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
-from hopyard.driver.drive import fits
+from hopyard.core.runs.events import Began, Done, Failed, Interrupted, decode, encode
+from hopyard.driver.runs.session import fits
 from hopyard.errors import DataError, PreflightError, SpecError
-from hopyard.frameworks.array import Linear
+from hopyard.frameworks.linear import Linear
 from hopyard.spec import Array, Part, Ref, RunSpec
 from hopyard.store.guard import Guarded, StoreUnreachable
 from jobs import CONFIGS, WIDTH, dataset, linear, select

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch
 from hopyard.core.facts import Lost, Tick
+from hopyard.core.runs.events import Dispatch
 from jobs import (
     CONFIGS,
     agents,
@@ -193,7 +193,7 @@ def test_histories_are_equal_too(tmp_path: Path) -> None:
 
 
 def test_more_trials_than_stay_built(tmp_path: Path) -> None:
-    from hopyard.agent.work import BUILT
+    from hopyard.agent.runs.worker import BUILT
 
     configs = [{"lr": 0.001 * (n + 1)} for n in range(BUILT + 4)]
     data = dataset(partitions=2, rows=60)

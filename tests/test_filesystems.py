@@ -14,14 +14,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import hopyard as hy
-from hopyard.data.cache import rows_in
-from hopyard.data.folder import Folder
-from hopyard.data.folder import reaching as in_store
-from hopyard.data.tfrecord import records
+from hopyard.data.partitions.cache import rows_in
+from hopyard.data.shared.storage import Folder
+from hopyard.data.shared.storage import reaching as in_store
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
 from hopyard.filesystems import is_there, matching, open_url, reaching
-from hopyard.frameworks.array import Linear
-from hopyard.spark.target import Target
+from hopyard.formats.tfrecord import records
+from hopyard.frameworks.linear import Linear
+from hopyard.spark.tfrecord.target import Target
 from hopyard.store.states import open_store
 
 JAVA = OSError("Unable to load libjvm\ndlopen(/a) failed\ndlopen(/b) failed")

@@ -18,18 +18,18 @@ from typer.testing import CliRunner
 
 import hopyard as hy
 from hopyard.cli import app
-from hopyard.core.events import Began, Durable, Interrupted, Proposed
-from hopyard.core.machine import fold
-from hopyard.driver import drive
-from hopyard.driver.loop import Loop
-from hopyard.driver.recovery import recover
+from hopyard.core.runs.events import Began, Durable, Interrupted, Proposed
+from hopyard.core.runs.machine import fold
+from hopyard.driver.runs import session as drive
+from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.recovery import recover
 from hopyard.errors import PreflightError
 from hopyard.spec import Ref, RunSpec
 from hopyard.store import summary
 from hopyard.store.journal import Journal, read
 from hopyard.store.layout import Layout
 from hopyard.views import gantt
-from hopyard.views.chart import chart
+from hopyard.views.timeline import chart
 from jobs import CONFIGS, select, troubled
 
 EPOCHS, PARTITIONS = 10, 8

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch, Joined
-from hopyard.frameworks.array import Linear
+from hopyard.core.runs.events import Dispatch, Joined
+from hopyard.frameworks.linear import Linear
 from jobs import journal
 from keras_jobs import WIDTH, dataset, local, net, select, table
 

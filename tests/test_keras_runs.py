@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch, Done, Joined, Line
 from hopyard.core.facts import Lost
-from hopyard.data.cache import open_partition
-from hopyard.data.feed import sizes
-from hopyard.driver.run import Run
+from hopyard.core.runs.events import Dispatch, Done, Joined, Line
+from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.loader import sizes
+from hopyard.driver.runs.run import Run
 from hopyard.store.layout import Layout
 from jobs import agents, children, digests, driver, gone, journal, memory, script
 from keras_jobs import FIXED, ZOO, dataset, even, local, net, select, table, zoo
@@ -463,7 +463,7 @@ def test_nobody_else_imports_tensorflow(tmp_path: Path) -> None:
         ABSENT
         + """
 from jobs import CONFIGS, WIDTH, select
-from hopyard.frameworks.array import Linear
+from hopyard.frameworks.linear import Linear
 
 class Wary(Linear):
     def evaluate_partition(self, feed):

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Joined, Resumed
 from hopyard.core.facts import Lost
-from hopyard.frameworks.array import Linear
+from hopyard.core.runs.events import Joined, Resumed
+from hopyard.frameworks.linear import Linear
 from hopyard.store.layout import Layout
 from jobs import CONFIGS, WIDTH, digests, driver, first_time, gone, journal, memory, script, select
 

@@ -31,35 +31,35 @@ _WHERE = {
     "JournalError": "hopyard.errors",
     "Local": "hopyard.engines.local",
     "PreflightError": "hopyard.errors",
-    "Program": "hopyard.driver.program",
-    "ProgramContext": "hopyard.agent.context",
+    "Program": "hopyard.driver.programs.program",
+    "ProgramContext": "hopyard.agent.programs.context",
     "ProgramFailed": "hopyard.errors",
     "Random": "hopyard.search.listed",
     "ResourceError": "hopyard.errors",
-    "Role": "hopyard.core.cluster",
-    "Run": "hopyard.driver.run",
+    "Role": "hopyard.core.programs.placement",
+    "Run": "hopyard.driver.runs.run",
     "RunDirectoryError": "hopyard.errors",
     "RunFailed": "hopyard.errors",
     "Space": "hopyard.space",
     "Spark": "hopyard.engines.spark",
     "SpecError": "hopyard.errors",
     "Trainable": "hopyard.ports",
-    "Trial": "hopyard.driver.trial",
+    "Trial": "hopyard.driver.runs.trial",
     "TrialFailed": "hopyard.errors",
     "UsageError": "hopyard.errors",
     "choice": "hopyard.space",
-    "context": "hopyard.agent.context",
-    "fit": "hopyard.driver.start",
-    "launch": "hopyard.driver.launch",
-    "load": "hopyard.driver.run",
-    "load_model": "hopyard.driver.saved",
+    "context": "hopyard.agent.programs.context",
+    "fit": "hopyard.driver.runs.api",
+    "launch": "hopyard.driver.programs.api",
+    "load": "hopyard.driver.runs.run",
+    "load_model": "hopyard.driver.runs.saved_model",
     "loguniform": "hopyard.space",
-    "map_batches": "hopyard.spark.blocks",
-    "predict": "hopyard.spark.predict",
+    "map_batches": "hopyard.spark.inference.map_batches",
+    "predict": "hopyard.spark.inference.predict",
     "quniform": "hopyard.space",
     "randint": "hopyard.space",
-    "resume": "hopyard.driver.start",
-    "select": "hopyard.driver.start",
+    "resume": "hopyard.driver.runs.api",
+    "select": "hopyard.driver.runs.api",
     "uniform": "hopyard.space",
 }
 """Public name → module that has it."""
@@ -86,19 +86,19 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from hopyard.agent.context import ProgramContext as ProgramContext
-    from hopyard.agent.context import context as context
-    from hopyard.core.cluster import Role as Role
+    from hopyard.agent.programs.context import ProgramContext as ProgramContext
+    from hopyard.agent.programs.context import context as context
+    from hopyard.core.programs.placement import Role as Role
     from hopyard.data.dataset import Dataset as Dataset
-    from hopyard.driver.launch import launch as launch
-    from hopyard.driver.program import Program as Program
-    from hopyard.driver.run import Run as Run
-    from hopyard.driver.run import load as load
-    from hopyard.driver.saved import load_model as load_model
-    from hopyard.driver.start import fit as fit
-    from hopyard.driver.start import resume as resume
-    from hopyard.driver.start import select as select
-    from hopyard.driver.trial import Trial as Trial
+    from hopyard.driver.programs.api import launch as launch
+    from hopyard.driver.programs.program import Program as Program
+    from hopyard.driver.runs.api import fit as fit
+    from hopyard.driver.runs.api import resume as resume
+    from hopyard.driver.runs.api import select as select
+    from hopyard.driver.runs.run import Run as Run
+    from hopyard.driver.runs.run import load as load
+    from hopyard.driver.runs.saved_model import load_model as load_model
+    from hopyard.driver.runs.trial import Trial as Trial
     from hopyard.engines.inline import Inline as Inline
     from hopyard.engines.local import Local as Local
     from hopyard.engines.spark import Spark as Spark

@@ -26,7 +26,8 @@ from pathlib import Path
 import platformdirs
 
 from hopyard.errors import HopyardError
-from hopyard.spark import java, launch
+from hopyard.spark.local import environment as launch
+from hopyard.spark.local import java
 from hopyard.views import words
 
 
@@ -58,7 +59,7 @@ NEEDED = (
 SPARK_SECONDS = 180
 """For a Spark to start and pass one row on; it takes 10 to 20 on a machine that does nothing else."""
 SPARK_JOB = """
-from hopyard.spark.local import cause, session
+from hopyard.spark.local.session import cause, session
 try:
     rows = session(cores=1).range(1).mapInArrow(lambda batches: batches, "id long").count()
 except Exception as error:

@@ -1,7 +1,7 @@
 """What this process has gone over, for who looks at it from outside: batches, bytes, and the phase of its work.
 
 Called wherever rows and bytes are handled, in any package; where nobody counts (in the user's own process, in a script)
-the calls do nothing. It knows neither who counts nor what is made of it (`core/liveness.py`).
+the calls do nothing. It knows neither who counts nor what is made of it (`core/runs/liveness.py`).
 """
 
 from __future__ import annotations

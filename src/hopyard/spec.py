@@ -128,7 +128,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout: float = 15.0
     """Seconds without a heartbeat."""
     stall_timeout: float = 600.0
-    """Seconds without progress (`core/liveness.py`)."""
+    """Seconds without progress (`core/runs/liveness.py`)."""
     unit_timeout: float | None = None
     """Seconds that one unit may take, whatever progress it makes; None: any number."""
     durable_timeout: float = 600.0

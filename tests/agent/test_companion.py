@@ -15,8 +15,8 @@ import pytest
 import hopyard as hy
 from hopyard.agent.progress import Progress
 from hopyard.core.facts import Lost
-from hopyard.core.liveness import PHASES
-from hopyard.frameworks.array import Linear
+from hopyard.core.runs.liveness import PHASES
+from hopyard.frameworks.linear import Linear
 from hopyard.system.processes import Tree, descendants, ended, state_of
 from jobs import CONFIGS, WIDTH, alive, companions, first_time, gone, journal, select
 

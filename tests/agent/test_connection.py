@@ -16,10 +16,10 @@ import zmq
 
 from hopyard.agent.connection import Connection, dial
 from hopyard.agent.progress import Progress
-from hopyard.core.events import Done
-from hopyard.core.hosting import FeedWord
 from hopyard.core.messages import Beat, Card, End, Hello, Setup, pack
-from hopyard.driver.wire import Gone, Router
+from hopyard.core.programs.messages import FeedWord
+from hopyard.core.runs.events import Done
+from hopyard.driver.links import Gone, Router
 from hopyard.spec import RunSpec
 from hopyard.testing import Proxied
 from wires import Cards
@@ -128,7 +128,7 @@ def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
     handled: list[Any] = []
     threading.Thread(target=it.agent.send, args=(done(1),)).start()  # the second socket may dial later than the first
     it.until(lambda: bool(it.heard))
-    monkeypatch.setattr("hopyard.driver.wire.ASIDE", (FeedWord,))
+    monkeypatch.setattr("hopyard.driver.links.ASIDE", (FeedWord,))
     it.agent.handle(FeedWord, handled.append)
     it.until(lambda: not len(it.router._peers[0].delivery))
     it.router.send(0, word(1))

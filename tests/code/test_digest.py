@@ -115,7 +115,7 @@ import numpy as np
 import hopyard as hy
 import nets
 from hopyard.code.digest import digest
-from hopyard.driver.ship import dump
+from hopyard.driver.pickling import dump
 from nets import norm
 
 TABLE = np.arange(6.0).reshape(2, 3)

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hopyard.data.cache import open_partition
 from hopyard.data.manifest import Manifest
+from hopyard.data.partitions.cache import open_partition
 
 
 @pytest.fixture

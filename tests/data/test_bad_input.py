@@ -380,7 +380,7 @@ def test_no_map_style_dataset() -> None:
 
 
 def test_too_many_values_for_one_hot(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.data.finish.ONE_HOT_LIMIT", 3)
+    monkeypatch.setattr("hopyard.data.encoding.finalize.ONE_HOT_LIMIT", 3)
     with pytest.raises(DataError, match='"index"'):
         arrow(features="a", encode={"a": "one-hot"}).prepare(cache)
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopyard.data.assign import validates
+from hopyard.data.assignment import validates
 from hopyard.data.dataset import Dataset
-from hopyard.data.files import Files
 from hopyard.data.manifest import Manifest
+from hopyard.data.sources.parquet import Files
 from hopyard.errors import DataError, SpecError
 
 FEATURES = ["a", "b", "flag"]
@@ -413,9 +413,9 @@ def test_many_partitions_do_not_need_many_open_files(cache: Path, read: Any) -> 
 
 def test_more_rows_than_a_block(cache: Path, tmp_path: Path, read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups too large to decode at once, and several blocks of everything."""
-    monkeypatch.setattr("hopyard.data.files.GROUP_BYTES", 1000)
-    monkeypatch.setattr("hopyard.data.files.BYTES", 4096)
-    monkeypatch.setattr("hopyard.data.build._BLOCK_BYTES", 512)
+    monkeypatch.setattr("hopyard.data.sources.parquet.GROUP_BYTES", 1000)
+    monkeypatch.setattr("hopyard.data.sources.parquet.BYTES", 4096)
+    monkeypatch.setattr("hopyard.data.partitions.builder._BLOCK_BYTES", 512)
     rng = np.random.default_rng(0)
     table = pa.table(
         {"x": rng.normal(size=20_000), "c": rng.integers(0, 50, 20_000).astype(str), "n": np.arange(20_000)}

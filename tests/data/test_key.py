@@ -117,7 +117,7 @@ def test_a_key_may_be_null_and_anything_with_a_value(users: pa.Table, cache: Pat
 
 def test_more_rows_than_memory_are_the_same(users: pa.Table, tmp_path: Path, read: Any, monkeypatch: Any) -> None:
     whole = hy.Dataset.arrow(users, **OPTIONS).prepare(tmp_path / "one")
-    monkeypatch.setattr("hopyard.data.row_order.RowSorter.__init__.__defaults__", (1000,))
+    monkeypatch.setattr("hopyard.data.rows.order.RowSorter.__init__.__defaults__", (1000,))
     assert same([whole, hy.Dataset.arrow(users, **OPTIONS).prepare(tmp_path / "two")], read)
 
 
@@ -142,7 +142,7 @@ def test_what_differs_is_said(users: pa.Table, cache: Path) -> None:
 
 def test_a_resume_says_how_many_rows_came(users: pa.Table, tmp_path: Path) -> None:
     def recipe(config: dict[str, Any]) -> Any:
-        from hopyard.frameworks.array import Linear
+        from hopyard.frameworks.linear import Linear
 
         return Linear(4, 4, lr=config["lr"], batch_size=16)
 

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from hopyard.engines import seats as seats_of
+from hopyard.engines import supervisors as seats_of
 from hopyard.engines.spark import Executors, Spark
 from hopyard.ports import Home
 from jobs import alive, gone

@@ -61,7 +61,7 @@ def doubles(args, ctx):
 
 def dies(args, ctx):
     import signal, time
-    from hopyard.hosts import java_above
+    from hopyard.system.network import java_above
     if ctx.index == 1:
         time.sleep(1)
         os.kill(java_above(), signal.SIGKILL)

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Dispatch, Durable, Joined, Left
 from hopyard.core.facts import Lost
-from hopyard.driver.ship import dump
+from hopyard.core.runs.events import Dispatch, Durable, Joined, Left
+from hopyard.driver.pickling import dump
 from hopyard.engines.spark import Executors, _explained
 from hopyard.errors import ResourceError
 from hopyard.ports import Home
@@ -107,8 +107,8 @@ def test_a_worker_lost_five_times(tmp_path: Path, spark: Any) -> None:
 def test_a_worker_with_nothing_to_do_is_given_back(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, undisturbed: list[str]
 ) -> None:
-    monkeypatch.setattr("hopyard.driver.drive.IDLE", 1.0)
-    monkeypatch.setattr("hopyard.engines.seats.SPARE_SECONDS", 0.2)
+    monkeypatch.setattr("hopyard.driver.runs.session.IDLE", 1.0)
+    monkeypatch.setattr("hopyard.engines.supervisors.SPARE_SECONDS", 0.2)
     configs = [CONFIGS[0], {**CONFIGS[1], "at": 15, "do": f"wait for {tmp_path / 'given back'}"}]
     run = select(tmp_path / "run", troubled, configs, engine=hy.Spark(spark, workers=2), wait=False)
     end = time.monotonic() + 60
@@ -224,7 +224,7 @@ def test_a_pickle_of_it_leaves_the_session_behind(spark: Any) -> None:
 
 
 def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
-    from hopyard.engines.sitter import Ticket, sit
+    from hopyard.engines.supervisor import Ticket, sit
 
     ticket = Ticket("127.0.0.1", 1, "the token", b'{"secret_key": "the secret"}', 1, {"PASSWORD": "x"})
     frame = spark.range(0, 1, 1, 1).mapInArrow(sit(ticket), "host string")

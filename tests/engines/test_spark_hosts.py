@@ -10,8 +10,8 @@ import pytest
 
 import hopyard as hy
 from clusters import Cluster, drive, may_unshare
-from hopyard.core.events import Done, Failed, Joined
 from hopyard.core.facts import Lost
+from hopyard.core.runs.events import Done, Failed, Joined
 from jobs import CONFIGS, agents, digests, gone, journal, select
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Interrupted, Joined
+from hopyard.core.runs.events import Interrupted, Joined
 from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
 
 pytestmark = pytest.mark.timeout(240)

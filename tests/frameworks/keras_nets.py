@@ -9,10 +9,11 @@ import keras
 import numpy as np
 
 from hopyard.data.columns import Columns
-from hopyard.data.feed import PartitionFeed
-from hopyard.frameworks import keras_tools, seed_all
-from hopyard.frameworks.keras import Model
-from hopyard.frameworks.keras_shapes import Info
+from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.frameworks import seed_all
+from hopyard.frameworks.keras import runtime as keras_tools
+from hopyard.frameworks.keras.checks import Info
+from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.tree import capture
 
 WIDTH = 4

@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from hopyard.frameworks import seed_all
-from hopyard.frameworks.torch import Model, accuracy
-from hopyard.frameworks.torch_tools import install
+from hopyard.frameworks.torch.model import Model, accuracy
+from hopyard.frameworks.torch.runtime import install
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 

@@ -12,11 +12,11 @@ import pytest
 from keras.callbacks import Callback, LambdaCallback, LearningRateScheduler
 from keras_nets import bits, data, feed, feed_of, made, metrics, model, optimizers, ordered, plain, small
 
-from hopyard.agent.build import Built
 from hopyard.errors import SpecError
-from hopyard.frameworks.keras import Model
+from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
+from hopyard.training.build import Built
 
 PARTITIONS = 3
 WARNS = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

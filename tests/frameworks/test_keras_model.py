@@ -36,9 +36,10 @@ from keras_nets import (
 
 from hopyard import meter
 from hopyard.errors import HopyardError, SpecError
-from hopyard.frameworks import seed_all, tensorflow_tools
-from hopyard.frameworks.keras import Model
-from hopyard.frameworks.keras_rows import One
+from hopyard.frameworks import seed_all
+from hopyard.frameworks.keras.model import Model
+from hopyard.frameworks.keras.rows import One
+from hopyard.frameworks.tensorflow import runtime as tensorflow_tools
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import EpochEnd, Expecting, Folding, Likened, Predicting, WholePartition
 from hopyard.spec import Batch
@@ -248,7 +249,7 @@ def test_weights_of_rows_are_another_form_of_data() -> None:
 def test_a_large_partition_is_cut_and_nobody_can_tell(monkeypatch: pytest.MonkeyPatch, shuffle: int | None) -> None:
     whole, cut = model(small), model(small)
     sums = [whole.train_partition(feed(1, 60, 8, shuffle)), whole.evaluate_partition(feed(2, 60, 8, None))]
-    monkeypatch.setattr("hopyard.frameworks.keras_rows.PART_BYTES", 500)
+    monkeypatch.setattr("hopyard.frameworks.keras.rows.PART_BYTES", 500)
     assert [cut.train_partition(feed(1, 60, 8, shuffle)), cut.evaluate_partition(feed(2, 60, 8, None))] == sums
     assert bits(whole) == bits(cut)
     assert cut.traces == 2
@@ -282,14 +283,14 @@ def test_calls_take_about_ten_seconds_and_nobody_can_tell(
     monkeypatch: pytest.MonkeyPatch, counter: Counter, shuffle: int | None, part_bytes: int
 ) -> None:
     """A partition in one call would look as if nothing advanced for as long as it takes."""
-    monkeypatch.setattr("hopyard.frameworks.keras_rows.PART_BYTES", part_bytes)
+    monkeypatch.setattr("hopyard.frameworks.keras.rows.PART_BYTES", part_bytes)
     whole, cut = model(small), model(small)
     whole.train_partition(feed(1, 60, 8, shuffle))
     whole.evaluate_partition(feed(2, 60, 8, None))
     assert sum(counter.counts) == 16
     assert len(counter.counts) < 16 or part_bytes == 500
     counter.counts.clear()
-    monkeypatch.setattr("hopyard.frameworks.keras_rows.CALL_SECONDS", 1e-9)
+    monkeypatch.setattr("hopyard.frameworks.keras.rows.CALL_SECONDS", 1e-9)
     cut.train_partition(feed(1, 60, 8, shuffle))
     cut.evaluate_partition(feed(2, 60, 8, None))
     assert counter.counts == [1] * 16

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hopyard.data.columns import Columns
-from hopyard.data.feed import PartitionFeed
+from hopyard.data.partitions.loader import PartitionFeed
 from hopyard.errors import SpecError
-from hopyard.frameworks import keras_rows
-from hopyard.frameworks.keras_rows import One, Pace, Part, Rows, each, leaves, weigh
+from hopyard.frameworks.keras import rows as keras_rows
+from hopyard.frameworks.keras.rows import One, Pace, Part, Rows, each, leaves, weigh
 from hopyard.ports import Feed
 from hopyard.spec import Batch
 

@@ -31,14 +31,15 @@ from keras_nets import (
 )
 
 import hopyard as hy
-from hopyard.agent.build import Plan, build
 from hopyard.errors import SpecError
-from hopyard.frameworks import keras_state, tensorflow_tools
-from hopyard.frameworks.keras import Model
+from hopyard.frameworks.keras import state as keras_state
+from hopyard.frameworks.keras.model import Model
+from hopyard.frameworks.tensorflow import runtime as tensorflow_tools
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import Leaf
 from hopyard.spec import RunSpec
 from hopyard.store.tree import decode, encode
+from hopyard.training.build import Plan, build
 
 
 @pytest.fixture(autouse=True)

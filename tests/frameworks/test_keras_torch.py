@@ -13,8 +13,8 @@ JOB = """
 import keras, numpy as np, torch
 from keras_nets import feed, made, INPUTS, TARGETS, with_loss, bits
 from hopyard.errors import SpecError
-from hopyard.frameworks import capture, restore
-from hopyard.frameworks.keras import Model
+from hopyard.frameworks.tree import capture, restore
+from hopyard.frameworks.keras.model import Model
 from hopyard.store.tree import decode, encode
 
 def net(width=4):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hopyard.frameworks import onednn
+from hopyard.frameworks.tensorflow import onednn
 
 NOTE = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
 SAID = "I0000 00:00:1795331063.736006    5511 port.cc:153] oneDNN custom operations are on. You may see …\n"

@@ -11,9 +11,9 @@ import torch
 from sklearn import metrics as sk
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import torch_metrics
-from hopyard.frameworks.torch import AUC, F1, accuracy
-from hopyard.frameworks.torch_metrics import Tally
+from hopyard.frameworks.torch import metrics as torch_metrics
+from hopyard.frameworks.torch.metrics import Tally
+from hopyard.frameworks.torch.model import AUC, F1, accuracy
 
 RNG = np.random.default_rng(0)
 

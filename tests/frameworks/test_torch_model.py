@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from hopyard.errors import SpecError
 from hopyard.frameworks import seed_all
-from hopyard.frameworks.torch import AUC, Model, accuracy
-from hopyard.frameworks.torch_leaf import tensors
+from hopyard.frameworks.torch.model import AUC, Model, accuracy
+from hopyard.frameworks.torch.tensors import tensors
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import EpochEnd, Folding, Predicting, WholePartition
 from hopyard.spec import Batch

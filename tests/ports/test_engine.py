@@ -158,8 +158,8 @@ def all_of(crew: Callable[..., Any]) -> list[str]:
 
 
 def test_no_engine_has_more_than_the_port() -> None:
-    from hopyard.engines.beside import Beside
     from hopyard.engines.inline import Alone
     from hopyard.engines.spark import Executors
+    from hopyard.engines.split import Beside
 
     assert all_of(Alone) == all_of(Processes) == all_of(Executors) == all_of(Beside) == all_of(Crew)

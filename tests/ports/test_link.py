@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 import hopyard as hy
-from hopyard.core.events import Checked, Done, Durable, Failed
 from hopyard.core.messages import Examine, Ready, Setup, Unfit, Up, Work
-from hopyard.driver.ship import dump
-from hopyard.driver.wire import Direct, Gone, Link, Router
+from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.driver.links import Direct, Gone, Link, Router
+from hopyard.driver.pickling import dump
 from hopyard.spec import Ref, RunSpec, Unit
 from hopyard.store.arena import Folder, memory_root
 from hopyard.store.states import LocalStore

@@ -16,10 +16,10 @@ import pytest
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Store
 from hopyard.spec import Ref
-from hopyard.store.bulk import Client
-from hopyard.store.bulk_server import Server
-from hopyard.store.certificate import make_certificate
-from hopyard.store.connection import Credentials
+from hopyard.store.bulk.certificate import make_certificate
+from hopyard.store.bulk.client import Client
+from hopyard.store.bulk.connection import Credentials
+from hopyard.store.bulk.server import Server
 from hopyard.store.remote import Depot, RemoteStore
 from hopyard.store.states import FsspecStore, LocalStore, claim, open_store
 

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from hopyard.data.spark import narrowed, new_columns
 from hopyard.errors import DataError, SpecError
-from hopyard.spark.blocks import map_batches
-from hopyard.spark.predict import check, with_scores
+from hopyard.spark.inference.map_batches import map_batches
+from hopyard.spark.inference.predict import check, with_scores
+from hopyard.sparkapi.dataframe import narrowed, new_columns
 
 
 class Frame:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hopyard.core.events import Began, Exhausted, Interrupted, Line, Proposed, encode
+from hopyard.core.runs.events import Began, Exhausted, Interrupted, Line, Proposed, encode
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT, RunSpec
 from hopyard.store import journal as journals

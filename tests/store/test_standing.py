@@ -4,7 +4,7 @@ import fcntl
 
 import pytest
 
-from hopyard.core.events import Finished, Interrupted, Resumed, encode
+from hopyard.core.runs.events import Finished, Interrupted, Resumed, encode
 from hopyard.store.layout import Layout
 from hopyard.store.standing import held, standing
 

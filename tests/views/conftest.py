@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from hopyard.core.events import (
+from hopyard.core.facts import Lost
+from hopyard.core.runs.events import (
     Began,
     Check,
     Checked,
@@ -20,8 +21,7 @@ from hopyard.core.events import (
     Proposed,
     Resumed,
 )
-from hopyard.core.facts import Lost
-from hopyard.core.machine import Machine
+from hopyard.core.runs.machine import Machine
 from hopyard.spec import Part, Ref, RunSpec
 
 T0 = 1_760_000_000.0

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hopyard.core.cluster import Place, Task
 from hopyard.core.facts import Lost
-from hopyard.core.program_facts import Assigned, Ended, Launched, Over, Reported, Reserved, Running, spec_of
+from hopyard.core.programs.events import Assigned, Ended, Launched, Over, Reported, Reserved, Running, spec_of
+from hopyard.core.programs.placement import Place, Task
 from hopyard.errors import JournalError
 from hopyard.views.program import read, report, story
 

@@ -4,8 +4,8 @@ import re
 import msgspec
 import pytest
 
-from hopyard.core.events import Finished
-from hopyard.core.machine import fold
+from hopyard.core.runs.events import Finished
+from hopyard.core.runs.machine import fold
 from hopyard.spec import RunSpec
 from hopyard.views.report import facts, report, summary
 from machines import Run

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from hopyard.core.machine import fold
+from hopyard.core.runs.machine import fold
 from hopyard.views import words
 from hopyard.views.report import report
 

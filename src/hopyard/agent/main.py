@@ -25,8 +25,8 @@ from hopyard import meter
 from hopyard.agent.companion import STACKS, accompany
 from hopyard.agent.connection import Connection
 from hopyard.agent.progress import Progress
-from hopyard.core.hosting import Host
 from hopyard.core.messages import Card, Hello, Setup
+from hopyard.core.programs.messages import Host
 
 
 def serve(card: Card, progress: Progress) -> None:
@@ -36,12 +36,12 @@ def serve(card: Card, progress: Progress) -> None:
         connection.send(Hello(card.slot))
         first = connection.receive()
         if isinstance(first, Host):
-            from hopyard.agent.host import Hosting
+            from hopyard.agent.programs.supervisor import Hosting
 
             progress.enter("idle")  # the task has a process of its own
             Hosting(card, connection, first, progress.companion).run()
         elif isinstance(first, Setup):
-            from hopyard.agent.hands import work
+            from hopyard.agent.runs.service import work
 
             meter.count_with(progress)
             work(card, connection, first, progress)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from hopyard.core.liveness import PHASES
+from hopyard.core.runs.liveness import PHASES
 
 _ADVANCED, _PHASE, _TAKEN, _COMPANION, _LENGTH = range(5)
 """Words of 8 bytes."""

@@ -7,7 +7,10 @@ trials failed, 4 no resources, 130 Ctrl-C, 143 TERM. Everything is imported when
 
 import typer
 
-from hopyard.cli import checking, cleaning, reading, training
+from hopyard.cli import clean as cleaning
+from hopyard.cli import diagnose as checking
+from hopyard.cli import inspect as reading
+from hopyard.cli import runs as training
 
 app = typer.Typer(
     name="hopyard",

@@ -11,13 +11,13 @@ from typing import Any
 
 import typer
 
-from hopyard.cli.verbs import FAILED, GOOD, say
+from hopyard.cli.common import FAILED, GOOD, say
 from hopyard.errors import UsageError
 
 
 def roles_of(text: str, gpus: int) -> dict[str, Any]:
     """ "worker=2:4,ps=1" as hy.launch takes it."""
-    from hopyard.core.cluster import SERVING, Role
+    from hopyard.core.programs.placement import SERVING, Role
 
     made = {}
     for part in text.split(","):
@@ -72,7 +72,7 @@ def _session(master: str | None, workers: int) -> Iterator[Any]:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise UsageError(f"--engine spark: {error}; pip install 'hopyard[spark]'") from error
-    from hopyard.spark import local
+    from hopyard.spark.local import session as local
 
     active = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName("hopyard")
@@ -112,7 +112,7 @@ _KNOWN = {
 
 def _has_master(environ: Mapping[str, str]) -> bool:
     """Whether Spark is told a master by somebody else. It cannot be asked: where nobody does, it takes local[*]."""
-    from hopyard.spark.launch import pyspark
+    from hopyard.spark.local.environment import pyspark
 
     if any(environ.get(name) for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER")):
         return True  # the first: spark-submit has started this process
@@ -126,7 +126,7 @@ def _has_master(environ: Mapping[str, str]) -> bool:
 
 def run_program(script: Path, arguments: list[str], roles: dict[str, Any], engine: Any, **how: Any) -> int:
     """Run it to its end; the exit code."""
-    from hopyard.driver.launch import launch
+    from hopyard.driver.programs.api import launch
 
     with launch(script, arguments, roles=roles, engine=engine, **how) as program:
         typer.echo(f"{program.directory}: what it prints is shown by `hopyard logs {program.directory} -f`", err=True)

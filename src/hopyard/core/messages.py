@@ -15,10 +15,10 @@ import msgspec
 
 from hopyard.checks import escaped_tree
 from hopyard.core.delivery import Head
-from hopyard.core.events import Checked, Done, Durable, Failed, Forgotten, StoreAway, StoreBack
 from hopyard.core.facts import UNREADABLE
-from hopyard.core.hosting import Door, FeedWord, Host, Shown
-from hopyard.core.program_facts import Begin, Ended, Halt, Reported, Reserved, Running
+from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
+from hopyard.core.programs.messages import Door, FeedWord, Host, Shown
+from hopyard.core.runs.events import Checked, Done, Durable, Failed, Forgotten, StoreAway, StoreBack
 from hopyard.errors import HopyardError, SpecError
 from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
 

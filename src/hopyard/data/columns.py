@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.data.arrow import Array
+from hopyard.formats.arrow import Array
 
 ALIGN = 64
 """Bytes. Misaligned inputs change the bits of torch's `linear` (10 to 20 of 56 shapes, at 4 or 8 bytes)."""

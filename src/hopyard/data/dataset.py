@@ -15,27 +15,27 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from hopyard.data.arrow import Array, require
-from hopyard.data.assign import validates
-from hopyard.data.blocks import Transform, chosen_by, identity, transformed
-from hopyard.data.build import Block, Job, build
-from hopyard.data.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
-from hopyard.data.content import Content
-from hopyard.data.encoder import Place
-from hopyard.data.files import Files, find
-from hopyard.data.folder import absolute
-from hopyard.data.given import from_arrow, from_items, from_numpy, from_pandas
-from hopyard.data.kept import Kept, refuse
+from hopyard.data.assignment import validates
+from hopyard.data.encoding.encoder import Place
+from hopyard.data.encoding.schema import plan
+from hopyard.data.encoding.transform import Transform, chosen_by, identity, transformed
+from hopyard.data.from_spark.job import Frame, from_spark
+from hopyard.data.from_spark.source import Kept, refuse
 from hopyard.data.manifest import FORMAT, Manifest
-from hopyard.data.materialise import Frame, from_spark
-from hopyard.data.names import ColumnSpec, columns, fraction, whole
-from hopyard.data.plan import plan
-from hopyard.data.row_names import named
-from hopyard.data.sources import Arrays, Reader, Source, Table
-from hopyard.data.spark import checked, is_frame
-from hopyard.data.tfrecord_source import Records
-from hopyard.data.tfrecord_source import find as find_records
+from hopyard.data.options import ColumnSpec, columns, fraction, whole
+from hopyard.data.partitions.builder import Block, Job, build
+from hopyard.data.partitions.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
+from hopyard.data.rows.content import Content
+from hopyard.data.rows.names import named
+from hopyard.data.shared.storage import absolute
+from hopyard.data.sources.memory import Arrays, Reader, Source, Table
+from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas
+from hopyard.data.sources.parquet import Files, find
+from hopyard.data.sources.tfrecord import Records
+from hopyard.data.sources.tfrecord import find as find_records
 from hopyard.errors import DataError, SpecError
+from hopyard.formats.arrow import Array, require
+from hopyard.sparkapi.dataframe import checked, is_frame
 
 Assign = Literal["spread", "blocks"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from hopyard.data.arrow import Array
+from hopyard.formats.arrow import Array
 
 HEADER = 256
 """Bytes before the data; a multiple of 64, and room for the shape of any array."""

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hopyard.errors import SpecError
-from hopyard.hosts import LOOPBACK
 from hopyard.ports import Crew, Home
+from hopyard.system.network import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)

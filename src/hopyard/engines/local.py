@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from hopyard.engines.oom import RAN_OUT, Kills
 from hopyard.errors import ResourceError, SpecError
-from hopyard.hosts import LOOPBACK
 from hopyard.ports import Crew, Home, OutOfMemory
+from hopyard.system.network import LOOPBACK
+from hopyard.system.oom import RAN_OUT, Kills
 from hopyard.system.processes import watched
 
 log = logging.getLogger(__name__)

@@ -20,14 +20,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hopyard.engines.beside import Beside
 from hopyard.engines.local import Local, Processes
-from hopyard.engines.seats import Seats
-from hopyard.engines.sitter import UNREACHED, Ticket, sit, sit_plainly
+from hopyard.engines.split import Beside
+from hopyard.engines.supervisor import UNREACHED, Ticket, sit, sit_plainly
+from hopyard.engines.supervisors import Seats
 from hopyard.errors import ResourceError, SpecError
-from hopyard.hosts import LOOPBACK, address_towards
 from hopyard.ports import Crew, Home
-from hopyard.sessions import is_connect, is_stopped
+from hopyard.sparkapi.session import is_connect, is_stopped
+from hopyard.system.network import LOOPBACK, address_towards
 
 log = logging.getLogger(__name__)
 

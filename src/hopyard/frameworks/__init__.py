@@ -26,14 +26,13 @@ import os
 import random
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
-from hopyard.frameworks import onednn
+from hopyard.frameworks.tensorflow import onednn
 
-TOOLS = {name: f"hopyard.frameworks.{name}_tools" for name in ("torch", "tensorflow", "jax", "keras")}
+TOOLS = {name: f"hopyard.frameworks.{name}.runtime" for name in ("torch", "tensorflow", "jax", "keras")}
 """Framework → the module with its tools. Each has `prepare()` and `warm()`, which import and do what is put off until a
 first step, `install(exact, threads)`, which sets the process up, `reseed(seed)`, called before each recipe and each
 partition, `versions()`, and `held()` and `give_back(held)`, for what a run changes in the process (None: as it is at
@@ -76,15 +75,6 @@ def environment(threads: int) -> dict[str, str]:
     said otherwise: the number of threads for those that cannot be told later, and GPUs that can be shared."""
     flags = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "NPROC": str(threads)}
     return flags | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})
-
-
-def processor() -> str:
-    """The model of the processor, on which TensorFlow and XLA choose their kernels."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def seed_all(seed: int) -> None:

@@ -44,7 +44,7 @@ def lower(tree: Tree) -> Tree:
     torch = sys.modules.get("torch")
     if torch is None:
         return _map(tree, (), None)
-    from hopyard.frameworks.torch_leaf import lower_tensor
+    from hopyard.frameworks.torch.tensors import lower_tensor
 
     return _map(tree, torch.Tensor, lower_tensor)
 
@@ -111,7 +111,7 @@ def _lift(tree: Tree) -> Tree:
     if isinstance(tree, tuple):
         return tuple(_lift(value) for value in tree)
     if isinstance(tree, Leaf) and tree.kind == "torch":
-        from hopyard.frameworks.torch_leaf import lift_leaf
+        from hopyard.frameworks.torch.tensors import lift_leaf
 
         return lift_leaf(tree)
     if isinstance(tree, Leaf) and tree.kind == "ml_dtypes":

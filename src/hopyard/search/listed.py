@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopyard.core.order import fraction
+from hopyard.core.runs.order import fraction
 from hopyard.errors import SpecError
 from hopyard.space import Space, plain
 from hopyard.spec import Config

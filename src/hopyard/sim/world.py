@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from hopyard.core.events import (
+from hopyard.core.runs.events import (
     Began,
     Check,
     Checked,
@@ -26,7 +26,7 @@ from hopyard.core.events import (
     Line,
     Proposed,
 )
-from hopyard.core.machine import Machine
+from hopyard.core.runs.machine import Machine
 from hopyard.spec import PackedSums, Part, Ref, RunSpec, Unit
 
 Seconds = Callable[[Unit, int], float]

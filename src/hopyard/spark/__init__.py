@@ -16,11 +16,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _WHERE = {
-    "HopyardEstimator": "hopyard.spark.estimator",
-    "HopyardModel": "hopyard.spark.estimator",
-    "load_tfrecords": "hopyard.spark.tfrecords",
-    "save_tfrecords": "hopyard.spark.tfrecords",
-    "session": "hopyard.spark.local",
+    "HopyardEstimator": "hopyard.spark.ml.estimator",
+    "HopyardModel": "hopyard.spark.ml.estimator",
+    "load_tfrecords": "hopyard.spark.tfrecord.frames",
+    "save_tfrecords": "hopyard.spark.tfrecord.frames",
+    "session": "hopyard.spark.local.session",
 }
 """Public name → module that has it. No module here has the name of a public one: importing it would hide that."""
 
@@ -40,8 +40,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from hopyard.spark.estimator import HopyardEstimator as HopyardEstimator
-    from hopyard.spark.estimator import HopyardModel as HopyardModel
-    from hopyard.spark.local import session as session
-    from hopyard.spark.tfrecords import load_tfrecords as load_tfrecords
-    from hopyard.spark.tfrecords import save_tfrecords as save_tfrecords
+    from hopyard.spark.local.session import session as session
+    from hopyard.spark.ml.estimator import HopyardEstimator as HopyardEstimator
+    from hopyard.spark.ml.estimator import HopyardModel as HopyardModel
+    from hopyard.spark.tfrecord.frames import load_tfrecords as load_tfrecords
+    from hopyard.spark.tfrecord.frames import save_tfrecords as save_tfrecords

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from hopyard.core.events import Began, Line, decode, encode
 from hopyard.core.facts import UNREADABLE
+from hopyard.core.runs.events import Began, Line, decode, encode
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT
 

@@ -9,9 +9,9 @@ import msgspec
 
 from hopyard.ports import Store
 from hopyard.spec import Ref
-from hopyard.store.bulk import Ask, Client
-from hopyard.store.bulk_server import Service
-from hopyard.store.turns import Turns
+from hopyard.store.bulk.client import Ask, Client
+from hopyard.store.bulk.server import Service
+from hopyard.store.bulk.turns import Turns
 
 PUTS = 2
 """States that are taken at once: one comes while another is written. They are in memory meanwhile, and no others."""

@@ -9,7 +9,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from hopyard.core.events import Finished, Interrupted, Line, decode
+from hopyard.core.runs.events import Finished, Interrupted, Line, decode
 from hopyard.errors import JournalError
 from hopyard.store.layout import Layout
 

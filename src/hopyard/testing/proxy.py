@@ -14,8 +14,8 @@ import threading
 from dataclasses import replace
 from typing import Any, Literal
 
-from hopyard.hosts import joined, parted
 from hopyard.ports import Crew, Engine, Home
+from hopyard.system.network import joined, parted
 
 Direction = Literal["up", "down", "both"]
 

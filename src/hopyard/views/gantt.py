@@ -16,11 +16,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hopyard.core.events import Began, Line, Proposed
+from hopyard.core.runs.events import Began, Line, Proposed
 from hopyard.errors import UsageError
 from hopyard.spec import Array, Config
 from hopyard.views import words
-from hopyard.views.chart import Chart, Span
+from hopyard.views.timeline import Chart, Span
 
 KINDS = ("train", "validate", "fold", "check")
 OUTCOMES = ("done", "failed", "lost", "running")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopyard.core.program import begun
-from hopyard.core.program_facts import FORMAT, Launched, ProgramLine, decode, format_of
+from hopyard.core.programs.events import FORMAT, Launched, ProgramLine, decode, format_of
+from hopyard.core.programs.machine import begun
 from hopyard.errors import JournalError
 from hopyard.views import words
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hopyard.core.books import TrialBook
-from hopyard.core.events import Line
-from hopyard.core.machine import Machine
+from hopyard.core.runs.events import Line
+from hopyard.core.runs.machine import Machine
+from hopyard.core.runs.records import TrialBook
 from hopyard.views import words
-from hopyard.views.chart import Chart, chart
+from hopyard.views.timeline import Chart, chart
 
 SHORT = 16
 """Hexadecimal digits of a digest that stand in a table; the whole is in `summary`."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hopyard.core.books import TrialBook
-from hopyard.core.machine import Machine
+from hopyard.core.runs.machine import Machine
+from hopyard.core.runs.records import TrialBook
 from hopyard.spec import Config, better
 
 _MISSING = object()

@@ -11,8 +11,8 @@ from typing import Any
 
 from hopyard.compat import VARIABLE, installed
 from hopyard.compat.tensorflowonspark.TFSparkNode import Meta, hosted
-from hopyard.driver.launch import launch
-from hopyard.driver.program import Program
+from hopyard.driver.programs.api import launch
+from hopyard.driver.programs.program import Program
 from hopyard.engines.spark import Spark
 from hopyard.errors import ProgramFailed, ResourceError, SpecError
 

@@ -10,7 +10,7 @@ from hopyard.compat import VARIABLE, install
 from hopyard.compat.tensorflowonspark import util
 from hopyard.compat.tensorflowonspark.TFCluster import answers, default_fs, session
 from hopyard.compat.tensorflowonspark.TFSparkNode import TFNodeContext
-from hopyard.driver.launch import launch
+from hopyard.driver.programs.api import launch
 from hopyard.engines.spark import Spark
 
 PATIENCE = 60.0

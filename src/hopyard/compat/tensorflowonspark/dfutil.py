@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
-from hopyard.data.example import Seen, decode, encode, look, schema
 from hopyard.errors import SpecError
-from hopyard.spark.tfrecords import load_tfrecords, save_tfrecords
+from hopyard.formats.example import Seen, decode, encode, look, schema
+from hopyard.spark.tfrecord.frames import load_tfrecords, save_tfrecords
 
 loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """DataFrame that `loadTFRecords` gave → where from."""

@@ -36,8 +36,8 @@ from hopyard.compat.tensorflowonspark.parameters import (
     TFTypeConverters,
 )
 from hopyard.compat.tensorflowonspark.scoring import Scoring, column_type
-from hopyard.data.spark import mapped, narrowed
 from hopyard.errors import SpecError
+from hopyard.sparkapi.dataframe import mapped, narrowed
 
 __all__ = [
     "HasBatchSize",

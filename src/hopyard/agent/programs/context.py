@@ -1,0 +1,204 @@
+"""What a program's `main(args, ctx)` is given: who it is, who its peers are, its rows, and a way to report."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import operator
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hopyard.core.programs.events import Reported
+from hopyard.core.programs.feeding import feed_named
+from hopyard.errors import SpecError
+from hopyard.store.layout import Layout
+
+if TYPE_CHECKING:
+    from hopyard.agent.programs.session import TaskSession
+    from hopyard.feeds.reader import Feed
+
+
+present: ProgramContext | None = None
+"""Of the task that runs in this process."""
+
+
+def context() -> ProgramContext:
+    """What `main(args, ctx)` is given, for scripts, which have no such argument; in a task's process only.
+
+    Raises:
+        SpecError: this process is no task of a program.
+    """
+    if present is None:
+        raise SpecError("hy.context(): this process is no task of a program; start it by hy.launch or `hopyard run`")
+    return present
+
+
+class ProgramContext:
+    """One task's view of its program.
+
+    Attributes:
+        role: "chief", "worker", "ps", …
+        index: number within the role.
+        rank: number among all tasks but parameter servers and evaluators; −1: it has none.
+        world_size: how many have a rank.
+        local_rank: number among those of its host.
+        local_world_size: how many ranks its host has.
+        peers: role → "address:port" of each of its tasks (TensorFlow's cluster spec).
+        devices: names of its GPUs, as CUDA_VISIBLE_DEVICES takes them.
+        directory: of the program; on other hosts than the driver's only where they share it.
+        restart: how often the program was started again.
+        is_chief: whether it is the one that writes checkpoints: the chief, else rank 0.
+    """
+
+    def __init__(self, session: TaskSession) -> None:
+        task = session.begin.task
+        self._session = session
+        self._feeds: dict[str, Feed] = {}
+        self.role = task.role
+        self.index = task.index
+        self.rank = task.rank
+        self.peers: dict[str, list[str]] = session.begin.peers
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.local_rank = task.local_rank
+        self.local_world_size = task.local_world_size
+        self.devices = list(task.gpus)
+        self.directory = Path(session.host.directory)
+        self.restart = session.begin.restart
+        self.is_chief = task.rank == 0
+
+    def __repr__(self) -> str:
+        return f"<ProgramContext {self.role} {self.index}, rank {self.rank} of {self.world_size}>"
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the program is about to be ended: a loop that looks at this can end by itself."""
+        return self._session.stopping.is_set()
+
+    def feed(self, name: str = "train") -> Feed:
+        """The rows that `program.feed(…, name=name)` or `program.infer` send to this task.
+
+        Raises:
+            SpecError: `name` is no text; parameter servers and evaluators are not fed.
+        """
+        if self.rank < 0:
+            raise SpecError(f"{self.role} {self.index} is not fed: rows go to chiefs and workers")
+        feed_named(name, "ctx.feed")
+        if name not in self._feeds:
+            from hopyard.feeds.reader import Feed
+
+            self._feeds[name] = Feed(self._session.intake().inlet(name))
+        return self._feeds[name]
+
+    def report(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Tell of metrics: they go into the program's journal, and `program.status()` shows the last of each.
+
+        Args:
+            values: name → number (or a tensor of one element).
+            step: of the training.
+        """
+        try:
+            plain = {str(name): float(value) for name, value in values.items()}
+            number = None if step is None else operator.index(step)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SpecError(
+                f"ctx.report({values!r}, step={step!r}): a dict of numbers, and a whole number, are needed ({error})"
+            ) from None
+        with contextlib.suppress(OSError):
+            self._session.pipe.send(
+                Reported(at=0.0, slot=self._session.slot, life=self._session.life, values=plain, step=number)
+            )
+
+    def path(self, uri: str | os.PathLike[str]) -> str:
+        """An absolute path or URL: relative ones are of the program's directory, URLs and absolute paths stay."""
+        text = os.fspath(uri)
+        if "://" in text or Path(text).is_absolute():
+            return text
+        return str(self.directory / text)
+
+    def shard(self, data: Any, size: int = 0) -> Any:
+        """This task's share of something that all tasks read by themselves, Spark not involved.
+
+        Args:
+            data: a glob pattern or a list (of files, for example): every `world_size`-th of it, in sorted order; or a
+                hy.Dataset: every `world_size`-th of its training partitions, as stored.
+            size: rows of a batch, for a Dataset.
+
+        Returns:
+            list, or for a Dataset an iterator of hy.Batch.
+        """
+        if self.rank < 0:
+            raise SpecError(f"{self.role} {self.index} has no shard: it is no worker")
+        if isinstance(data, str):
+            found: Sequence[Any] = sorted(glob.glob(self.path(data)))  # noqa: PTH207 - an absolute pattern
+            if not found:
+                raise SpecError(f"ctx.shard({data!r}): no file matches")
+            return list(found[self.rank :: self.world_size])
+        if isinstance(data, Sequence):
+            return list(data[self.rank :: self.world_size])
+        if hasattr(data, "prepare"):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise SpecError(f"ctx.shard(dataset, size={size!r}): the rows of a batch are needed, at least 1")
+            return self._batches(data, size)
+        raise SpecError(f"ctx.shard({type(data).__name__}): a glob pattern, a list or a hy.Dataset is needed")
+
+    def _batches(self, data: Any, size: int) -> Iterator[Any]:
+        from hopyard.data.partitions.cache import open_partition
+        from hopyard.data.partitions.loader import PartitionFeed
+
+        manifest = data.prepare()
+        for partition in range(self.rank, len(manifest.train), self.world_size):
+            yield from PartitionFeed(open_partition(manifest, "train", partition), size)
+
+    def checkpoint(self, tree: Any, step: int) -> None:
+        """Keep a tree of tensors, numbers and strings, so that a program that is started again can go on from it.
+
+        Written under a temporary name, synced, renamed; the two that were written last are kept, whatever their steps.
+        Call it on one task, or where each task has its own tree: trees are kept per role and index.
+
+        Raises:
+            SpecError: this host does not see the program's directory, so what is kept here would be lost to others.
+        """
+        from hopyard.store.journal import sweep_temporary, write_whole
+        from hopyard.store.tree import encode
+
+        folder = self._checkpoints
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep_temporary(folder)  # nobody else writes here: an attempt ends before the next begins
+        there = _written(folder)
+        number = 1 + max(there, default=0)
+        write_whole(folder / f"{number:09d}-{operator.index(step)}.safetensors", bytes(encode(tree)))
+        for old in sorted(there)[:-1]:
+            there[old].unlink(missing_ok=True)
+
+    def restored(self) -> tuple[Any, int] | None:
+        """(tree, step) of the last `checkpoint` of this role and index; None when there is none.
+
+        Raises:
+            SpecError: this host does not see the program's directory.
+        """
+        from hopyard.store.tree import decode
+
+        there = _written(self._checkpoints)
+        if not there:
+            return None
+        last = there[max(there)]
+        return decode(last.read_bytes()), int(last.stem.partition("-")[2])
+
+    @property
+    def _checkpoints(self) -> Path:
+        if not Layout(self.directory).program.exists():  # its driver has written there before any task began
+            raise SpecError(
+                f"ctx.checkpoint, ctx.restored: {socket.gethostname()} does not see the program's directory "
+                f"{self.directory}, so what is kept here would be lost to the next attempt; give hy.launch(directory=) "
+                "a folder that driver and executors share, or keep checkpoints in a store of your own"
+            )
+        return self.directory / "checkpoints" / f"{self.role}-{self.index}"
+
+
+def _written(folder: Path) -> dict[int, Path]:
+    """Checkpoints by the order in which they were written: a program may count its steps from 1 again, and clocks of
+    hosts differ."""
+    return {int(path.stem.partition("-")[0]): path for path in folder.glob("[0-9]*-*.safetensors")}

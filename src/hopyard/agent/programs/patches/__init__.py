@@ -1,0 +1,1 @@
+"""What frameworks are told as they are imported."""

@@ -1,0 +1,307 @@
+"""An agent that hosts a program: it reserves ports, runs the user's `main` in its own process, and tells of its end.
+
+The process is a child, so that a crash, a hang or an exit of the user's code is seen for what it is, and so that the
+ports of the task outlive it: a task that is started again has its old address. The agent itself computes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from hopyard.agent.parent import adopt_orphans
+from hopyard.agent.programs.channel import Pipe, up
+from hopyard.agent.programs.ports import Ports
+from hopyard.agent.programs.tensorboard import Board
+from hopyard.core.messages import Card, End
+from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
+from hopyard.core.programs.messages import FeedWord, Host, Shown
+from hopyard.core.programs.placement import Place
+from hopyard.engines.local import story
+from hopyard.system.network import address_towards
+from hopyard.system.processes import watched
+from hopyard.system.scratch import scratch
+
+if TYPE_CHECKING:
+    from hopyard.agent.connection import Connection
+
+GENERATIONS = 20
+"""Of processes that a task has left behind; each is ended before the next is looked for."""
+STORES = 3
+"""Of torch's that may end by themselves: where torch is not installed, each does."""
+LOOK_SECONDS = 1.0
+"""Between looks at whether the process was stopped."""
+TERM_SECONDS = 1.0
+"""From SIGTERM to SIGKILL."""
+
+
+class Hosting:
+    """Owner of one child at a time.
+
+    Args:
+        card: of this agent.
+        connection: to the driver.
+        order: what is to be hosted.
+        companion: the agent's other child, which stays.
+    """
+
+    def __init__(self, card: Card, connection: Connection, order: Host, companion: int) -> None:
+        self._companion = companion
+        self._slot = card.slot
+        self._connection = connection
+        self._order = order
+        self._address = address_towards(order.home)
+        self._ports = Ports(self._address)
+        self._poll = zmq.Poller()
+        self._poll.register(connection.socket, zmq.POLLIN)
+        self._poll.register(self._ports.knocked, zmq.POLLIN)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: Pipe | None = None
+        self._watch = -1
+        self._task: Begin | None = None
+        self._told = False
+        """Whether the end of the task's `main` was told."""
+        self._begun = False
+        self._halt_at = 0.0
+        """When the child is killed that was told to end; 0: it was not."""
+        self._stopped_at = 0.0
+        """Since when the child is stopped (SIGSTOP); 0: it is not."""
+        self._board: Board | None = None
+        self._allowed: dict[str, FeedWord] = {}
+        """Feed → how far it may go, for a process that did not read when it was to be told."""
+        self._knocks = 0
+        """Stores of torch's that ended by themselves."""
+        self._folder = scratch("task")
+        """For what its tasks keep on the host."""
+
+    def run(self) -> None:
+        """Until the driver says that this is the end."""
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        gpus = tuple(name for name in seen if name.strip() not in ("", "-1"))
+        place = Place(self._slot, socket.gethostname(), os.getpid(), self._address, self._ports.numbers, gpus)
+        adopt_orphans()
+        self._spawn()
+        self._connection.send(Reserved(at=0.0, place=place))
+        try:
+            while self._step():
+                pass
+        finally:
+            self._end_child()
+            if self._board is not None:
+                self._board.close()
+            self._ports.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _step(self) -> bool:
+        """Wait for something, see to it. False: the end."""
+        wait = min(LOOK_SECONDS, max(0.0, self._halt_at - time.monotonic())) if self._halt_at else LOOK_SECONDS
+        ready = {key for key, _ in self._poll.poll(math.ceil(wait * 1000))}
+        if self._pipe is not None and self._pipe.fileno() in ready:
+            self._listen()
+        if self._child is not None and (self._watch in ready or self._watch < 0) and self._child.poll() is not None:
+            self._ended()
+        if self._ports.knocked.fileno() in ready and not self._ports.has_store:
+            self._poll.unregister(self._ports.knocked)
+            self._ports.open_store()
+        if self._ports.store_ended():
+            self._knocks += 1
+            if self._knocks < STORES:
+                print("torch's store ended; the next client gets another", flush=True)  # noqa: T201 - the log
+                self._poll.register(self._ports.knocked, zmq.POLLIN)
+            else:
+                print(f"torch's store ended {STORES} times; there is none any more", flush=True)  # noqa: T201
+        if self._allowed and self._pipe is not None and self._pipe.writable():
+            for word in [self._allowed.pop(feed) for feed in list(self._allowed)]:
+                self._tell(word)
+        if self._board is not None and (found := self._board.found()):
+            self._connection.send(Shown(self._slot, *found))
+        if self._halt_at and time.monotonic() >= self._halt_at and self._child is not None:
+            self._child.kill()
+        self._look()
+        return self._hear()  # last, as it may change what there is to wait for
+
+    def _hear(self) -> bool:
+        for message in self._connection.received():
+            if isinstance(message, End):
+                return False
+            if isinstance(message, Begin):
+                self._begin(message)
+            elif isinstance(message, Halt):
+                self._halt(message)
+            elif isinstance(message, FeedWord) and self._is_present(message.life):
+                self._tell(message)
+        return True
+
+    def _begin(self, message: Begin) -> None:
+        """Run a task. The process waits already, unless one ran before."""
+        if self._task is not None:
+            self._end_child()
+            if message.restart:
+                self._ports.close_store()
+            if not self._ports.has_store:
+                self._poll.register(self._ports.knocked, zmq.POLLIN)
+            self._spawn()
+        self._task, self._told, self._begun = message, False, False
+        self._allowed.clear()
+        self._halt_at = self._stopped_at = 0.0
+        print(f"--- {message.task.name}, attempt {message.restart}", flush=True)  # noqa: T201 - the log's headings
+        self._tell(message)
+        if self._order.tensorboard and message.task.rank == 0 and self._board is None:
+            self._board = Board(self._order.tensorboard, self._address)
+
+    def _halt(self, message: Halt) -> None:
+        """End the task: politely, then not."""
+        if not self._is_present(message.life) or self._child is None:
+            self._connection.send(Ended(at=0.0, slot=self._slot, life=message.life, halted=True))
+            return
+        if not self._begun:  # it hangs: where?
+            self._child.send_signal(signal.SIGUSR1)
+            time.sleep(0.05)
+        self._halt_at = time.monotonic() + TERM_SECONDS
+        self._tell(FeedWord(self._slot, message.life, "", "stop"))
+        self._child.terminate()
+        self._child.send_signal(signal.SIGCONT)
+
+    def _listen(self) -> None:
+        """What the child says goes home."""
+        assert self._pipe is not None
+        message = up(self._pipe)
+        if message is None:
+            self._poll.unregister(self._pipe.fileno())
+            self._pipe.close()
+            self._pipe = None
+            return
+        if isinstance(message, Running):
+            self._begun = True
+        if isinstance(message, Ended):
+            self._told = True
+        self._connection.send(message, patient=isinstance(message, (Reported, FeedWord)))
+
+    def _ended(self) -> None:
+        """The child is gone."""
+        child, task = self._child, self._task
+        if child is None:
+            return
+        code = child.wait()
+        if self._pipe is not None:
+            self._pipe.hurry()  # its own children may hold the other end
+        while self._pipe is not None:  # its last words
+            self._listen()
+        self._forget()
+        if task is None:  # before it had a task
+            print(f"the process that waited for its task {story(code)}", flush=True)  # noqa: T201 - the log
+            sys.exit(1)
+        if not self._told or self._halt_at:
+            text = f"process {child.pid} on {socket.gethostname()} {story(code)}"
+            halted = bool(self._halt_at)
+            self._told = True
+            self._connection.send(Ended(at=0.0, slot=self._slot, life=task.life, code=code, story=text, halted=halted))
+        self._halt_at = 0.0
+
+    def _look(self) -> None:
+        """Whether the child was stopped, and nobody lets it go on."""
+        if self._child is None or self._task is None or self._told:
+            return
+        try:
+            state = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return
+        now = time.monotonic()
+        if state not in "Tt":
+            self._stopped_at = 0.0
+        elif not self._stopped_at:
+            self._stopped_at = now
+        elif now - self._stopped_at > self._order.heartbeat_timeout:
+            seconds = now - self._stopped_at
+            self._told = True
+            where = f"its process {self._child.pid} on {socket.gethostname()}"
+            words = f"{where} was stopped (SIGSTOP) for {seconds:.0f} seconds"
+            killed = -int(signal.SIGKILL)
+            self._connection.send(Ended(at=0.0, slot=self._slot, life=self._task.life, code=killed, error=words))
+            self._child.kill()
+
+    # ------------------------------------------------------------------------------------------------ the child
+
+    def _spawn(self) -> None:
+        """A process that waits for its task; it is in this agent's group, and ends with it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hopyard.agent.programs.task", str(theirs.fileno()), str(self._folder)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        self._pipe = Pipe(ours)
+        self._poll.register(ours.fileno(), zmq.POLLIN)
+        self._watch = watched(self._child.pid)
+        if self._watch >= 0:
+            self._poll.register(self._watch, zmq.POLLIN)
+        self._tell(self._order)
+
+    def _end_child(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+        if self._pipe is not None:
+            self._poll.unregister(self._pipe.fileno())
+            self._pipe.close()
+            self._pipe = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._child = None
+        self._end_strays()
+        if self._watch >= 0:
+            self._poll.unregister(self._watch)
+            os.close(self._watch)
+            self._watch = -1
+
+    def _end_strays(self) -> None:
+        """What the task has started and left behind: it must not talk to the next attempt. Those of this agent's group,
+        and those in sessions of their own, whose parent this agent is by now. When these end, their children are."""
+        kept = {os.getpid(), self._companion, self._ports.store_pid, 0 if self._board is None else self._board.pid}
+        me, group = str(os.getpid()), str(os.getpgrp())
+        for _ in range(GENERATIONS):
+            found = []
+            for entry in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError, IndexError):
+                    state, parent, its = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                    strays = parent == me or (its == group == me and state != "Z")
+                    if strays and int(entry.name) not in kept:
+                        found.append(int(entry.name))
+                        os.kill(found[-1], signal.SIGKILL)
+            if not found:
+                return
+            until = time.monotonic() + TERM_SECONDS
+            while found and time.monotonic() < until:
+                with contextlib.suppress(ChildProcessError):
+                    if not os.waitpid(found[-1], os.WNOHANG)[0]:
+                        time.sleep(0.002)
+                        continue
+                found.pop()
+
+    def _is_present(self, life: int) -> bool:
+        return self._task is not None and self._task.life == life
+
+    def _tell(self, message: Begin | Host | FeedWord) -> None:
+        if self._pipe is None:
+            return
+        if isinstance(message, FeedWord) and message.word in ("ask", "allowed"):  # there may be many of them
+            self._allowed.pop(message.feed, None)
+            if not self._pipe.writable():  # a process that is stopped would stop this one, too
+                if message.word == "allowed":
+                    self._allowed[message.feed] = message
+                return
+        with contextlib.suppress(OSError):
+            self._pipe.send(message)

@@ -1,0 +1,202 @@
+"""The process in which a task of a program runs: `python -m hopyard.agent.programs.task FD`, started by its agent.
+
+It waits for its task, sets the environment that the task's framework reads, runs the user's `main`, and says how that
+ended. What the user's code does to this process (exit, crash, hang) is seen by the agent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hopyard.agent.parent import ended_with
+from hopyard.agent.programs.channel import Pipe, down
+from hopyard.agent.programs.session import TaskSession
+from hopyard.checks import escaped
+from hopyard.core.programs.events import Begin, Ended, Running
+from hopyard.core.programs.messages import Host
+from hopyard.frameworks.keras import strategies as keras3
+from hopyard.system.network import interface_of
+
+EXIT_SECONDS = 5.0
+"""For what the user registered with `atexit`, until the end of `main` is told all the same."""
+TEXT = 20_000
+"""Characters of an error that go home; the log has all."""
+TRACE_LINES = 60
+"""Of a traceback that goes home; the log has all."""
+
+
+def main() -> None:
+    """The life of the process."""
+    ended_with(os.getppid())
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
+    host, begin = down(pipe), down(pipe)
+    if not isinstance(host, Host) or not isinstance(begin, Begin):
+        os._exit(1)
+    os.environ.update(host.environment)
+    os.environ.update(begin.environment)
+    os.environ["HOPYARD_DIRECTORY"] = host.directory
+    if host.interface:
+        address = begin.peers[begin.task.role][begin.task.index].rpartition(":")[0]
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if name not in os.environ and (interface := interface_of(address)):
+                os.environ[name] = interface
+    session = TaskSession(pipe, host, begin, Path(sys.argv[2]))
+    threading.Thread(target=session.listen, name="hopyard-listen", daemon=True).start()
+    code, ended = _run(session)
+    lingers = session.drain(ended.error)
+    told = threading.Lock()
+
+    def tell() -> None:
+        if told.acquire(blocking=False):
+            _flush()
+            with contextlib.suppress(OSError):
+                pipe.send(ended)
+
+    ending = threading.Event()
+
+    def late() -> None:
+        ending.wait()
+        time.sleep(EXIT_SECONDS)
+        tell()
+
+    threading.Thread(target=late, name="hopyard-late", daemon=True).start()
+    if ended.error:
+        tell()  # others wait for the cause
+    else:
+        _await_threads()
+    ending.set()
+    atexit._run_exitfuncs()  # what the user registered; then no interpreter's end, in which gloo and gRPC may hang
+    tell()
+    if not ended.error and lingers:
+        session.stopping.wait()
+    os._exit(code)
+
+
+def _await_threads() -> None:
+    """As at the end of any interpreter, the user's threads go on to their end: one may write the last checkpoint."""
+    waited = threading.Timer(EXIT_SECONDS, lambda: _say_threads(threading.main_thread()))
+    waited.daemon = True
+    waited.start()
+    threading._shutdown()  # type: ignore[attr-defined]  # those of a ThreadPoolExecutor, too
+    waited.cancel()
+
+
+def _say_threads(main: threading.Thread) -> None:
+    names = [one.name for one in threading.enumerate() if not one.daemon and one is not main]
+    print(f"main has returned; the task goes on until its threads end: {', '.join(names)}", flush=True)  # noqa: T201
+
+
+def _run(session: TaskSession) -> tuple[int, Ended]:
+    """Run the user's code. (exit code, what is said of it)"""
+    slot, life = session.slot, session.life
+    try:
+        work = _loaded(session)
+        session.pipe.send(Running(at=0.0, slot=slot, life=life))
+        work()
+    except SystemExit as end:
+        if end.code in (None, 0):
+            return 0, Ended(at=0.0, slot=slot, life=life, returned=True)
+        code = int(end.code) & 0xFF if isinstance(end.code, int) else 1
+        words = plain(f"it ended by sys.exit({end.code!r})")
+        print(words, file=sys.stderr)  # noqa: T201 - the log
+        return code, Ended(at=0.0, slot=slot, life=life, code=code, returned=True, error=words)
+    except BaseException as error:  # noqa: BLE001 - all that the user's code raises is told
+        trace = plain("".join(_own(error)))
+        print(trace, file=sys.stderr)  # noqa: T201 - the log
+        words = explained(error)
+        return 1, Ended(at=0.0, slot=slot, life=life, code=1, returned=True, error=words, trace=trace)
+    return 0, Ended(at=0.0, slot=slot, life=life, returned=True)
+
+
+def _loaded(session: TaskSession) -> Any:
+    """The user's code, ready to be called."""
+    from hopyard.agent.programs.patches.jax_cluster import known_to_jax
+    from hopyard.agent.programs.patches.tensorflow_waits import shorten
+    from hopyard.agent.programs.patches.torch_gpus import shown_to_torch
+
+    shorten()
+    known_to_jax()
+    shown_to_torch()
+    if session.host.tensorflow1:
+        from hopyard.agent.programs.patches.tensorflow1 import present
+
+        present()
+    if compat := os.environ.get("HOPYARD_COMPAT"):
+        import importlib
+
+        importlib.import_module("hopyard.compat").install(compat)
+    import cloudpickle
+
+    from hopyard.agent.programs import context
+
+    given = context.present = context.ProgramContext(session)
+    if session.host.script:
+        source, name, arguments = cloudpickle.loads(session.host.main)
+        path = Path(name)
+        if not path.is_file() or path.read_bytes() != source:  # another host
+            path = session.folder / path.name
+            path.write_bytes(source)
+        sys.argv = [str(path), *arguments]
+        sys.path.insert(0, str(path.parent))
+        return lambda: runpy.run_path(str(path), run_name="__main__")
+    main, args = cloudpickle.loads(session.host.main)
+    return lambda: main(args, given)
+
+
+def _own(error: BaseException) -> list[str]:
+    """The traceback from the user's first line on, cut to what can be read."""
+    trace = error.__traceback__
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename in ours:
+        inner = inner.tb_next
+    try:
+        lines = "".join(traceback.format_exception(type(error), error, inner or trace)).splitlines(keepends=True)
+    except Exception:  # noqa: BLE001 - the user's own __str__
+        lines = [*traceback.format_tb(inner or trace), type(error).__name__]
+    if len(lines) > TRACE_LINES:
+        lines = [*lines[: TRACE_LINES // 3], "  …\n", *lines[-2 * TRACE_LINES // 3 :]]
+    return lines
+
+
+def plain(text: str, limit: int = TEXT) -> str:
+    """Text that can be sent and shown: cut in its middle, and `escaped`."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} … ({len(text):,} characters) … {text[-limit // 2 :]}"
+    return escaped(text)
+
+
+def explained(error: BaseException) -> str:
+    """The error in one line, with the way out where it is known."""
+    try:
+        words = f"{type(error).__name__}: {error}".strip()
+    except Exception as odd:  # noqa: BLE001 - the user's own __str__
+        words = f"{type(error).__name__} (its text cannot be had: {type(odd).__name__})"
+    words = plain(words)
+    if keras3.failed_by_it(error, words):
+        words += ". " + keras3.SENTENCE
+    return words
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the user may have closed it, or put None there
+            stream.flush()
+
+
+if __name__ == "__main__":
+    main()

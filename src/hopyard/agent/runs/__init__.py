@@ -1,0 +1,1 @@
+"""An agent's work on the units of a run."""

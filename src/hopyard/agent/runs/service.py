@@ -1,0 +1,144 @@
+"""An agent's work on units: its recipe is loaded once, then it runs units until it is told to end."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import msgspec
+
+from hopyard.agent.progress import Progress
+from hopyard.agent.runs.checkpoints import Keeper, Said
+from hopyard.agent.runs.storage import Network, reach
+from hopyard.agent.runs.worker import Worker
+from hopyard.checks import escaped
+from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
+from hopyard.data.manifest import Manifest
+from hopyard.frameworks import environment, imported, quiet, release, tools
+from hopyard.store.arena import Arena, Folder
+from hopyard.store.guard import Guarded
+from hopyard.system.processes import name_threads
+from hopyard.training.build import Plan, foresee, warm
+
+if TYPE_CHECKING:
+    from hopyard.agent.connection import Connection
+
+ARENA_SHARE = 4
+"""One agent uses at most this part of the free shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """A worker and what it works with."""
+
+    worker: Worker
+    keeper: Keeper
+    arena: Arena
+    folder: Folder
+    network: Network | None = None
+    """Of an agent that may be on another host than the driver or its peers."""
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What `Ready` says of its memory."""
+        if self.network is None:
+            return {}
+        return {"memory": self.folder.identity, "peer": self.network.peer}
+
+    def do(self, message: Work | Store | Examine) -> Sequence[Up]:
+        """The answers to a unit or to a check. `Store` may be asked from another thread."""
+        if isinstance(message, Store):
+            self.keeper.hurry(message.ref, message.where)
+            return []
+        if isinstance(message, Examine):
+            return [self.worker.check(message.trial, message.config)]
+        for where in message.release:
+            self.keeper.release(where)
+        return self.worker.run(message.unit, message.config, message.peer)
+
+    def close(self) -> None:
+        """Store what is an epoch's end, give shared memory back."""
+        self.keeper.close()
+        if self.network is not None:
+            self.network.close()
+        self.arena.close()
+        self.folder.close()
+
+
+def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card | None = None) -> Hands:
+    """A worker from what the driver sent.
+
+    Args:
+        slot: its number.
+        setup: from the driver.
+        tell: says what happens in the background.
+        card: of an agent; None: the worker is in the driver's process.
+
+    Raises:
+        Exception: whatever loading the recipe raises.
+    """
+    quiet()
+    manifest = msgspec.json.decode(setup.manifest, type=Manifest)
+    recipe = cloudpickle.loads(setup.recipe)
+    foresee(recipe)
+    plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
+    reached = reach(setup, card)
+    folder, store, network = reached.folder, reached.store, reached.network
+    free = os.statvfs(folder.path)
+    arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
+    guarded = Guarded(store, setup.store)
+    keeper = Keeper(slot, guarded, arena, tell)
+    fetch = None if network is None else network.take
+    worker = Worker(slot, plan, guarded, arena, keeper, fetch, interruptible=card is None)
+    return Hands(worker, keeper, arena, folder, network)
+
+
+def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -> None:
+    """Run units until told to end."""
+    slot = card.slot
+    name_threads()
+    for name, value in environment(setup.threads).items():
+        os.environ.setdefault(name, value)
+    try:
+        hands = assemble(slot, setup, connection.send, card)
+    except Exception as error:  # noqa: BLE001 - told to the user, who must see it
+        connection.send(Unfit(slot, escaped(f"{type(error).__name__}: {error}")))
+        traceback.print_exc()
+        return
+    progress.folder = hands.folder.path
+    hands.worker.prepare()
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
+    connection.send(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), device, **hands.place))
+    connection.handle(Store, hands.do)  # while a unit runs
+    warm()
+    while True:
+        progress.enter("idle")
+        message = connection.receive(idle=release)
+        if isinstance(message, End):
+            progress.enter("store")
+            hands.close()
+            return
+        if isinstance(message, (Work, Examine)):
+            for answer in hands.do(message):
+                connection.send(answer)
+
+
+def fingerprint() -> dict[str, Any]:
+    """What equal digests may depend on: versions, machine, processor."""
+    import numpy as np
+
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
+    for framework in imported():
+        found |= tools(framework).versions()
+    return found

@@ -1,0 +1,109 @@
+"""What an agent can reach: the driver's memory and disk where it shares them, a network where it does not.
+
+Told by looking: the run's folder in shared memory has the driver's lock, the place of the States has its mark.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopyard import meter
+from hopyard.core.messages import Bulk, Card, Setup
+from hopyard.ports import Store
+from hopyard.spec import Ref
+from hopyard.store.arena import Folder, Taken, memory_root, sweep, take
+from hopyard.store.bulk.client import Ask, Client
+from hopyard.store.bulk.connection import STALL_SECONDS, Credentials
+from hopyard.store.bulk.server import Server, Service
+from hopyard.store.remote import RemoteStore
+from hopyard.store.states import open_store, signed
+from hopyard.system.network import address_towards, parted
+
+log = logging.getLogger(__name__)
+
+AWAY_SECONDS = 60.0
+"""After which a peer that could not be dialled is asked again."""
+
+
+class Network:
+    """What an agent has beside memory and disk: it gives States of its memory to peers, and asks them for theirs.
+
+    Args:
+        card: of the agent.
+        bulk: how.
+        folder: States in shared memory.
+    """
+
+    def __init__(self, card: Card, bulk: Bulk, folder: Folder) -> None:
+        self._folder = folder
+        credentials = Credentials(bulk.token, bulk.certificate)
+        self.client = Client(credentials, meter.moved)
+        """For the store and for peers."""
+        self._away: dict[str, float] = {}
+        """Peers that could not be dialled → when they are asked again."""
+        host = address_towards(parted(card.address)[0])
+        self._server = Server(host, credentials, {"take": Service(self._give, largest=0)}, encrypt=bulk.encrypt)
+        self.peer = self._server.address
+
+    def take(self, peer: str, where: str, ref: Ref) -> memoryview | None:
+        """The State at `where` in a peer's memory; None when it is not there, or the peer is not."""
+        if time.monotonic() < self._away.get(peer, 0.0):
+            return None
+        try:
+            return self.client.ask(peer, Ask("take", ref, where, seconds=STALL_SECONDS))
+        except FileNotFoundError:
+            return None
+        except ConnectionError as error:
+            self._away[peer] = time.monotonic() + AWAY_SECONDS
+            log.warning("a peer cannot be asked for States, the store has to do: %s", error)
+            return None
+
+    def _give(self, ask: Ask, data: memoryview) -> Taken:
+        held = None if ask.ref is None else take(self._folder.path, ask.where, ask.ref)
+        if held is None:
+            raise FileNotFoundError(f"State {ask.ref} is not in the memory of {socket.gethostname()}")
+        return held
+
+    def close(self) -> None:
+        """Hang up."""
+        self._server.close()
+        self.client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where an agent's States go and come from."""
+
+    folder: Folder
+    """In shared memory."""
+    store: Store
+    network: Network | None
+    """None: all agents are on the driver's host."""
+
+
+def reach(setup: Setup, card: Card | None) -> Reach:
+    """Memory, store and network of an agent.
+
+    Args:
+        setup: from the driver.
+        card: of an agent that may be on another host; None: it is in the driver's process.
+
+    Raises:
+        ResourceError, SpecError: there is no room in memory, or the store cannot be opened.
+    """
+    root = Path(setup.memory)
+    if setup.bulk is None or card is None:
+        return Reach(Folder(root, setup.run), open_store(setup.store), None)
+    if not Folder.shared(root, setup.run):  # another host than the driver's
+        root = memory_root(Path(tempfile.gettempdir()))
+        sweep(root)
+    folder = Folder(root, setup.run)
+    network = Network(card, setup.bulk, folder)
+    if signed(setup.store, setup.run):
+        return Reach(folder, open_store(setup.store), network)
+    return Reach(folder, RemoteStore(network.client, setup.bulk.depot), network)

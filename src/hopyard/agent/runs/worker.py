@@ -1,0 +1,464 @@
+"""Runs one unit: takes the State, goes over the partitions, lays the new State down, answers.
+
+The same in a process of its own and inline. It knows nothing of sockets, of other workers or of what comes next.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from hopyard import meter
+from hopyard.agent.runs.checkpoints import Keeper
+from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
+from hopyard.checks import escaped, sendable
+from hopyard.core.messages import LIMIT, NoRoom
+from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.core.runs.order import partition_seed, shuffle_seed, validation_seed
+from hopyard.data.columns import Columns
+from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.errors import HopyardError, ResourceError, SpecError
+from hopyard.frameworks import seed_all
+from hopyard.frameworks.tree import capture, restore
+from hopyard.ports import Folding, Store
+from hopyard.spec import Array, Batch, Config, Part, Ref, Unit, packed
+from hopyard.store.arena import Arena, Taken, take
+from hopyard.store.tree import decode, digest, encode, plan
+from hopyard.training.build import Built, Plan, build, install
+from hopyard.training.steps import finite, gather, over
+
+BUILT = 32
+"""Built models that a worker keeps, least recently used first out."""
+BUILT_BYTES = 2 << 30
+"""Bytes of States of the models that it keeps; a model in memory is about as large again."""
+ROOM = 1 << 20
+"""Bytes of an answer for all that is no array."""
+TRACE = 6000
+"""Characters of a traceback that travel."""
+
+Fetch = Callable[[str, str, Ref], memoryview | None]
+
+
+class Worker:
+    """One slot's hands. Owner of the built models.
+
+    Args:
+        slot: its number.
+        made: recipe, data and run.
+        store: where States are when they are not in shared memory.
+        arena: where this worker lays its States.
+        keeper: stores them in the background.
+        fetch: (peer, where, ref) → a State out of memory that this worker does not share, or None.
+        interruptible: whether KeyboardInterrupt comes from the user, as inline. In a process of its own, which ignores
+            SIGINT, it can only come from the recipe.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        made: Plan,
+        store: Store,
+        arena: Arena,
+        keeper: Keeper,
+        fetch: Fetch | None = None,
+        interruptible: bool = True,
+    ) -> None:
+        self.slot = slot
+        self._interruptible = interruptible
+        self._plan = made
+        self._store = store
+        self._arena = arena
+        self._keeper = keeper
+        self._fetch = fetch
+        self._peer: str | None = None
+        """Who has the State of the unit that is at hand."""
+        self._built: OrderedDict[str, Built] = OrderedDict()
+        """Built models by their likeness, or by their trial where none is like another; least recently used first."""
+        self._known: dict[int, tuple[str, int]] = {}
+        """Trial → its key in `_built` and its batch size."""
+        self._holds: dict[str, Ref] = {}
+        """Key → the State that the built model holds."""
+        self._bytes: dict[str, int] = {}
+
+    def prepare(self) -> None:
+        """Set the process up, before anything runs in it: TensorFlow takes its number of threads only once."""
+        install(self._plan)
+
+    # ---------------------------------------------------------------- units
+
+    def run(self, unit: Unit, config: Config, peer: str | None = None) -> Sequence[Done | Failed | Durable | NoRoom]:
+        """The answer to a unit, and what must be said beside it. `peer`: who has its State, when it is in memory that
+        this worker does not share."""
+        begin = time.perf_counter()
+        self._peer = peer
+        install(self._plan)  # inline, the user's own code runs in between
+        try:
+            answers = _RUN[unit.kind](self, unit, config, begin)
+            for answer in answers:
+                if isinstance(answer, Done):
+                    sendable_sums([part.sums for part in answer.parts])
+            return answers
+        except HostFault as error:  # no fault of the trial, and another host may do better
+            self._forget(unit.trial)
+            return [NoRoom(self.slot, str(error), "rows")]
+        except ResourceError as error:  # no fault of the trial, and no other slot has more room
+            self._forget(unit.trial)
+            return [NoRoom(self.slot, str(error))]
+        except BaseException as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
+            self._forget(unit.trial)
+            self._let_through(error)
+            return [self._failure(unit, error)]
+
+    def _train(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
+        spec = self._plan.spec
+        built, hop, moved = self._ready(unit, config)
+        self._forget(unit.trial)
+        parts = []
+        for partition in unit.partitions:
+            start = time.perf_counter()
+            seed = partition_seed(spec.seed, unit.trial, unit.epoch, partition)
+            shuffle = shuffle_seed(spec.seed, unit.trial, unit.epoch, partition)
+            seed_all(seed)
+            feed = PartitionFeed(self._open("train", partition), built.batch_size, shuffle, seed)
+            sums = over(built, feed, train=True)
+            if spec.exact is True and (notes := getattr(built.trainable, "notes", ())):
+                raise SpecError(f"exact=True: {notes[0]}")
+            finite(sums, f"trial {unit.trial}, epoch {unit.epoch}, partition {partition}")
+            parts.append(Part(partition, packed(sums), _seconds(start)))
+        step = unit.step + len(unit.partitions)
+        always = step % spec.partitions == 0
+        if always:
+            built.end_epoch()
+        ref = Ref(unit.trial, step, unit.lease)
+        before = time.perf_counter()
+        meter.enter("lay")
+        where, stored, size = self._lay(ref, built)
+        if where:
+            self._keeper.keep(ref, where, always)
+        key, _ = self._known[unit.trial]
+        self._holds[key] = ref
+        self._bytes[key] = size
+        self._bound()
+        hop += time.perf_counter() - before
+        done = Done(
+            at=0.0,
+            slot=self.slot,
+            lease=unit.lease,
+            parts=tuple(parts),
+            seconds=_seconds(begin),
+            where=where,
+            hop_seconds=round(hop, 6),
+            hop_bytes=moved,
+        )
+        return [done, *stored]
+
+    def _validate(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
+        built, hop, moved = self._ready(unit, config)
+        parts = []
+        for partition in unit.partitions:
+            start = time.perf_counter()
+            seed = validation_seed(self._plan.spec.seed, unit.trial, unit.epoch, partition)
+            seed_all(seed)
+            feed = PartitionFeed(self._open("validate", partition), built.batch_size, None, seed)
+            sums = over(built, feed, train=False)
+            parts.append(Part(partition, packed(sums), _seconds(start)))
+        return [
+            Done(
+                at=0.0,
+                slot=self.slot,
+                lease=unit.lease,
+                parts=tuple(parts),
+                seconds=_seconds(begin),
+                hop_seconds=round(hop, 6),
+                hop_bytes=moved,
+            )
+        ]
+
+    def _fold(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
+        built = self._at_hand(unit.trial) or self._build(unit.trial, config, first=False)
+        meter.enter("validate")
+        values = {}
+        for name, (total, rows) in (unit.totals or {}).items():
+            if not isinstance(built.trainable, Folding):
+                raise HopyardError(
+                    f"metric {name!r} is an array of {total.size} numbers; a Trainable that reports such has a method "
+                    "result(name, total, rows) that turns the total into a value"
+                )
+            values[name] = float(built.trainable.result(name.removeprefix("val_"), total.numbers(), rows))
+        return [Done(at=0.0, slot=self.slot, lease=unit.lease, parts=(), seconds=_seconds(begin), values=values)]
+
+    # ---------------------------------------------------------------- preflight
+
+    def check(self, trial: int, config: Config) -> Checked | NoRoom:
+        """Build the trial, put one batch through training and one through validation; all faults together."""
+        spec = self._plan.spec
+        names: list[str] = []
+        faults: list[str] = []
+        notes: tuple[str, ...] = ()
+        blamed = Blame("user")
+        try:
+            meter.enter("build")
+            built = build(self._plan, trial, config)
+            batch = self._one("train", built.batch_size)
+            limits = self._plan.manifest.label_range
+            fault = getattr(built.trainable, "fault", None)
+            if limits is not None and fault is not None and (found := fault(batch, *limits)):
+                return Checked(at=0.0, slot=self.slot, trial=trial, faults=(found,), names=())
+            first = encode(capture(built.trainable))
+            seed_all(0)
+            meter.enter("compile")
+            sums = gather([built.trainable.train(batch)])
+            meter.advance()
+            trained = encode(capture(built.trainable))
+            if spec.validation:
+                batch = self._one("validate", built.batch_size)
+                meter.enter("compile")
+                report = gather([built.trainable.evaluate(batch)])
+                sums |= {f"val_{name}": total for name, total in report.items()}
+                if encode(capture(built.trainable)) != trained:
+                    faults.append("evaluate changes the State: validation must leave state() as it was")
+            names += sums
+            together = spec.group or (max(spec.partitions, spec.validation) if spec.group_seconds else 1)
+            sendable_sums([sums] * together)
+            restore(built.trainable, decode(first))
+            if encode(capture(built.trainable)) != first:
+                faults.append(
+                    "load does not bring back what state() gave, so the model cannot hop: state() must give everything "
+                    "that training changes, and load(tree) must copy it back"
+                )
+            notes = tuple(getattr(built.trainable, "notes", ()))
+            if not faults and not notes and (note := self._repeats(built, trained)):
+                notes = (note,)
+            if spec.exact is True:
+                faults += [f"exact=True: {note}" for note in notes]
+            if built.likeness is not None and not notes:  # its compiled steps are worth keeping
+                self._built.setdefault(built.likeness or f"trial {trial}", built)
+        except HostFault as error:
+            return NoRoom(self.slot, str(error), "rows")
+        except BaseException as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
+            self._let_through(error)
+            blamed = blame(error, self._plan.device != "cpu")
+            faults.append(escaped(f"trial {trial}, config {config!r}: {_story(error)}"))
+        else:
+            if spec.metric is not None and spec.metric not in names:
+                faults.append(
+                    f"metric = {spec.metric!r}: the recipe reports {', '.join(map(repr, names))}"
+                    + ("" if spec.validation else "; there is no validation data, so no val_… metrics")
+                )
+        told = notes if spec.exact == "warn" else ()
+        return Checked(
+            at=0.0,
+            slot=self.slot,
+            trial=trial,
+            faults=tuple(faults),
+            names=tuple(names),
+            notes=told,
+            fault=blamed.fault,
+            device=blamed.device,
+        )
+
+    def _repeats(self, built: Built, trained: bytes | bytearray) -> str:
+        """What is wrong when the step that gave `trained` gives something else from the same State, batch and seed."""
+        batch = self._one("train", built.batch_size)
+        seed_all(0)
+        meter.enter("compile")
+        built.trainable.train(batch)
+        if encode(capture(built.trainable)) == trained:
+            return ""
+        return (
+            "the same step, done again from the same State with the same batch and seed, gives other bits: it draws "
+            "from a generator that nobody can seed from outside (draw from batch.seed), depends on something that "
+            "state() leaves out, or on an operation that is not deterministic"
+        )
+
+    def _one(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
+        batch = next(iter(PartitionFeed(self._open(kind, 0), batch_size, None, 0)))
+        if batch.weights is not None and not batch.weights.any():
+            batch.weights[...] = 1  # rows that weigh nothing need not report anything; the batch is a copy
+        return batch
+
+    # ---------------------------------------------------------------- States
+
+    def _ready(self, unit: Unit, config: Config) -> tuple[Built, float, int]:
+        """(the trial's model holding the unit's State, seconds of moving it there, bytes that moved)."""
+        built = self._at_hand(unit.trial)
+        if unit.start is None or built is None:
+            built = self._build(unit.trial, config, first=unit.start is None)
+        if unit.start is None:
+            return built, 0.0, 0
+        key, _ = self._known[unit.trial]
+        if self._holds.get(key) == unit.start:
+            return built, 0.0, 0
+        self._holds.pop(key, None)
+        begin = time.perf_counter()
+        meter.enter("fetch")
+        moved = self._bytes[key] = self._load(unit, built)
+        self._bound()
+        self._holds[key] = unit.start
+        return built, time.perf_counter() - begin, moved
+
+    def _load(self, unit: Unit, built: Built) -> int:
+        """Copy the unit's State into the built model: from shared memory, else from the store."""
+        ref = unit.start
+        assert ref is not None
+        if unit.where and (own := self._arena.own(unit.where, ref)) is not None:  # also when others cannot see it
+            restore(built.trainable, decode(own))
+            return len(own)
+        if unit.where and self._peer is None:
+            held = take(self._arena.directory, unit.where, ref)
+            if held is not None and _copied(built, held):
+                return len(held.data)
+        if unit.where and self._peer is not None and self._fetch is not None:
+            sent = self._fetch(self._peer, unit.where, ref)
+            if sent is not None and (not unit.digest or digest(sent) == unit.digest):
+                restore(built.trainable, decode(sent))
+                return len(sent)
+        data = self._stored(ref)
+        if unit.digest and (found := digest(data)) != unit.digest:
+            raise Missing(
+                ref,
+                f"the stored State {ref} is damaged: its digest is {found[:16]}, the journal has {unit.digest[:16]}",
+            )
+        restore(built.trainable, decode(data))
+        return len(data)
+
+    def _stored(self, ref: Ref) -> bytearray | memoryview:
+        """The State out of the store. One that is not there is not waited for here: the driver knows who has it, and
+        when it is stored."""
+        try:
+            return self._store.get(ref)
+        except FileNotFoundError:
+            raise Missing(ref, f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
+
+    def _lay(self, ref: Ref, built: Built) -> tuple[str, list[Durable], int]:
+        """Lay the model's State into shared memory; where there is no room, store it at once."""
+        layout = plan(capture(built.trainable))
+        while True:
+            where = self._arena.lay(ref, layout)
+            if where:
+                return where, [], layout.total
+            if not self._keeper.make_room():
+                break
+        buffer = bytearray(layout.total)
+        layout.write(buffer)
+        meter.enter("store")
+        return "", [self._keeper.flush(ref, memoryview(buffer))], layout.total
+
+    def _build(self, trial: int, config: Config, first: bool) -> Built:
+        """The trial's model: newly built, or one that is like it and is built (and compiled) already. `first`: with the
+        State of a fresh build; else with any State."""
+        meter.enter("build")
+        fresh = build(self._plan, trial, config)
+        key = fresh.likeness or f"trial {trial}"
+        self._known[trial] = key, fresh.batch_size
+        held = None if fresh.likeness is None else self._built.get(key)
+        if held is None:
+            self._built[key] = fresh
+            self._holds.pop(key, None)
+        elif first:
+            self._holds.pop(key, None)
+            restore(held.trainable, capture(fresh.trainable))
+        self._built.move_to_end(key)
+        self._bound()
+        chosen = held or fresh
+        return Built(chosen.trainable, fresh.batch_size, chosen.steps)
+
+    def _at_hand(self, trial: int) -> Built | None:
+        """The trial's model, if it is built already; it holds any State."""
+        key, size = self._known.get(trial, ("", 0))
+        if key not in self._built:
+            return None
+        self._built.move_to_end(key)
+        return Built(self._built[key].trainable, size, self._built[key].steps)
+
+    def _forget(self, trial: int) -> None:
+        """The trial's model holds no State any more."""
+        self._holds.pop(self._known.get(trial, ("", 0))[0], None)
+
+    def _bound(self) -> None:
+        """Let go of the models that were used least lately."""
+        while len(self._built) > 1 and (
+            len(self._built) > BUILT or sum(self._bytes.get(key, 0) for key in self._built) > BUILT_BYTES
+        ):
+            oldest, _ = self._built.popitem(last=False)
+            self._holds.pop(oldest, None)
+            self._bytes.pop(oldest, None)
+
+    def _open(self, kind: Literal["train", "validate"], partition: int) -> Columns:
+        meter.enter("fetch")
+        with Reading(f"{kind} partition {partition}", socket.gethostname()):
+            return open_partition(self._plan.manifest, kind, partition)
+
+    def _let_through(self, error: BaseException) -> None:
+        """Ctrl-C is no fault of a recipe."""
+        if self._interruptible and isinstance(error, KeyboardInterrupt):
+            raise error
+
+    def _failure(self, unit: Unit, error: BaseException) -> Failed:
+        fault, device = blame(error, self._plan.device != "cpu")
+        trace = "".join(traceback.format_exception(error))
+        return Failed(
+            at=0.0,
+            slot=self.slot,
+            lease=unit.lease,
+            fault=fault,
+            error=_story(error),
+            trace=escaped(trace[-TRACE:]),
+            missing=error.ref if isinstance(error, Missing) else None,
+            device=device,
+        )
+
+
+def _seconds(since: float) -> float:
+    """In whole microseconds: further digits are noise, and would be half of a line of the journal."""
+    return round(time.perf_counter() - since, 6)
+
+
+def _copied(built: Built, held: Taken) -> bool:
+    """Whether the State was copied into the model whole; it may be overwritten while that goes on."""
+    try:
+        restore(built.trainable, decode(held.data))
+    except Exception:
+        if held.intact():
+            raise
+        return False
+    return held.intact()
+
+
+_RUN = {"train": Worker._train, "validate": Worker._validate, "fold": Worker._fold}
+
+
+def sendable_sums(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
+    """Raises SpecError when the sums of a unit, one for each partition, are too large for one answer, or the name of a
+    metric cannot be sent. Sizes are those before packing: what packs well in one epoch may not in the next."""
+    sizes: dict[str, int] = {}
+    for one in sums:
+        for name, (total, _) in one.items():
+            count = total.size if isinstance(total, Array) else len(total) if isinstance(total, list) else 1
+            sizes[name] = sizes.get(name, 0) + 8 * count
+    for name in sizes:
+        if not isinstance(name, str) or not sendable(name):
+            raise SpecError(f"the recipe reports a metric named {name!a}: a name is text that UTF-8 can write")
+    if sum(sizes.values()) > LIMIT - ROOM:
+        largest = max(sizes, key=sizes.__getitem__)
+        count = sizes[largest] // 8 // len(sums)
+        raise SpecError(
+            f"metric {largest!r} is an array of {count:,} numbers, in each of the {len(sums)} partitions of a unit: "
+            f"{sizes[largest]:,} bytes. All metrics of a unit have room for {LIMIT - ROOM:,}. Report fewer numbers"
+            + (", or choose hy.Hopper(group=1)" if len(sums) > 1 else "")
+        )
+
+
+def _story(error: BaseException) -> str:
+    """One line: what was raised, and by which line of the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
+    text = escaped(str(error))
+    return f"{kind}{text}{'' if isinstance(error, HopyardError) else place}"

@@ -1,0 +1,260 @@
+"""The verb that tidies up: clean. What runs have left on this host, how large and how old it is; removed when asked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hopyard.cli.common import AsJson, as_text, columns, say, verb
+from hopyard.errors import HopyardError, UsageError
+
+DAY = 86_400.0
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that may be removed.
+
+    Attributes:
+        kind: what it is.
+        path: where.
+        bytes: its size.
+        used: when it was last used, in seconds since the epoch of Unix; None: not known.
+        kept: why it stays, else empty.
+        remove: gives whether it could be removed.
+    """
+
+    kind: str
+    path: str
+    bytes: int
+    used: float | None
+    kept: str
+    remove: Callable[[], bool]
+
+
+@verb
+def clean(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH", help="Also the rows that Dataset.spark(…, path=PATH) wrote: paths or URLs."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it. Without this it is only listed.")] = False,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Only what was last used longer ago: 12h, 30d, 8w. Default: any age, but 1d for rows at a PATH, as "
+            "who reads them leaves no lock; 0 removes these too.",
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Where run directories are: they are counted, never removed.")] = Path(
+        "runs"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """List what runs have left here (cached rows, temporary files, shared memory), and remove it with --yes."""
+    age, now = 0.0 if older_than is None else seconds(older_than), time.time()
+    items = [*_cached(), *_rows(paths or [], older_than is None), *_left()]
+    chosen = [
+        item for item in items if not item.kept and (age == 0 or (item.used is not None and now - item.used >= age))
+    ]
+    removed = [item for item in chosen if yes and item.remove()]
+    if as_json:
+        typer.echo(as_text({"items": [_plain(item, item in removed) for item in items], "runs": _runs(runs)}))
+        return
+    _show(items, now)
+    _conclude(items, chosen, removed, yes)
+    count, size = _runs(runs)
+    if count:
+        from hopyard.views import words
+
+        many = f"{count:,} run director{'y' if count == 1 else 'ies'}"
+        typer.echo(f"{runs}: {many}, {words.size(size)}; clean never removes these: `hopyard ls {runs}`, then rm -r")
+
+
+def seconds(text: str) -> float:
+    """ "12h" in seconds; "0" needs no unit.
+
+    Raises:
+        UsageError: it is no such text.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", "0d" if text == "0" else text)
+    if not found:
+        raise UsageError(f"--older-than {text!r}: a number with s, m, h, d or w is needed, for example 30d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _show(items: list[Item], now: float) -> None:
+    from hopyard.views import words
+
+    if not items:
+        return
+    rows = [["what", "size", "last used", "stays because", "where"]]
+    for item in sorted(items, key=lambda item: (item.kind, item.used or 0.0)):
+        ago = "unknown" if item.used is None else f"{_ago(now - item.used)} ago"
+        rows.append([item.kind, words.size(item.bytes), ago, item.kept, item.path])
+    columns(rows)
+
+
+def _ago(age: float) -> str:
+    if age >= 2 * DAY:
+        return f"{age / DAY:.0f} days"
+    return f"{age / 3600:.0f} h" if age >= 7200 else f"{max(0.0, age) / 60:.0f} min"
+
+
+def _conclude(items: list[Item], chosen: list[Item], removed: list[Item], yes: bool) -> None:
+    from hopyard.views import words
+
+    size = words.size(sum(item.bytes for item in (removed if yes else chosen)))
+    if yes:
+        typer.echo(f"{len(removed)} of {len(items)} removed, {size}")
+        for item in chosen:
+            if item not in removed:
+                say(f"{item.path}: could not be removed; it is in use, or may not be written")
+    elif chosen:
+        typer.echo(f"nothing was removed; --yes removes {len(chosen)} of {len(items)}, {size}")
+    else:
+        typer.echo("nothing to remove")
+
+
+def _plain(item: Item, removed: bool) -> dict[str, Any]:
+    names = ("kind", "path", "bytes", "used", "kept")
+    return {**{name: getattr(item, name) for name in names}, "removed": removed}
+
+
+# ---------------------------------------------------------------- what there is
+
+
+def _cached() -> Iterator[Item]:
+    """Entries of this user's caches."""
+    from hopyard.data.partitions.cache import default_root, entries, held, sweep
+
+    for root in (default_root(), Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}" / "data"):
+        if not root.is_dir() or root.lstat().st_uid != os.geteuid():
+            continue
+        sweep(root)
+        for entry in entries(root):
+            name = entry.path.name
+            kind = "rows" if name.startswith("spark-") else "fetched rows" if "-" in name else "partitions"
+            kept = _needed(entry.runs) or ("a process uses it" if held(entry.path) else "")
+            yield Item(kind, str(entry.path), entry.bytes, entry.used, kept, entry.remove)
+
+
+def _needed(runs: list[str]) -> str:
+    return f"{runs[0]} may go on" + (f", and {len(runs) - 1} more" if len(runs) > 1 else "") if runs else ""
+
+
+def _rows(paths: list[str], young_stay: bool) -> Iterator[Item]:
+    """Folders that Dataset.spark wrote to these places."""
+    from hopyard.data.partitions.cache import rows_in
+    from hopyard.data.shared.storage import absolute
+
+    for path in paths:
+        for url in rows_in(absolute(path)):
+            yield _folder(url, young_stay)
+
+
+def _folder(url: str, young_stays: bool) -> Item:
+    from hopyard.data.manifest import FILE
+    from hopyard.data.partitions.cache import KILLED_SECONDS, remove_rows
+    from hopyard.data.shared.needed import needed
+    from hopyard.data.shared.storage import Folder
+
+    folder = Folder(url)
+    sizes, times = folder.sizes(), folder.times()
+    used = max(times.values(), default=None)
+    kept = _needed(needed(url))
+    young = used is None or time.time() - used < KILLED_SECONDS
+    if not kept and young and FILE not in sizes:
+        kept = "it may be written right now"
+    elif not kept and young and young_stays:
+        kept = f"{'its age is unknown' if used is None else 'it is not a day old'}; --older-than 0 removes it"
+
+    def remove() -> bool:
+        try:
+            remove_rows(url)
+        except HopyardError as error:
+            say(str(error))
+            return False
+        return True
+
+    return Item("rows", url, sum(sizes.values()), used, kept, remove)
+
+
+def _left() -> Iterator[Item]:
+    """What processes that were killed have left in memory and in the temporary directory."""
+    from hopyard.store.arena import left
+
+    temporary = Path(tempfile.gettempdir())
+    for root in dict.fromkeys((Path("/dev/shm"), temporary)):  # noqa: S108
+        for path in left(root):
+            kind = "shared memory" if root != temporary else "temporary"
+            yield _place(kind, path, "", partial(_swept, root, path))
+    for path in temporary.glob("hopyard-*"):
+        if re.fullmatch(rf"hopyard-{os.geteuid()}(-.*)?", path.name) or path.is_symlink() or not path.is_dir():
+            continue  # a cache, or shared memory
+        if path.lstat().st_uid == os.geteuid():
+            yield _place("temporary", path, _alive(path), partial(_remove, path))
+
+
+def _swept(root: Path, path: Path) -> bool:
+    from hopyard.store.arena import sweep
+
+    sweep(root)
+    return not path.exists()
+
+
+def _alive(path: Path) -> str:
+    """Why a folder in the temporary directory may be in use: its lock is held, or it has none and is young."""
+    try:
+        file = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return "it is not a day old" if time.time() - path.lstat().st_mtime < DAY else ""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return "a process uses it"
+    finally:
+        os.close(file)
+    return ""
+
+
+def _place(kind: str, path: Path, kept: str, remove: Callable[[], bool]) -> Item:
+    return Item(kind, str(path), _bytes(path), path.lstat().st_mtime, kept, remove)
+
+
+def _remove(path: Path) -> bool:
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+def _bytes(path: Path) -> int:
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                size += (Path(folder) / name).lstat().st_size
+            except OSError:  # gone by now
+                continue
+    return size
+
+
+def _runs(parent: Path) -> tuple[int, int]:
+    """(how many runs and programs, bytes)."""
+    from hopyard.store.layout import Layout
+
+    every = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    found = [path for path in every if Layout(path).exists or Layout(path).program.exists()]
+    return len(found), sum(_bytes(path) for path in found)

@@ -1,0 +1,68 @@
+"""Verbs that foretell and examine: sim, doctor."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from hopyard.cli.common import AsJson, as_text, columns, verb
+
+
+@verb
+def sim(
+    slots: Annotated[int, typer.Option(min=1)] = 8,
+    trials: Annotated[int, typer.Option(min=1)] = 16,
+    partitions: Annotated[int, typer.Option(min=1)] = 8,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    seconds: Annotated[float, typer.Option(min=1e-6, help="A trial takes over a partition, on average.")] = 1.0,
+    sigma: Annotated[float, typer.Option(min=0, help="Spread of the trials: of the logarithm of their seconds.")] = 0.0,
+    noise: Annotated[float, typer.Option(min=0, help="Spread of the units of a trial, relative.")] = 0.1,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Each slot holds its own partitions only.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How long would it take? The scheduler itself, in virtual time."""
+    from hopyard.sim import predict
+
+    found = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise, pinned=pinned)
+    if as_json:
+        typer.echo(as_text(asdict(found)))
+        return
+    from hopyard.views import words
+
+    rows = [
+        ("makespan", words.duration(found.makespan)),
+        ("lower bound", f"{words.duration(found.bound)}, {found.ratio:.3f} times that is needed"),
+        ("idle share", f"{found.idle_share:.1%}"),
+        ("units", f"{found.units:,}"),
+    ]
+    typer.echo(f"{words.count(trials, 'trial')} × {words.count(epochs, 'epoch')} on {words.count(slots, 'slot')}")
+    columns([[name, text] for name, text in rows], indent="  ")
+
+
+@verb
+def doctor(
+    as_json: AsJson = False,
+    env: Annotated[bool, typer.Option("--env", help='Only the lines to export for Spark: eval "$(… --env)".')] = False,
+    spark: Annotated[bool, typer.Option(help="Start a Spark to see that it works; takes 10 s or more.")] = True,
+) -> None:
+    """What is here, what is missing, and what to do about it."""
+    from hopyard.doctor import examine, exports
+
+    if env:
+        for line in exports(os.environ):
+            typer.echo(line)
+        return
+    found = examine(spark=spark)
+    if as_json:
+        typer.echo(as_text([asdict(finding) for finding in found]))
+        return
+    width = max(len(finding.name) for finding in found)
+    for finding in found:
+        colour = typer.colors.GREEN if finding.ok else typer.colors.YELLOW
+        typer.secho("ok  " if finding.ok else "warn", fg=colour, nl=False)
+        typer.echo(f"  {finding.name.ljust(width)}  {finding.text}")
+        if finding.advice:
+            typer.echo(f"      {' ' * width}  → {finding.advice}")

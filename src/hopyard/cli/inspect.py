@@ -1,0 +1,195 @@
+"""Verbs that read: ls, show, logs. They unpickle nothing and import no framework."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hopyard.cli.common import AsJson, RunName, as_text, columns, verb
+from hopyard.errors import HopyardError, UsageError
+
+if TYPE_CHECKING:
+    from hopyard.core.runs.events import Line
+    from hopyard.core.runs.machine import Machine
+    from hopyard.store.layout import Layout
+
+
+@verb
+def list_runs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs are.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs."""
+    from hopyard.store.layout import Layout
+
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: no such directory; `hopyard ls DIR` lists the runs in DIR")
+    layouts = [Layout(path) for path in sorted(directory.iterdir()) if path.is_dir() and _is_there(Layout(path))]
+    if _is_there(Layout(directory)):
+        layouts.insert(0, Layout(directory))
+    rows = [_row(layout) for layout in layouts]
+    if as_json:
+        typer.echo(as_text(rows))
+        return
+    if not rows:
+        typer.echo(f"no runs in {directory}")
+        return
+    from hopyard.views import words
+
+    head = ["name", "status", "trials", "epochs", "best", "started", "duration"]
+    lines = [head]
+    for row in rows:
+        best = "" if row.get("best") is None else f"{row['metric']} {words.number(row['best'])}"
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started"])) if row.get("started") else ""
+        lasted = words.duration(row.get("seconds")) if "seconds" in row else row.get("error", "")
+        trials = f"{row['completed']}/{row['trials']}" if "trials" in row else row.get("program", "")
+        lines.append([row["name"], row["status"], trials, str(row.get("epochs", "")), best, started, lasted])
+    columns(lines)
+
+
+def _is_there(layout: Layout) -> bool:
+    """Whether it is a run or a program."""
+    return layout.exists or layout.program.exists()
+
+
+def _row(layout: Layout) -> dict[str, Any]:
+    """One run or program for `ls`."""
+    if not layout.exists:
+        return _program_row(layout)
+    from hopyard.store import summary
+    from hopyard.store.standing import standing
+    from hopyard.views.report import brief
+    from hopyard.views.timeline import Chart
+
+    facts = summary.read(layout)
+    if facts is None:
+        found = Chart(keep=False)
+        try:
+            machine = _fold(layout, found.see)
+        except HopyardError as error:
+            return {"name": layout.root.name, "status": "damaged", "error": str(error)}
+        facts = brief(found, machine)
+    status = standing(layout, facts.pop("folded"))
+    return {"name": layout.root.name, "directory": str(layout.root), "status": status, **facts}
+
+
+def _program_row(layout: Layout) -> dict[str, Any]:
+    from hopyard.store.standing import standing
+    from hopyard.views.program import read, story
+
+    try:
+        told = story(read(layout.program))
+    except HopyardError as error:
+        return {"name": layout.root.name, "status": "damaged", "error": str(error)}
+    return {
+        "name": layout.root.name,
+        "directory": str(layout.root),
+        "status": standing(layout, told.status),
+        "program": told.name,
+        "tasks": len(told.tasks),
+        "started": told.began,
+        "seconds": told.last - told.began,
+    }
+
+
+@verb
+def show(run: RunName, as_json: AsJson = False) -> None:
+    """The report of a run: the best, all trials, the account."""
+    from hopyard.store.journal import read
+    from hopyard.store.layout import find
+    from hopyard.store.standing import standing
+    from hopyard.views.report import facts, report, summary
+
+    layout = find(run, programs=True)
+    if not layout.exists:
+        _show_program(layout, as_json)
+        return
+    machine = _fold(layout)
+    status = standing(layout, machine.status)
+    about = json.loads(layout.about.read_bytes()) if layout.about.exists() else {}
+    about["directory"] = str(layout.root)
+    if as_json:
+        state = {"directory": str(layout.root), **facts(read(layout.journal), machine, status)}
+        typer.echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
+        return
+    typer.echo(report(read(layout.journal), machine, about, status), nl=False)
+    if layout.gantt.exists():
+        typer.echo(f"Chart: {layout.gantt}")
+
+
+def _show_program(layout: Layout, as_json: bool) -> None:
+    from hopyard.store.standing import standing
+    from hopyard.views import program
+
+    told = program.story(program.read(layout.program))
+    told.stands(standing(layout, told.status))
+    typer.echo(as_text(asdict(told)) if as_json else program.report(told, layout.root), nl=as_json)
+
+
+@verb
+def logs(
+    run: RunName,
+    slot: Annotated[int | None, typer.Option(help="Only this slot's.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+) -> None:
+    """What the workers printed."""
+    from hopyard.store.layout import find
+    from hopyard.store.standing import held
+
+    layout = find(run, programs=True)
+    if slot is not None and not layout.log(slot).exists() and not (follow and held(layout.lock)):
+        there = ", ".join(path.name for path in sorted(layout.logs.glob("*.log"))) or "none"
+        raise UsageError(f"{layout.root}: no log of slot {slot}; there are: {there}")
+    read: dict[Path, int] = {}
+    named = [""]
+    while True:
+        live = follow and held(layout.lock)  # asked before reading: what was written until then is still shown
+        paths = [layout.log(slot)] if slot is not None else sorted(layout.logs.glob("*.log"), key=_by_slot)
+        for path in paths:
+            if path.exists():
+                read[path] = _show_rest(path, read.get(path, 0), named, len(paths) > 1)
+        if not live:
+            return
+        time.sleep(0.3)
+
+
+def _by_slot(path: Path) -> tuple[int, str]:
+    digits = path.stem.rpartition("-")[2]
+    return (int(digits) if digits.isdigit() else -1), path.name
+
+
+def _show_rest(path: Path, start: int, named: list[str], several: bool) -> int:
+    """Print a log from `start` on, whole lines; under its name when there are several. Gives where it stopped."""
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read()
+    if not data:
+        return start
+    if several and named[0] != path.name:
+        typer.echo(f"==> {path.name} <==")
+        named[0] = path.name
+    text = data.decode(errors="replace")
+    typer.echo(text, nl=not text.endswith("\n"))
+    return start + len(data)
+
+
+def _fold(layout: Layout, watch: Callable[[Line], object] = lambda line: None) -> Machine:
+    """The machine at the end of the journal; `watch` is shown each line on the way."""
+    from hopyard.core.runs.machine import fold
+    from hopyard.errors import RunDirectoryError
+    from hopyard.store.journal import read, whole_bytes
+
+    def watched() -> Iterator[Line]:
+        for line in read(layout.journal):
+            watch(line)
+            yield line
+
+    if not whole_bytes(layout.journal):
+        raise RunDirectoryError(f"{layout.root}: the journal is empty, nothing has happened in this run")
+    return fold(watched())

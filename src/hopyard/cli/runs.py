@@ -1,0 +1,172 @@
+"""Verbs that train: run, demo, resume, replay."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, say, terminable, verb
+from hopyard.cli.programs import engine_of, roles_of, run_program
+from hopyard.errors import HopyardError, UsageError
+
+
+@verb
+def run(
+    script: Annotated[
+        Path,
+        typer.Argument(metavar="SCRIPT", help="A Python program that calls hy.select or hy.fit; with --roles, any."),
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="For the script.")] = None,
+    roles: Annotated[
+        str | None, typer.Option(help="Run it as a distributed program: worker=4,ps=1 (or worker=2:4 for a range).")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Where its tasks run: local or spark.")] = "local",
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of Spark: spark://host:7077, yarn; default: its own settings.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Which tasks must end for it to end: chief, workers, all, or one: worker:0.")
+    ] = None,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often it is started again when a task fails.")] = 0,
+    restart_scope: Annotated[
+        str, typer.Option(help="What is started again: program, or task, where the program can take that.")
+    ] = "program",
+    max_time: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="After which it is ended, all restarts included.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="Of each chief and worker.")] = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="TensorBoard on the program's directory.")] = False,
+    tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Show it tf.compat.v1 as tensorflow.")] = False,
+    directory: Annotated[Path | None, typer.Option(help="Of the program; default: a fresh one under runs/.")] = None,
+) -> int:
+    """Run a script; the exit code says how its runs ended. With --roles each task of a program runs it."""
+    if not script.is_file():
+        raise UsageError(f"{script}: no such file; the path of a Python script is wanted")
+    terminable()
+    if roles is not None:
+        wanted = roles_of(roles, gpus)
+        with engine_of(engine, wanted, master) as chosen:
+            return run_program(
+                script,
+                arguments or [],
+                wanted,
+                chosen,
+                until=until,
+                max_restarts=max_restarts,
+                restart_scope=restart_scope,
+                max_time=max_time,
+                tensorboard=tensorboard,
+                tensorflow1=tensorflow1,
+                directory=directory,
+            )
+    given = (master, until, max_restarts, max_time, tensorboard, tensorflow1, gpus, directory)
+    if engine != "local" or restart_scope != "program" or any(given):
+        raise UsageError(
+            "--engine, --master, --until, --max-restarts, --restart-scope, --max-time, --gpus, --tensorboard, "
+            "--tensorflow1 and --directory go with --roles"
+        )
+    from hopyard.frameworks import quiet
+
+    quiet()
+    sys.argv = [str(script), *(arguments or [])]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            if isinstance(end.code, int):
+                return end.code
+            say(str(end.code))
+            return FAILED
+    except (HopyardError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # noqa: BLE001 - the script's own, shown as Python shows it
+        _script_trace(error, script)
+        return FAILED
+    return _ended()
+
+
+def _script_trace(error: Exception, script: Path) -> None:
+    """The traceback, from the script's first line on: what is above it is ours."""
+    trace = error.__traceback__
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename) != script:
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace or error.__traceback__)
+
+
+def _ended() -> int:
+    """The exit code of the runs of this process; those in the background are waited for."""
+    driver = sys.modules.get("hopyard.driver.runs.session")
+    if driver is None:
+        return GOOD
+    for run in list(driver.DRIVEN):
+        with contextlib.suppress(HopyardError):
+            run.wait()
+    codes = [outcome.code or STATUS.get(outcome.status, GOOD) for outcome in driver.OUTCOMES]
+    return next((code for code in (FAILED, *set(codes) - {FAILED, SOME, GOOD}, SOME) if code in codes), GOOD)
+
+
+@verb
+def demo(
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    trials: Annotated[int, typer.Option(min=1, help="Configurations.")] = 16,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the flights.")] = 3,
+    directory: Annotated[Path | None, typer.Option(help="Of the run; default: a fresh one under runs/.")] = None,
+) -> int:
+    """Which of 327,346 flights from New York come late? Finds a net that knows, in a minute or two."""
+    from hopyard.demo import flights_late
+
+    terminable()
+    return STATUS[flights_late(workers, trials, epochs, directory)]
+
+
+@verb
+def resume(
+    run: RunName,
+    workers: Annotated[
+        int | None, typer.Option(help="Go on with so many processes of this host, wherever the run was started.")
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Also try again what failed, but for trials that the recipe ended.")
+    ] = False,
+    stall_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Without progress, after which a worker is replaced.")
+    ] = None,
+    unit_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="That one unit may take; inf: as long as it likes.")
+    ] = None,
+) -> int:
+    """Go on with a run that was interrupted."""
+    from hopyard.driver.runs.api import resume as go_on
+    from hopyard.engines.local import Local
+
+    terminable()
+    found = go_on(
+        run,
+        engine=None if workers is None else Local(workers=workers),
+        failed=failed,
+        stall_timeout=stall_timeout,
+        unit_timeout=unit_timeout,
+    )
+    typer.echo(f"{found.directory}: {found.status}")
+    return STATUS.get(found.status, GOOD)
+
+
+@verb
+def replay(run: RunName) -> int:
+    """Do a run again from its journal and compare every State, bit by bit."""
+    from hopyard.driver.runs.replay import replay as do_again
+
+    terminable()
+    found = do_again(run)
+    if found.different:
+        say("\n".join([f"error: {len(found.different)} of {found.states} States differ", *found.different]))
+        return FAILED
+    typer.echo(f"{found.states} States, each the same to the last bit")
+    return GOOD

@@ -1,0 +1,1 @@
+"""The pure core of programs: roles, tasks, feeds."""

@@ -1,0 +1,313 @@
+"""What is asked of a program, the facts of its life, and the commands that follow from them; their codec.
+
+As `events.py` for runs: a fact happened, at a time, and a program's journal is the list of them. Decisions of the
+machine that change its state are facts too, so that an old journal folds to the same state whatever later versions
+would decide.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard.core.facts import UNREADABLE, Fact, Lost, Tick, reworded
+from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Role, Task, roles_of, shares
+from hopyard.errors import JournalError, SpecError
+
+FORMAT = 1
+"""Of a program's journal. A higher number is for changes that an older Hopyard would misread."""
+Status = Literal["done", "failed", "stopped"]
+
+
+class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for."""
+
+    roles: dict[str, tuple[int, int, int]]
+    """Role → (count, least, GPUs of each), in the order of tasks."""
+    until: str
+    """Which tasks must end for the program to end: "chief", "workers", "all", or one task: "worker:0"."""
+    max_restarts: int = 0
+    """How often tasks are started again after a failure."""
+    restart_scope: Literal["program", "task"] = "program"
+    """What is started again when a task fails. A slot that is lost takes its address along, and a parameter server the
+    variables that it holds: then always the program."""
+    max_time: float | None = None
+    """Seconds from the launch, waiting and restarts included, after which the program is ended; None: any."""
+    grace: float = 5.0
+    """Seconds that tasks have to end by themselves when the program is over."""
+    start_timeout: float = 120.0
+    """Seconds until there must be a slot for each task, and until each task must have begun."""
+    name: str = "main"
+    script: bool = False
+    """Whether `main` is a script: then a process that ends with code 0 ended well wherever it stood."""
+    run_id: str = ""
+    """Of this program alone, equal for all its tasks and restarts: what torchrun calls the id of the rendezvous."""
+
+    @property
+    def wanted(self) -> dict[str, Role]:
+        """The roles."""
+        return {name: Role(count, least, gpus) for name, (count, least, gpus) in self.roles.items()}
+
+    @property
+    def slots(self) -> int:
+        """How many processes."""
+        return sum(count for count, _, _ in self.roles.values())
+
+    @property
+    def least(self) -> int:
+        """With how many it may go on."""
+        return sum(least for _, least, _ in self.roles.values())
+
+
+def spec_of(roles: object, until: object, **more: object) -> ProgramSpec:
+    """The spec, with every value checked.
+
+    Raises:
+        SpecError: names the argument, the value, what is allowed.
+    """
+    wanted = roles_of(roles)
+    plain = {name: (role.count, role.least or role.count, role.gpus) for name, role in wanted.items()}
+    try:
+        return msgspec.convert({"roles": plain, "until": _until(until, wanted), **more}, ProgramSpec)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"hy.launch: {error}") from None
+
+
+def _until(until: object, roles: dict[str, Role]) -> str:
+    """Which tasks must end for the program to end. Without a chief it is the task of rank 0 that leads."""
+    led = any(name in roles for name in CHIEFS)
+    chosen = until if until is not None else "chief" if led else "workers"
+    if chosen == "all" or (chosen == "chief" and led):
+        return str(chosen)
+    ranked = [name for name in roles if name not in SERVING]
+    if chosen in ("chief", "workers"):
+        if not ranked:
+            raise SpecError(
+                f'until = "{chosen}": roles have neither a chief nor a worker, so the program would never end; give '
+                f'until="all", or the name of a task, such as "{next(iter(roles))}:0"'
+            )
+        return "workers" if chosen == "workers" else f"{ranked[0]}:0"
+    role, colon, number = chosen.partition(":") if isinstance(chosen, str) else ("", "", "")
+    if not colon or not number.isdecimal() or not number.isascii():
+        raise SpecError(
+            f'until = {until!r}: "chief", "workers", "all", or the name of a task, such as "{next(iter(roles))}:0", '
+            "is needed"
+        )
+    if role not in roles:
+        raise SpecError(f"until = {until!r}: roles have no {role!r}; there are {', '.join(map(repr, roles))}")
+    least = roles[role].least or roles[role].count
+    if int(number) >= least:
+        elastic = f", as {role!r} may go on with {least}" if least < roles[role].count else ""
+        raise SpecError(
+            f'until = {until!r}: the number must be from 0 to {least - 1}{elastic}; give until="{role}:{least - 1}" '
+            "or less"
+        )
+    return f"{role}:{int(number)}"
+
+
+def fitted(spec: ProgramSpec, slots: int) -> ProgramSpec:
+    """The spec for an engine with so many slots: elastic roles are cut to them."""
+    counts = shares(spec.wanted, slots)
+    roles = {name: (counts[name], least, gpus) for name, (_, least, gpus) in spec.roles.items()}
+    return msgspec.structs.replace(spec, roles=roles)
+
+
+# ---------------------------------------------------------------------------------------------------- facts
+
+
+class Launched(Fact, frozen=True):
+    """A program began. Always the first line."""
+
+    spec: ProgramSpec
+    format: int = FORMAT
+    about: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+
+
+class Reserved(Fact, frozen=True):
+    """An agent is there, and has reserved ports."""
+
+    place: Place
+
+    @property
+    def slot(self) -> int:
+        """Whose."""
+        return self.place.slot
+
+
+class Assigned(Fact, frozen=True):
+    """Decision: these tasks run, each in its slot. Those whose life is not new go on as they are."""
+
+    restart: int
+    """How often tasks were started again, for whatever reason."""
+    tasks: tuple[Task, ...]
+    lives: tuple[int, ...]
+    """Of each task in turn: a number that no other start of a task has."""
+    spent: int = 0
+    """How many of the restarts came after failures: these count against `max_restarts`."""
+
+
+class Restarting(Fact, frozen=True):
+    """Decision: all tasks are ended, to begin again when the last of them has ended."""
+
+    restart: int
+    spent: int
+    cause: str = ""
+    """Which failure led to it; empty: there are more slots now."""
+    slot: int = -1
+    """Of the task that failed first."""
+
+
+class Overdue(Fact, frozen=True):
+    """Decision: a task counts as failed, as its `main` has not begun in time."""
+
+    slot: int
+    life: int
+    cause: str
+
+
+class Closing(Fact, frozen=True):
+    """Decision: the program ends, this way. A second one says that the time to end by oneself is over."""
+
+    status: Status
+    halted: bool
+    """Whether the tasks are ended now; else they may end by themselves."""
+    cause: str = ""
+    slot: int = -1
+    """Of the task that failed first."""
+    starved: bool = False
+    """Whether it failed for want of slots."""
+
+
+class Running(Fact, frozen=True):
+    """A task's `main` begins."""
+
+    slot: int
+    life: int
+
+
+class Reported(Fact, frozen=True):
+    """A task told of its metrics."""
+
+    slot: int
+    life: int
+    values: dict[str, float]
+    step: int | None = None
+
+
+class Ended(Fact, frozen=True):
+    """A task's process ended, or its `main` did."""
+
+    slot: int
+    life: int
+    code: int = 0
+    """Its exit code; negative: the signal that killed it."""
+    returned: bool = False
+    """Whether `main` came to its end, or a script called sys.exit."""
+    error: str = ""
+    trace: str = ""
+    halted: bool = False
+    """Whether it was told to end."""
+    story: str = ""
+    """How its process ended: "process 12 on a was killed by SIGKILL"."""
+
+
+class Stop(Fact, frozen=True):
+    """The user, or the engine, ends the program."""
+
+    reason: str
+    failed: bool = False
+
+
+class Over(Fact, frozen=True):
+    """Decision: the program is over, nothing of it runs any more."""
+
+    status: Status
+    cause: str = ""
+    slot: int = -1
+    """Of the task that failed first."""
+
+
+# ---------------------------------------------------------------------------------------------------- commands
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+    """Command: the agent of this slot runs this task."""
+
+    task: Task
+    life: int
+    restart: int
+    environment: dict[str, str]
+    peers: dict[str, list[str]]
+
+
+class Halt(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+    """Command: end the task of this slot."""
+
+    slot: int
+    life: int
+
+
+class Warned(msgspec.Struct, frozen=True):
+    """Command: tell the task of this slot that it will be ended soon."""
+
+    slot: int
+    life: int
+
+
+class Renew(msgspec.Struct, frozen=True):
+    """Command: this slot needs an agent."""
+
+    slot: int
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """Command: nothing runs any more."""
+
+    status: Status
+
+
+Happened = Launched | Reserved | Running | Reported | Ended | Lost | Stop
+Decision = Assigned | Restarting | Overdue | Closing | Over | Lost
+"""What the machine decides and the journal takes. `Lost` is of a slot whose agent does not end its task."""
+ProgramEvent = Happened | Tick
+ProgramLine = Happened | Decision
+"""What a line of the journal may hold."""
+ProgramCommand = Decision | Begin | Halt | Warned | Renew | Finish
+
+_decoder: msgspec.json.Decoder[ProgramLine] = msgspec.json.Decoder(ProgramLine)
+
+
+def decode(text: bytes) -> ProgramLine:
+    """The fact that a line of a program's journal holds.
+
+    Raises:
+        JournalError: no fact of this version.
+    """
+    try:
+        return _decoder.decode(text)
+    except UNREADABLE as strict:
+        try:  # a metric that is not finite stands as a word
+            found = msgspec.json.decode(text)
+            if found["type"] == "Reported":
+                found["values"] = reworded(found["values"])
+            line: ProgramLine = msgspec.convert(found, ProgramLine)
+        except (*UNREADABLE, KeyError, TypeError):
+            raise JournalError(f"no fact of a program: {strict}: {text[:120]!r}") from strict
+        return line
+
+
+class _Head(msgspec.Struct):
+    """What the first line has in every format."""
+
+    type: Literal["Launched"]
+    format: int
+
+
+def format_of(text: bytes) -> int:
+    """The format that the first line of a journal names; 0: it is damaged, as `decode` will say. A newer format may
+    have changed all but two fields, so these are looked at alone."""
+    try:
+        return msgspec.json.decode(text, type=_Head).format
+    except UNREADABLE:
+        return 0

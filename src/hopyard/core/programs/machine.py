@@ -1,0 +1,498 @@
+"""The life of a program: reserved → running → done, failed or stopped, and restarted on the way.
+
+The machine of a program as `machine.py` is that of a run: facts in, commands out, no clock and no I/O. `apply` changes
+state by one line of the journal and is a plain fold; `handle` applies one event and then decides what follows.
+Decisions that change state are facts themselves, and belong in the journal behind the event that led to them. A `Tick`
+changes nothing, so it is not in the journal: what the machine decides when time has passed is.
+
+*reserving*: agents come up, each reserves ports. *running*: tasks run. *failing*: a task failed; for a moment others
+may say what they know, as the first to notice is seldom the first to fail. *restarting*: all tasks of the old attempt
+end before those of the new one begin, since they would talk to each other. *closing*: the program is over, what only
+serves is ended. *over*: nothing runs any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard.core.facts import Lost, Tick
+from hopyard.core.programs.events import (
+    Assigned,
+    Begin,
+    Closing,
+    Decision,
+    Ended,
+    Finish,
+    Halt,
+    Launched,
+    Over,
+    Overdue,
+    ProgramCommand,
+    ProgramEvent,
+    ProgramLine,
+    ProgramSpec,
+    Renew,
+    Reported,
+    Reserved,
+    Restarting,
+    Running,
+    Status,
+    Stop,
+    Warned,
+)
+from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Task, assign, environment, peers
+from hopyard.errors import JournalError, SpecError
+
+Phase = Literal["reserving", "running", "failing", "restarting", "closing", "over"]
+
+STARTING: tuple[Phase, ...] = ("failing", "restarting", "reserving")
+"""Those in which a program may come up, or come up again."""
+SETTLE = 0.7
+"""Seconds from the first failure until its cause is judged."""
+ELASTIC = 5.0
+"""Seconds that an elastic program waits for more slots once it has the least."""
+LAST = 5.0
+"""Seconds that ended tasks may take to be gone."""
+STILLBORN = 3
+"""Agents of one slot that may end before the program begins."""
+
+
+class TaskRecord:
+    """What is known of one task. Its owner is the machine."""
+
+    __slots__ = ("began", "cause", "code", "life", "status", "step", "task", "up", "values")
+
+    def __init__(self, task: Task, life: int, at: float) -> None:
+        self.task = task
+        self.life = life
+        self.began = at
+        self.status: Literal["starting", "running", "done", "failed", "ended"] = "starting"
+        self.code: int | None = None
+        self.cause = ""
+        self.values: dict[str, float] = {}
+        self.step: int | None = None
+        self.up = True
+        """Whether its `main` is at work, or about to be."""
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    at: float
+    slot: int
+    name: str
+    text: str
+    killed: bool
+    lost: bool
+
+
+class ProgramMachine:
+    """The only owner of a program's state."""
+
+    def __init__(self, spec: ProgramSpec) -> None:
+        self.spec = spec
+        self.phase: Phase = "reserving"
+        self.status: Status | Literal["reserving", "running"] = "reserving"
+        self.cause = ""
+        self.starved = False
+        """Whether it failed for want of slots."""
+        self.culprit = -1
+        self.began = 0.0
+        """When it was launched."""
+        self.places: dict[int, Place] = {}
+        """Slot → what its agent reserved, of those that are there."""
+        self.known: dict[int, Place] = {}
+        """The same of all that ever were there."""
+        self.tasks: dict[int, TaskRecord] = {}
+        """Slot → its task, of the present attempt."""
+        self.restart = 0
+        """Times that tasks were started again, for whatever reason."""
+        self.lives = 0
+        self._spent = 0
+        """Restarts after failures: these count against what the user allows."""
+        self._since = 0.0
+        """When the present phase began."""
+        self._came = 0.0
+        """When the last slot came."""
+        self._stillborn: dict[int, int] = {}
+        """Slot → how many of its agents ended, one after the other, before the program began."""
+        self._failures: list[_Failure] = []
+        self._halted = False
+        self._verdict: Status = "done"
+        self._out: list[ProgramCommand] = []
+
+    # ------------------------------------------------------------------------------------------------ the doors
+
+    def handle(self, event: ProgramEvent) -> list[ProgramCommand]:
+        """Apply one event, decide what follows."""
+        if self.phase == "over":
+            return []
+        out: list[ProgramCommand] = []
+        self._out, before = out, self.phase
+        if not isinstance(event, Tick):
+            self.apply(event)
+        self._renew(before)
+        match event:
+            case Launched():
+                out += [Renew(slot) for slot in range(self.spec.slots)]
+            case Lost() if before == "reserving":
+                self._stillborn_or_renewed(event)
+            case Stop():
+                self._stop(event)
+        self._advance(event.at)
+        return out
+
+    def apply(self, line: ProgramLine) -> None:
+        """Change state by one line of the journal, deciding nothing."""
+        if self.phase != "over":
+            _APPLY[type(line)](self, line)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All state, as plain values: equal for equal journals."""
+        own = {name.lstrip("_"): value for name, value in vars(self).items() if name not in ("spec", "_out", "tasks")}
+        tasks = {
+            slot: {name: getattr(book, name) for name in TaskRecord.__slots__} for slot, book in self.tasks.items()
+        }
+        plain: dict[str, Any] = msgspec.to_builtins({**own, "tasks": tasks}, str_keys=True)
+        return plain
+
+    # ------------------------------------------------------------------------------------------------ the fold
+
+    def _launched(self, fact: Launched) -> None:
+        self.began = self._since = fact.at
+
+    def _reserved(self, fact: Reserved) -> None:
+        self.places[fact.place.slot] = self.known[fact.place.slot] = fact.place
+        self._came = fact.at
+
+    def _running(self, fact: Running) -> None:
+        book = self._book(fact.slot, fact.life)
+        if book is not None and book.status == "starting":
+            book.status = "running"
+
+    def _reported(self, fact: Reported) -> None:
+        book = self._book(fact.slot, fact.life)
+        if book is not None:
+            book.values |= fact.values
+            book.step = fact.step if fact.step is not None else book.step
+
+    def _ended(self, fact: Ended) -> None:
+        book = self._book(fact.slot, fact.life)
+        if book is None or not book.up:
+            return
+        book.code, book.up = fact.code, False
+        well = not fact.error and fact.code == 0 and (fact.returned or self.spec.script)
+        if fact.halted or self.phase in ("restarting", "closing"):
+            if book.status != "failed":
+                book.status = "ended" if fact.halted else "done" if well else "failed"
+                book.cause = fact.error or (f"its {fact.story}" if fact.story else "")
+        elif well:
+            book.status = "done"
+        else:
+            book.status = "failed"
+            text = fact.error or f"its {fact.story}"
+            if fact.code == 0 and not fact.error:
+                text = f"its {fact.story} before main returned"
+            if fact.trace:
+                text += f"\n{fact.trace.rstrip()}"
+            book.cause = text
+            self._failed(_Failure(fact.at, fact.slot, book.task.name, text, fact.code == -9, False))
+        self._all_ended(fact.at)
+
+    def _lost(self, fact: Lost) -> None:
+        place = self.places.pop(fact.slot, None)
+        book = self.tasks.get(fact.slot)
+        if self.phase == "reserving":
+            self._stillborn[fact.slot] = self._stillborn.get(fact.slot, 0) + 1
+        if book is None or not book.up:
+            return
+        book.up = False
+        if self.phase == "restarting" or (self.phase == "closing" and self._halted):
+            book.status = "ended"
+        else:
+            book.status = "failed"
+            host = place.host if place is not None else "?"
+            book.cause = f"the agent that hosted it on {host} was lost: {fact.reason}"
+            if self.phase != "closing":
+                self._failed(_Failure(fact.at, fact.slot, book.task.name, book.cause, True, True))
+        self._all_ended(fact.at)
+
+    def _overdue(self, line: Overdue) -> None:
+        book = self._book(line.slot, line.life)
+        if book is not None:
+            book.status, book.cause = "failed", line.cause
+            self._failed(_Failure(line.at, line.slot, book.task.name, line.cause, False, False))
+
+    def _failed(self, failure: _Failure) -> None:
+        self._failures.append(failure)
+        if self.phase == "running":
+            self._go("failing", failure.at)
+
+    def _assigned(self, line: Assigned) -> None:
+        self.restart, self._spent = line.restart, line.spent
+        books = {}
+        for task, life in zip(line.tasks, line.lives, strict=True):
+            book = self._book(task.slot, life)
+            books[task.slot] = book if book is not None else TaskRecord(task, life, line.at)
+        self.tasks = books  # at once, as others read it
+        self.lives = max(self.lives, *line.lives)
+        self._stillborn.clear()
+        self._failures.clear()
+        self._go("running", line.at)
+        self.status = "running"
+
+    def _restarting(self, line: Restarting) -> None:
+        self.restart, self._spent = line.restart, line.spent
+        self.cause, self.culprit = line.cause, line.slot
+        self._failures.clear()
+        self._go("restarting", line.at)
+        self._all_ended(line.at)
+
+    def _all_ended(self, at: float) -> None:
+        """Whether those to come may begin."""
+        if self.phase == "restarting" and not any(book.up for book in self.tasks.values()):
+            self._go("reserving", at)
+            self._came = at
+
+    def _stopped(self, fact: Stop) -> None:
+        pass  # `Closing` follows
+
+    def _closing(self, line: Closing) -> None:
+        if self.phase != "closing":
+            self._go("closing", line.at)
+        self._verdict, self._halted, self.starved = line.status, line.halted, line.starved
+        self.cause, self.culprit = line.cause, line.slot
+
+    def _over(self, line: Over) -> None:
+        self._go("over", line.at)
+        self.status, self.cause, self.culprit = line.status, line.cause, line.slot
+
+    def _go(self, phase: Phase, at: float) -> None:
+        self.phase = phase
+        self._since = at
+
+    def _book(self, slot: int, life: int) -> TaskRecord | None:
+        """The task that this is said of, unless it is one of the past."""
+        book = self.tasks.get(slot)
+        return book if book is not None and book.life == life else None
+
+    # ------------------------------------------------------------------------------------------------ decisions
+
+    def _decide(self, decision: Decision) -> None:
+        """Apply it, and command what it means."""
+        before, lives = self.phase, self.lives
+        self.apply(decision)
+        self._out.append(decision)
+        match decision:
+            case Assigned():
+                self._out += [self._begin(book) for book in self.tasks.values() if book.life > lives]
+            case Restarting() | Closing(halted=True):
+                self._halt()
+            case Closing():
+                self._out += [Warned(book.task.slot, book.life) for book in self.tasks.values() if book.up]
+            case Over():
+                self._out.append(Finish(decision.status))
+        self._renew(before)
+
+    def _renew(self, before: Phase) -> None:
+        """When all of an attempt have ended: slots that are gone want an agent."""
+        if self.phase == "reserving" and before != "reserving":
+            self._out += [Renew(slot) for slot in range(self.spec.slots) if slot not in self.places]
+
+    def _begin(self, book: TaskRecord) -> Begin:
+        tasks = [other.task for other in self.tasks.values()]
+        # Of `known`: a task that has ended may have lost its agent since, and its peers name it all the same.
+        told = environment(
+            book.task, tasks, self.known, self._spent, self.spec.max_restarts, self.spec.run_id or self.spec.name
+        )
+        return Begin(book.task, book.life, self.restart, told, peers(tasks, self.known))
+
+    def _halt(self) -> None:
+        """End what still runs: parameter servers, evaluators, then the others."""
+        order = {name: number for number, name in enumerate(SERVING)}
+        up = [book for book in self.tasks.values() if book.up]
+        up.sort(key=lambda book: (order.get(book.task.role, len(order)), book.task.slot))
+        self._out += [Halt(book.task.slot, book.life) for book in up]
+
+    def _advance(self, at: float) -> None:
+        """Decide what is due."""
+        if self.phase == "failing" and at - self._since >= SETTLE:
+            self._judge(at)
+        if self.phase == "running":
+            self._look(at)
+        if self.phase == "restarting" and at - self._since >= LAST:
+            for book in [book for book in self.tasks.values() if book.up]:
+                reason = f"it has not ended its task within {LAST:.0f} seconds"
+                self._decide(Lost(at=at, slot=book.task.slot, reason=reason))
+        if self.phase == "reserving":
+            self._gather(at)
+        if self.phase == "closing":
+            self._settle(at)
+
+    def _gather(self, at: float) -> None:
+        """Run, if there are slots enough."""
+        there, spec = len(self.places), self.spec
+        if self._too_long(at):
+            return
+        if there < spec.slots and (there < spec.least or at - self._came < ELASTIC):
+            if at - self._since >= spec.start_timeout:
+                self._close(
+                    at,
+                    "failed",
+                    f"the roles need {spec.least} processes, and after {spec.start_timeout:.0f} seconds there were "
+                    f"slots for {there}: ask for fewer, or give the engine more (executors, cores, workers=)",
+                    starved=True,
+                )
+            return
+        try:
+            tasks = assign(spec.wanted, list(self.places.values()))
+        except SpecError as error:
+            return self._close(at, "failed", str(error))
+        lives = tuple(range(self.lives + 1, self.lives + 1 + len(tasks)))
+        self._decide(Assigned(at=at, restart=self.restart, tasks=tasks, lives=lives, spent=self._spent))
+
+    def _stillborn_or_renewed(self, fact: Lost) -> None:
+        """An agent ended before the program began: another comes, but not for ever."""
+        if self._stillborn[fact.slot] < STILLBORN:
+            self._out.append(Renew(fact.slot))
+            return
+        where = f"{STILLBORN} agents of slot {fact.slot}, one after the other,"
+        self._close(
+            fact.at, "failed", f"{where} ended before the program began, the last: {fact.reason}", slot=fact.slot
+        )
+
+    def _look(self, at: float) -> None:
+        """Whether what runs goes on."""
+        limit = self.spec.start_timeout
+        late = [book for book in self.tasks.values() if book.status == "starting" and at - book.began > limit]
+        if self._is_over():
+            self._close(at, "done", halted=False)
+        elif late:
+            cause = (
+                f"it has not begun its main within {limit:.0f} seconds: it hangs while what it needs is imported or "
+                "unpickled; its log has its stack"
+            )
+            self._decide(Overdue(at=at, slot=late[0].task.slot, life=late[0].life, cause=cause))
+        elif not self._too_long(at) and self._grows(at):
+            self._decide(Restarting(at=at, restart=self.restart + 1, spent=self._spent))
+
+    def _too_long(self, at: float) -> bool:
+        """End it if its time is over; restarts do not begin the time anew."""
+        limit = self.spec.max_time
+        if limit is None or at - self.began < limit:
+            return False
+        words = f"it took longer than max_time={limit:g} seconds"
+        if self.restart:
+            words += f", its {self.restart} restart(s) included"
+        if self.phase == "reserving":
+            words += f"; it waited for slots, and there were {len(self.places)} of the {self.spec.least} that it needs"
+        self._close(at, "failed", words, halted=False)
+        return True
+
+    def _grows(self, at: float) -> bool:
+        """Whether an elastic program should be started again on slots that came since. Only one that may be started
+        again, while all of it is at work; torchrun does the same at once (Elastic Agent, "Membership Changes")."""
+        more = len(self.tasks) < min(len(self.places), self.spec.slots) and at - self._came >= ELASTIC
+        whole = all(book.status == "running" for book in self.tasks.values())
+        return more and whole and self.spec.max_restarts > 0 and self.spec.restart_scope == "program"
+
+    def _is_over(self) -> bool:
+        books, until = list(self.tasks.values()), self.spec.until
+        if until == "chief":
+            books = [book for book in books if book.task.role in CHIEFS]
+        elif until == "workers":
+            books = [book for book in books if book.task.rank >= 0]
+        elif until != "all":
+            books = [book for book in books if f"{book.task.role}:{book.task.index}" == until]
+        return all(book.status == "done" for book in books)
+
+    def _judge(self, at: float) -> None:
+        """Restart, or end with the first cause. A process that was killed, or a slot that was lost, is a cause even if
+        a peer noticed it sooner than its own host told of it."""
+        dead = [failure for failure in self._failures if failure.killed]
+        first = min(dead or self._failures, key=lambda failure: failure.at)
+        cause = f"{first.name} failed: {first.text}"
+        again, spent = self.restart + 1, self._spent + 1
+        if spent > self.spec.max_restarts:
+            self._close(at, "failed", cause, slot=first.slot)
+        elif not self._by_themselves():
+            self._decide(Restarting(at=at, restart=again, spent=spent, cause=cause, slot=first.slot))
+        else:
+            slots = {failure.slot for failure in self._failures}
+            books, lives, last = list(self.tasks.values()), [], self.lives
+            for book in books:
+                last += book.task.slot in slots
+                lives.append(last if book.task.slot in slots else book.life)
+            tasks = tuple(book.task for book in books)
+            self._decide(Assigned(at=at, restart=again, tasks=tasks, lives=tuple(lives), spent=spent))
+
+    def _by_themselves(self) -> bool:
+        """Whether the tasks that failed are started again alone. Not where that would leave the others with nothing to
+        go on from: a slot that is lost takes its address along, a parameter server the variables that it held."""
+        failed = [self.tasks[failure.slot] for failure in self._failures]
+        gone = any(failure.lost for failure in self._failures) or any(book.up for book in failed)
+        return self.spec.restart_scope == "task" and not gone and all(book.task.role != "ps" for book in failed)
+
+    def _stop(self, fact: Stop) -> None:
+        if self.phase != "closing":
+            self._close(fact.at, "failed" if fact.failed else "stopped", fact.reason)
+        elif not self._halted:
+            self._close(fact.at, self._verdict, self.cause, slot=self.culprit, starved=self.starved)
+
+    def _close(
+        self, at: float, status: Status, cause: str = "", *, slot: int = -1, halted: bool = True, starved: bool = False
+    ) -> None:
+        """Over: what still runs is ended, or may end by itself within the grace time."""
+        self._decide(Closing(at=at, status=status, halted=halted, cause=cause, slot=slot, starved=starved))
+
+    def _settle(self, at: float) -> None:
+        """Over, when all tasks have ended."""
+        up = [book for book in self.tasks.values() if book.up]
+        waited = at - self._since
+        if up and not self._halted and (waited >= self.spec.grace or all(book.task.role == "ps" for book in up)):
+            self._close(at, self._verdict, self.cause, slot=self.culprit, starved=self.starved)
+        elif not up or (self._halted and waited >= LAST + self.spec.grace):
+            self._decide(Over(at=at, status=self._verdict, cause=self.cause, slot=self.culprit))
+
+
+_APPLY: dict[type, Callable[[ProgramMachine, Any], None]] = {
+    Launched: ProgramMachine._launched,
+    Reserved: ProgramMachine._reserved,
+    Running: ProgramMachine._running,
+    Reported: ProgramMachine._reported,
+    Ended: ProgramMachine._ended,
+    Lost: ProgramMachine._lost,
+    Stop: ProgramMachine._stopped,
+    Assigned: ProgramMachine._assigned,
+    Restarting: ProgramMachine._restarting,
+    Overdue: ProgramMachine._overdue,
+    Closing: ProgramMachine._closing,
+    Over: ProgramMachine._over,
+}
+
+
+def begun(first: ProgramLine) -> ProgramMachine:
+    """The machine of a program whose journal has this first line, before it.
+
+    Raises:
+        JournalError: it is not `Launched`.
+    """
+    if not isinstance(first, Launched):
+        raise JournalError(f"a program's journal begins with Launched, not {type(first).__name__}")
+    return ProgramMachine(first.spec)
+
+
+def fold(lines: Iterable[ProgramLine]) -> ProgramMachine:
+    """The machine where the lines of a journal leave it.
+
+    Raises:
+        JournalError: there is no line, or the first is not `Launched`.
+    """
+    machine: ProgramMachine | None = None
+    for line in lines:
+        machine = machine or begun(line)
+        machine.apply(line)
+    if machine is None:
+        raise JournalError("the journal is empty: nothing has happened in this program")
+    return machine

@@ -1,0 +1,1 @@
+"""The pure core of runs: units, trials, States."""

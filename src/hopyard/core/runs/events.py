@@ -1,0 +1,348 @@
+"""Facts and commands, and their codec.
+
+A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check` and `Deferred` (`DECISIONS`) are
+decisions of the machine that change its state, so they are facts too and enter the journal: an old journal folds to the
+same state whatever later versions would decide. The other commands only ask the driver for something and are not
+written down.
+
+One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
+"-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
+perhaps a million units, so a line leaves out what is as by default and what follows from the lines before it: where a
+State lay in shared memory, which no later driver can use, and what a unit carries for its agent (`digest`, `totals`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard.checks import escaped_tree
+from hopyard.core.facts import UNREADABLE, Fact, Lost, Tick, reworded, worded
+from hopyard.errors import JournalError
+from hopyard.spec import FORMAT, Config, Fault, Kind, Part, Ref, RunSpec, Timeouts, Unit
+
+
+class Began(Fact, frozen=True):
+    """A run began. Always the first line."""
+
+    spec: RunSpec
+    format: int = FORMAT
+    fingerprint: dict[str, Any] = {}
+    """Versions, threads, machine: what equal digests may depend on."""
+    mark: str = ""
+    """Id of the mark that this driver put into the folder of the States: whose journal holds the newest one owns it."""
+    directory: str = ""
+    """The run directory, with its host: who finds another one here was copied or moved."""
+
+
+class Proposed(Fact, frozen=True):
+    """The search proposed a configuration."""
+
+    trial: int
+    config: Config
+
+
+class Exhausted(Fact, frozen=True):
+    """The search has no more to propose."""
+
+
+class Joined(Fact, frozen=True):
+    """A slot is there. `holds`: the partitions its host can serve; None: all."""
+
+    slot: int
+    host: str
+    pid: int
+    holds: tuple[int, ...] | None = None
+    fingerprint: dict[str, Any] = {}
+    """Versions and processor, as the agent found them."""
+    device: str = ""
+    """Equal for slots of one host that share an accelerator; empty: the slot has none."""
+
+
+class Checked(Fact, frozen=True):
+    """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
+    exact; `fault`: whose the faults are, where there are some; `device`: as of Failed."""
+
+    slot: int
+    trial: int
+    faults: tuple[str, ...]
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    fault: Fault = "user"
+    device: bool = False
+
+
+class Done(Fact, frozen=True, omit_defaults=True):
+    """A unit ended well. `where`: where its new State lies in shared memory."""
+
+    slot: int
+    lease: int
+    parts: tuple[Part, ...]
+    seconds: float
+    """From having the unit to answering, the hop included."""
+    where: str = ""
+    hop_seconds: float = 0.0
+    hop_bytes: int = 0
+    values: dict[str, float] = {}
+    """Of a fold unit: metric name → value."""
+
+
+class Durable(Fact, frozen=True):
+    """A State is stored and synced. `digest`: BLAKE3 of its bytes, in hexadecimal."""
+
+    slot: int
+    ref: Ref
+    digest: str
+    bytes: int
+
+
+class Failed(Fact, frozen=True):
+    """A unit ended badly. "user" and "data" faults end the trial, others are tried again (`core/runs/faults.py`)."""
+
+    slot: int
+    lease: int
+    fault: Fault
+    error: str
+    trace: str = ""
+    missing: Ref | None = None
+    """The State that the unit needed and that nobody could hand over."""
+    device: bool = False
+    """Of a "memory" fault: the memory of the slot's device ran out, not that of its host."""
+
+
+class Forgotten(Fact, frozen=True):
+    """The slot that made a State was asked to store it, and does not have it any longer."""
+
+    slot: int
+    ref: Ref
+
+
+class StoreAway(Fact, frozen=True):
+    """A slot cannot store States at present; it tries again until it can. Written once, until `StoreBack`."""
+
+    slot: int
+    error: str
+
+
+class StoreBack(Fact, frozen=True):
+    """The slot can store States again."""
+
+    slot: int
+
+
+class Left(Fact, frozen=True):
+    """A slot was given back: there was nothing for it to do. Nothing was lost with it."""
+
+    slot: int
+    reason: str
+
+
+class Resumed(Fact, frozen=True):
+    """Another driver took over: all slots are gone, only durable States are left."""
+
+    fingerprint: dict[str, Any] = {}
+    mark: str = ""
+    """As of Began."""
+    directory: str = ""
+    timeouts: Timeouts | None = None
+    """As of now; None: as they were."""
+    gone: tuple[Ref, ...] = ()
+    """Durable States that are in the store no longer: another run, or somebody, has deleted them."""
+
+
+class Retried(Fact, frozen=True):
+    """A trial that had failed is tried again, because the user asked for it. From its last durable State; or anew,
+    where `recipe` (the digest of another recipe than it was trained with) is given."""
+
+    trial: int
+    recipe: str = ""
+
+
+class Interrupted(Fact, frozen=True):
+    """The driver ended before the run did."""
+
+    reason: str
+    stopped: bool = False
+    """Whether it was asked to: by `run.stop()`."""
+
+
+class Finished(Fact, frozen=True):
+    """The run ended. "failed": no trial completed."""
+
+    status: Literal["completed", "partial", "failed"]
+
+
+class Dispatch(Fact, frozen=True):
+    """Decision: `slot` gets `unit`. The journal has what decides: lease, trial, kind, epoch, partitions, start."""
+
+    slot: int
+    unit: Unit
+
+
+class Check(Fact, frozen=True):
+    """Decision: `slot` builds `trial` and puts one batch through it, before any unit runs."""
+
+    slot: int
+    trial: int
+
+
+class Deferred(Fact, frozen=True):
+    """Decision: after this fault, no unit of `trial` is given out before `until`. Of a "memory" fault: until then only
+    a worker that has done nothing yet may take the unit that failed."""
+
+    trial: int
+    until: float
+    fault: Fault
+    reason: str
+
+
+class Keep(msgspec.Struct, frozen=True, gc=False):
+    """Command: the maker `slot` stores this State next, because others cannot take it out of its memory."""
+
+    slot: int
+    ref: Ref
+    where: str
+
+
+class Release(msgspec.Struct, frozen=True, gc=False):
+    """Command: nobody will ask the maker `slot` for the State at `where` again."""
+
+    slot: int
+    where: str
+
+
+class Delete(msgspec.Struct, frozen=True, gc=False):
+    """Command: the stored State is not kept any longer (the rule is in docs/architecture.md)."""
+
+    ref: Ref
+
+
+class Replace(msgspec.Struct, frozen=True, gc=False):
+    """Command: end this slot for good, start another in its place. The machine has let it go already; the journal gets
+    a `Lost` with the same words."""
+
+    slot: int
+    reason: str
+    fault: Literal["system", "store"] = "system"
+
+
+class Warn(msgspec.Struct, frozen=True, gc=False):
+    """Command: tell the user. `defect`: a promise was broken."""
+
+    text: str
+    defect: bool = False
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """Command: every trial has ended."""
+
+    status: Literal["completed", "partial", "failed"]
+
+
+Event = (
+    Began
+    | Proposed
+    | Exhausted
+    | Joined
+    | Checked
+    | Done
+    | Durable
+    | Failed
+    | Forgotten
+    | StoreAway
+    | StoreBack
+    | Lost
+    | Left
+    | Tick
+    | Resumed
+    | Retried
+    | Interrupted
+    | Finished
+)
+Decision = Dispatch | Check | Deferred
+DECISIONS = (Dispatch, Check, Deferred)
+"""Commands that change the machine's state: they are written behind the event that led to them."""
+Line = Event | Decision
+"""What a line of the journal may hold."""
+Command = Decision | Keep | Release | Delete | Replace | Warn | Finish
+
+
+class _Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A Unit as the journal has it."""
+
+    lease: int
+    trial: int
+    kind: Kind
+    epoch: int
+    partitions: tuple[int, ...]
+    start: Ref | None
+
+
+class _Dispatch(Fact, frozen=True, tag="Dispatch"):
+    """A Dispatch as the journal has it."""
+
+    slot: int
+    unit: _Given
+
+
+_encoder = msgspec.json.Encoder()
+_Written = Event | _Dispatch | Check | Deferred
+_decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
+
+
+def encode(line: Line) -> bytes:
+    """One line of the journal, without its newline."""
+    if isinstance(line, Dispatch):
+        unit = line.unit
+        given = _Given(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
+        return _encoder.encode(_Dispatch(at=line.at, slot=line.slot, unit=given))
+    if isinstance(line, Done) and line.where:
+        line = msgspec.structs.replace(line, where="")
+    if not (_all_finite(line) if isinstance(line, Done) else _finite(getattr(line, "values", None))):
+        return _encoder.encode(worded(msgspec.to_builtins(line)))
+    try:
+        return _encoder.encode(line)
+    except UnicodeEncodeError:  # in the words of an error, or in the name of a directory
+        return _encoder.encode(escaped_tree(msgspec.to_builtins(line)))
+
+
+def decode(text: bytes) -> Line:
+    """The fact that a line holds.
+
+    Raises:
+        JournalError: no fact of this version; says what is wrong with it.
+    """
+    try:
+        line = _decoder.decode(text)
+    except UNREADABLE as strict:
+        try:  # NaN and infinities stand as strings: only then numbers may be strings
+            line = msgspec.convert(reworded(msgspec.json.decode(text)), Done)
+        except UNREADABLE:
+            raise JournalError(f"no fact of format {FORMAT}: {strict}: {text[:120]!r}") from strict
+    if isinstance(line, _Dispatch):
+        unit = line.unit
+        whole = Unit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
+        return Dispatch(at=line.at, slot=line.slot, unit=whole)
+    return line
+
+
+def _finite(tree: Any) -> bool:
+    """Whether every number in sums and values is finite; what is in an Array needs no words."""
+    if isinstance(tree, float):
+        return math.isfinite(tree)
+    if isinstance(tree, dict):
+        return all(map(_finite, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return all(map(_finite, tree))
+    return True
+
+
+def _all_finite(line: Done) -> bool:
+    """The same of all metrics of a line. Most are plain numbers, and every unit has them."""
+    for part in line.parts:
+        for total, rows in part.sums.values():
+            if not (math.isfinite(total) if type(total) is float else _finite(total)) or not math.isfinite(rows):
+                return False
+    return not line.values or _finite(line.values)

@@ -1,0 +1,155 @@
+"""What follows from a fault: the trial ends, or it is tried again, at once or after a wait.
+
+| fault | what happens |
+|---|---|
+| user, data | the trial ends |
+| system | the trial waits 1, 2, 4, … s, at most `MOST`; it ends when one unit failed so more than `retries` times |
+| store | the same without end: States are safe, only the place where they are kept is away |
+| memory | once more, in a new worker, while other slots of the device or host rest; the second time ends the trial |
+| a slot did not store a State in time | its unit goes to another slot at once, without a strike |
+| a slot was lost | the unit goes to another slot at once; the third slot (`strikes`) ends the trial as poison |
+
+A unit that ends well clears what was counted against it, and progress of its trial makes the next wait short again.
+What is only done again is no progress: a unit that kills every worker, behind others that end well, must not go on for
+ever.
+
+Functions over one TrialBook; they decide nothing that depends on anything but their arguments.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from hopyard.core.runs.records import TrialBook
+from hopyard.spec import RunSpec, Unit
+
+FIRST = 1.0
+"""Seconds of the first wait."""
+MOST = 300.0
+"""Seconds of the longest wait."""
+FRESH = 120.0
+"""Seconds in which a new worker should have come up; after that any slot may try what ran out of memory."""
+UNSTORED = 3
+"""A durable State that the store lacks so often, or gives damaged, is made again."""
+UNSTORING = 2
+"""So many slots in a row that did not store a State of a trial in time: from then on it has twice the time."""
+
+TRANSIENT = ("system", "store", "memory")
+"""Faults after which a trial is tried again."""
+STARVED = "its memory ran out: a new worker takes its place"
+POISON = "poison: "
+"""How the error of a trial begins that ended several workers."""
+REASON = 300
+"""Characters of an error that say why a trial waits."""
+
+Key = tuple[str, str, int, int]
+
+
+def key(fault: str, unit: Unit) -> Key:
+    """Under which faults of a unit are counted: units of one trial may be cut in other groups the next time."""
+    return fault, unit.kind, unit.epoch, unit.partitions[0] if unit.partitions else 0
+
+
+def strike(trial: TrialBook, key: Key) -> int:
+    """Count one more; gives how many there are by now."""
+    count = trial.strikes[key] = trial.strikes.get(key, 0) + 1
+    return count
+
+
+def ends(fault: str, count: int, spec: RunSpec) -> bool:
+    """Whether the trial ends when this fault of one unit was counted so often."""
+    if fault == "lost":
+        return count >= spec.strikes
+    if fault == "memory":
+        return count > 1
+    return fault == "system" and count > spec.retries
+
+
+def pause(troubles: int) -> float:
+    """Seconds to wait after so many faults in a row."""
+    return min(MOST, FIRST * 2.0 ** min(troubles - 1, 30))
+
+
+def brief(error: str) -> str:
+    """The first line of an error, cut."""
+    return (error.strip().splitlines() or [""])[0][:REASON]
+
+
+def starved(error: str, on_device: bool) -> str:
+    """Why a trial ended that ran out of memory again."""
+    what = "device" if on_device else "host"
+    return (
+        f"out of memory, also in a new worker while the others of its {what} rested: {error}. Give fewer workers to "
+        f"each {what}, or a {what} with more memory, then `hopyard resume --failed` goes on with it; or a recipe with "
+        "a smaller batch_size or model: hy.resume(run, failed=True, recipe=…) begins it anew"
+    )
+
+
+def begins_anew(trial: TrialBook) -> bool:
+    """Whether a trial that failed takes another recipe, where the user gives one, and begins anew with it. The others
+    lose nothing: they go on from their last States. What a recipe may be to blame for is its own errors, too much
+    memory, and workers that crash; and a trial that has come to no State yet has nothing to lose."""
+    return trial.fault in ("user", "memory") or trial.error.startswith(POISON) or not trial.safe
+
+
+def well(trial: TrialBook, unit: Unit, slot: int) -> None:
+    """A unit of the trial ended well on this slot; its step has moved on already."""
+    progress = unit.kind != "train" or trial.step > trial.reached
+    if trial.strikes:
+        for fault in ("system", "lost", "memory"):
+            trial.strikes.pop(key(fault, unit), None)
+        if progress and unit.kind == "train":
+            trial.strikes = {at: count for at, count in trial.strikes.items() if at[1] != "train"}
+    if progress:
+        trial.troubles = 0
+    if trial.alone == unit.kind and trial.refuge == slot:
+        trial.alone, trial.fresh, trial.refuge = "", 0.0, -1
+    trial.reached = max(trial.reached, trial.step)
+
+
+def cleared(trial: TrialBook) -> None:
+    """Nothing is counted against the trial, and it waits for nothing."""
+    trial.strikes.clear()
+    trial.troubles = 0
+    trial.until, trial.waits_for = 0.0, ""
+    trial.alone, trial.fresh, trial.refuge = "", 0.0, -1
+
+
+class Waits:
+    """When trials are looked at again. Entries whose time has changed are dropped when they come up.
+
+    Owner: `Machine`.
+    """
+
+    __slots__ = ("_queue", "_trials")
+
+    def __init__(self, trials: dict[int, TrialBook]) -> None:
+        self._trials = trials
+        self._queue: list[tuple[float, int]] = []
+
+    def add(self, until: float, trial: int) -> None:
+        """Look at the trial at this time. O(log n)."""
+        heappush(self._queue, (until, trial))
+
+    def earliest(self) -> float | None:
+        """The next time; None when nothing waits."""
+        queue = self._queue
+        while queue:
+            until, number = queue[0]
+            trial = self._trials[number]
+            if not trial.ended and until in (trial.until, trial.fresh):
+                return until
+            heappop(queue)
+        return None
+
+    def over(self, at: float) -> list[TrialBook]:
+        """The trials whose time has come, in the order of their times."""
+        found: dict[int, TrialBook] = {}
+        while (first := self.earliest()) is not None and first <= at:
+            _, number = heappop(self._queue)
+            found[number] = self._trials[number]
+        return list(found.values())
+
+    def clear(self) -> None:
+        """Nothing waits."""
+        self._queue.clear()

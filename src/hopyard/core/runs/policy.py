@@ -1,0 +1,65 @@
+"""Which ready unit goes to which idle slot.
+
+Pure choices over what waits; who waits where is kept by `board`. An idle slot takes
+
+1. a fold (milliseconds, and it ends an epoch),
+2. the validation of the State that it has in memory,
+3. the trial that it has in memory,
+   unless a waiting trial is *critical*: its remaining time exceeds an even share of all that is left, so that it
+   alone would decide when the run ends,
+4. another trial's validation, oldest first,
+5. the waiting trial with the longest remaining time.
+
+Source: 5 is longest-processing-time-first (Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math.
+17(2), 1969, §3), applied to what remains; the exception in 3 is McNaughton's bound max(longest, total / slots)
+("Scheduling with Deadlines and Loss Functions", Management Science 6(1), 1959), without which two slots would end
+three equal trials after 2 lengths instead of 1.5.
+"""
+
+from __future__ import annotations
+
+from hopyard.core.runs.records import TrialBook
+from hopyard.spec import RunSpec
+
+SHARES = 4
+"""A group of units is at most this part of a slot's even share of what is left, so that slots end together."""
+
+
+def critical(waiting: TrialBook | None, mine: TrialBook, share: float) -> bool:
+    """Whether `waiting` must run before `mine` goes on: it is longer than an even share of all the work left."""
+    return waiting is not None and waiting.remaining > mine.remaining and waiting.remaining > share
+
+
+def span(trial: TrialBook, holds: frozenset[int] | None, spec: RunSpec, share: float) -> tuple[int, ...]:
+    """The consecutive partitions that a training unit covers: at least one, of one epoch, all held.
+
+    Args:
+        trial: whose unit it is.
+        holds: partitions that the slot can serve, the first one among them; None: all.
+        spec: of the run; its `group` is a fixed number, else `group_seconds` says how long a unit may be.
+        share: seconds of all work left that fall to one slot.
+    """
+    partitions = spec.partitions
+    first = trial.id + trial.step
+    if spec.group:
+        most = spec.group
+    elif trial.seconds > 0:
+        most = int(min(spec.group_seconds, share / SHARES) / trial.seconds)
+    else:
+        most = 1
+    if most <= 1:
+        return (first % partitions,)
+    most = min(most, partitions - trial.step % partitions)
+    taken = [(first + n) % partitions for n in range(most)]
+    if holds is not None:
+        taken = taken[: next((n for n, partition in enumerate(taken) if partition not in holds), most)]
+    return tuple(taken)
+
+
+def portion(left: list[int], each: float, spec: RunSpec) -> tuple[int, ...]:
+    """How much of a validation one unit takes: `left` partitions of about `each` seconds; 0 when that is not known."""
+    if spec.group:
+        return tuple(left[: spec.group])
+    if each <= 0:
+        return tuple(left[:1])
+    return tuple(left[: max(1, int(spec.group_seconds / each))])

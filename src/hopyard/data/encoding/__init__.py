@@ -1,0 +1,1 @@
+"""From columns of a table to the arrays that a model sees."""

@@ -1,0 +1,258 @@
+"""From record batches to raw arrays: types, growing vocabularies, and the refusal of bad values.
+
+Encoding has two steps: `Encoder.raw` (one pass over a batch; a category becomes the number of its first appearance) and
+`finish.Finisher` (sorted vocabularies, one-hot, means and deviations). Where a vocabulary or a mean is not known before
+all rows were seen, raw arrays are stored first and finished after; `predict` does both at once, with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.data.encoding.schema import FLOATS
+from hopyard.data.encoding.weights import negative
+from hopyard.data.manifest import Column, Field, Value
+from hopyard.errors import DataError
+from hopyard.formats.arrow import Array, null_rows, to_numpy
+
+LARGEST = float(np.finfo(np.float32).max)
+ONE_HOT_LIMIT = 16_384
+"""Values of a one-hot column: beyond it, one row of float32 is more than 64 KiB, and the column is rather a key."""
+_STEP = 4096
+"""Rows that are stacked at once: with 20 columns about 320 KiB, inside the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a batch came from, for messages: its first row is row `row` of `name`, or of what the transform gave."""
+
+    name: str
+    row: int
+    transformed: bool = False
+
+    def __str__(self) -> str:
+        return f"the transform's result for {self.name}" if self.transformed else self.name
+
+    def at(self, row: int) -> str:
+        """Row `row` of this batch in words."""
+        number = self.row + row
+        return (
+            f"row {number} (counted after the transform) of {self.name}"
+            if self.transformed
+            else f"row {number} of {self.name}"
+        )
+
+
+@dataclass(slots=True)
+class Vocabulary:
+    """The values of one column of categories. `values` maps each to its code; a fixed vocabulary takes no new ones."""
+
+    column: str
+    values: dict[Value, int] = field(default_factory=dict)
+    fixed: bool = False
+
+    def codes(self, array: Any, place: Place) -> Array:
+        """int64 array of shape (rows,): the code of each row, in order of first appearance while it grows.
+
+        Raises:
+            DataError: a value that a fixed vocabulary lacks.
+        """
+        if not pa.types.is_dictionary(array.type):
+            array = array.dictionary_encode()
+        index = np.asarray(array.indices.to_numpy(zero_copy_only=False)).astype(np.int64)
+        used = np.bincount(index, minlength=len(array.dictionary)) > 0
+        table = np.zeros(len(array.dictionary), np.int64)
+        for at, value in enumerate(array.dictionary.to_pylist()):
+            if used[at]:
+                code = self.values.get(value)
+                if code is None:
+                    code = self._new(value, place, index, at)
+                table[at] = code
+        return np.asarray(table[index])
+
+    def _new(self, value: Value, place: Place, index: Array, at: int) -> int:
+        if self.fixed:
+            known = ", ".join(map(repr, list(self.values)[:20])) + (", …" if len(self.values) > 20 else "")
+            raise DataError(
+                f"column {self.column!r}, {place.at(int(np.argmax(index == at)))}: {value!r} is not among the "
+                f"{len(self.values)} values it is encoded by ({known}); drop or replace such rows first, or train with "
+                f"encode={{{self.column!r}: [...]}} listing all values"
+            )
+        return self.values.setdefault(value, len(self.values))
+
+    def ranks(self) -> Array:
+        """int64 array of shape (values,): from code to the rank among the sorted values (fixed: as listed)."""
+        if self.fixed:
+            return np.arange(len(self.values))
+        ranks = np.empty(len(self.values), np.int64)
+        for rank, value in enumerate(self.listed()):
+            ranks[self.values[value]] = rank
+        return ranks
+
+    def listed(self) -> list[Value]:
+        """The values in the order of their final numbers."""
+        return list(self.values) if self.fixed else sorted(self.values)
+
+
+@dataclass(slots=True)
+class Fault:
+    """Values of one column that are null, NaN, infinite or beyond float32."""
+
+    count: int
+    first: str
+
+
+def check(faults: Mapping[str, Fault]) -> None:
+    """Raises DataError naming every column with bad values, if there are any."""
+    if not faults:
+        return
+    found = "\n".join(
+        f"  column {name!r}: {fault.count} of its rows hold null, NaN, infinity or more than float32 can; "
+        f"the first is {fault.first}"
+        for name, fault in faults.items()
+    )
+    one = next(iter(faults))
+    raise DataError(
+        f"the data holds values that cannot be trained on:\n{found}\n"
+        f"drop or fill them before, or with transform=, for example\n"
+        f"  transform=lambda batch: batch.filter(pyarrow.compute.is_valid(batch[{one!r}]))\n"
+        f"(is_valid tells nulls; is_finite, of numbers, NaN and infinity as well)"
+    )
+
+
+class Encoder:
+    """Turns batches into the arrays of `fields`. Owns the vocabularies that grow and the faults found so far."""
+
+    def __init__(self, fields: list[Field], vocabularies: dict[str, Vocabulary], strict: bool = True) -> None:
+        self.fields = fields
+        self.vocabularies = vocabularies
+        self.faults: dict[str, Fault] = {}
+        self._blamed: set[str] = set()
+        self._strict = strict
+        """Whether columns must keep the type that they were planned with (`predict` takes what can be cast)."""
+
+    def raw(self, batch: Any, place: Place) -> list[Array]:
+        """For each field an array of shape (rows, *raw row shape) and dtype `field.raw`; may be views of the batch.
+
+        Bad values are counted in `faults`; once there are any, nothing is given.
+        """
+        self._blamed.clear()
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = [self._raw(field, batch, place) for field in self.fields]
+        return [] if self.faults else [array for array in made if array is not None]
+
+    def check(self) -> None:
+        """Raises DataError naming every column with bad values."""
+        check(self.faults)
+
+    def _raw(self, field: Field, batch: Any, place: Place) -> Array | None:
+        parts = [self._values(column, batch, place) for column in field.columns]
+        good = [part for part in parts if part is not None]
+        if len(good) < len(parts):
+            for column, values in zip(field.columns, parts, strict=True):
+                if values is not None:
+                    self._blame(column, values, place)
+            return None
+        if not field.matrix:
+            (values,), (column,) = good, field.columns
+            made = values if values.dtype == field.raw else _cast(values, field.raw, column, place)
+            if field.raw in FLOATS and not _fine(made):
+                self._blame(column, values, place)
+                return None
+            if field.role == "weights" and (row := negative(made)) is not None:
+                raise DataError(
+                    f"weight column {column.name!r}, {place.at(row)}: {made[row]} is below 0; a weight must be a "
+                    f"number >= 0, where 0 leaves the row out; drop or replace such rows before, or with transform="
+                )
+            return made
+        made = np.empty((batch.num_rows, sum(math.prod(column.shape) for column in field.columns)), field.raw)
+        flat = [values if values.ndim == 1 else values.reshape(len(values), -1) for values in good]
+        fine = True
+        for start in range(0, len(made), _STEP):
+            at, rows = 0, slice(start, start + _STEP)
+            for values in flat:
+                wide = 1 if values.ndim == 1 else values.shape[1]
+                made[rows, at if values.ndim == 1 else slice(at, at + wide)] = values[rows]
+                at += wide
+            fine = fine and (field.raw == "int64" or _fine(made[rows]))
+        if fine:
+            return made
+        for column, values in zip(field.columns, flat, strict=True):
+            self._blame(column, values, place)
+        return None
+
+    def _values(self, column: Column, batch: Any, place: Place) -> Array | None:
+        """Values of one column, shape (rows, *column.shape), categories as codes; None when it has nulls."""
+        array = batch.column(batch.schema.get_field_index(column.name))
+        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        before = column.type.rpartition(":")[0]
+        if self._strict and str(kind) != before:
+            raise DataError(
+                f"column {column.name!r} of {place} has type {kind}, before it had {before}; all files, batches and "
+                f"validation data need one schema"
+            )
+        bad = null_rows(array)
+        if bad is not None:
+            values = None if column.encode else to_numpy(array.filter(pa.array(~bad)), column.name, str(place))
+            if values is not None and values.dtype.name in FLOATS:
+                bad[~bad] = _bad(values)
+            self._fault(column, bad, place)
+            return None
+        if column.encode:
+            if pa.types.is_floating(kind) and (wrong := _bad(np.asarray(array.cast(kind)))).any():
+                self._fault(column, wrong, place)
+                return None
+            return self.vocabularies[column.name].codes(array, place)
+        values = to_numpy(array, column.name, str(place))
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"column {column.name!r} of {place} has type {array.type}; {before} is needed")
+        if values.shape[1:] != column.shape:
+            raise DataError(
+                f"column {column.name!r} of {place}: rows of shape {values.shape[1:]}, before they had {column.shape}; "
+                f"pad or cut them with transform="
+            )
+        return values
+
+    def _blame(self, column: Column, values: Array, place: Place) -> None:
+        if not column.encode and values.dtype.name in FLOATS and (bad := _bad(values)).any():
+            self._fault(column, bad, place)
+
+    def _fault(self, column: Column, bad: Array, place: Place) -> None:
+        """Counts the `bad` rows of a column; once a batch, also when two fields use the column."""
+        if column.name in self._blamed:
+            return
+        self._blamed.add(column.name)
+        if column.name not in self.faults:
+            self.faults[column.name] = Fault(0, place.at(int(np.argmax(bad))))
+        self.faults[column.name].count += int(bad.sum())
+
+
+def _bad(values: Array) -> Array:
+    """Boolean array of shape (rows,): whether a value of the row is NaN, infinite or beyond float32."""
+    if not len(values):
+        return np.zeros(0, dtype=bool)
+    return np.asarray(~(np.abs(values.reshape(len(values), -1)) <= LARGEST).all(axis=1))
+
+
+def _cast(values: Array, dtype: str, column: Column, place: Place) -> Array:
+    """`values` as `dtype`; DataError where that would lose whole numbers."""
+    made = values.astype(dtype)
+    narrows = not np.can_cast(values.dtype, dtype, "same_kind") or (
+        values.dtype.kind in "iu" and made.dtype.kind in "biu"
+    )
+    if narrows and not np.can_cast(values.dtype, dtype, "safe") and not np.array_equal(made, values):
+        raise DataError(
+            f"column {column.name!r} of {place} has type {values.dtype} and values that {dtype} cannot hold"
+        )
+    return made
+
+
+def _fine(values: Array) -> bool:
+    """Whether every value is a number within float32."""
+    return not values.size or bool(values.min() >= -LARGEST and values.max() <= LARGEST)

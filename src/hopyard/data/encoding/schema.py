@@ -1,0 +1,185 @@
+"""From what the user names to what is stored: the arrays that a model sees, once the types of the columns are known.
+
+Knows Arrow's types; reads no data but the widths of variable-length lists in the first batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from hopyard.data.manifest import Column, Field, Role, Value
+from hopyard.data.options import ColumnSpec, Names
+from hopyard.errors import DataError
+from hopyard.formats.arrow import is_text, require
+
+FLOATS = {"float16", "float32", "float64"}
+
+
+def plan(batch: pa.RecordBatch, spec: ColumnSpec, where: str) -> list[Field]:
+    """The fields that `spec` asks for, given the first batch that has rows.
+
+    Args:
+        batch: after the transform.
+        where: of the batch, for messages.
+
+    Raises:
+        DataError: a column is missing or has a type that cannot be used.
+    """
+    require(batch.schema, spec.names, where)
+    planner = _Planner(batch, spec, where)
+    fields = [planner.field("inputs", name, names) for name, names in spec.inputs.items()]
+    fields += [planner.field("targets", name, names) for name, names in spec.targets.items()]
+    if spec.weight is not None:
+        column = planner.column(spec.weight, "weights")
+        if column.shape or column.encode:
+            raise DataError(
+                f"weight column {spec.weight!r} of {where} has type {column.type}; one number a row is needed"
+            )
+        fields.append(Field("weights", "weights", False, [column], "float32", "float32"))
+    if spec.validation is not None and not pa.types.is_boolean(batch.schema.field(spec.validation).type):
+        raise DataError(
+            f"validation = {spec.validation!r}: a column of true and false is needed, in {where} it has type "
+            f"{batch.schema.field(spec.validation).type}; make it one with transform="
+        )
+    if spec.standardize and not any(column.scaled for field in fields for column in field.columns):
+        raise DataError(
+            f"standardize = {spec.standardize!r}, but no feature is a number that it applies to: in a list of features "
+            f"all numbers are standardized, a single column only when it is floating point"
+        )
+    return fields
+
+
+def row_shape(field: Field, vocabularies: Mapping[str, list[Value]]) -> tuple[int, ...]:
+    """Shape of one row as a model sees it, once all vocabularies are known."""
+    if field.matrix:
+        return (sum(width(column, vocabularies) for column in field.columns),)
+    (column,) = field.columns
+    return (len(vocabularies[column.name]),) if column.encode == "one-hot" else column.shape
+
+
+def width(column: Column, vocabularies: Mapping[str, list[Value]]) -> int:
+    """Values of one row of `column` after encoding."""
+    return len(vocabularies[column.name]) if column.encode == "one-hot" else math.prod(column.shape)
+
+
+def raw_shape(field: Field) -> tuple[int, ...]:
+    """Shape of one row before vocabularies are applied: a category takes one place."""
+    if field.matrix:
+        return (sum(math.prod(column.shape) for column in field.columns),)
+    return field.columns[0].shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """What `plan` knows while it plans."""
+
+    batch: Any
+    spec: ColumnSpec
+    where: str
+
+    def field(self, role: Role, name: str, names: Names) -> Field:
+        """One array: of a list of columns a matrix, of one name that column."""
+        matrix = not isinstance(names, str)
+        made = [self.column(column, role) for column in ([names] if isinstance(names, str) else names)]
+        coded = any(column.encode for column in made)
+        whole = all(_dtype(column).startswith(("int", "uint", "bool")) for column in made)
+        if matrix and role == "inputs":
+            made = [column if _dtype(column) == "bool" else self._scaled(column) for column in made]
+            raw = "float64" if coded or any(column.scaled for column in made) else "float32"
+            return Field(role, name, True, made, raw, "float32")
+        if matrix:
+            if whole and all(column.encode != "one-hot" for column in made):
+                return Field(role, name, True, made, "int64", "int64")
+            return Field(role, name, True, made, "float64" if coded else "float32", "float32")
+        (column,) = made
+        if column.encode:
+            return Field(role, name, False, made, "int64", "int64" if column.encode == "index" else "float32")
+        kind = _dtype(column)
+        if role == "inputs" and (kind in FLOATS or self._named(column)):
+            column = self._scaled(column)
+        if column.scaled:
+            return Field(role, name, False, [column], "float64", "float32")
+        if role == "targets":
+            kind = "int64" if whole else "float32"
+        elif kind == "float64":
+            kind = "float32"
+        return Field(role, name, False, [column], kind, kind)
+
+    def column(self, name: str, role: Role) -> Column:
+        """One column of the source. Raises DataError when its type cannot be used."""
+        array = self.batch.column(self.batch.schema.get_field_index(name))
+        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        if name not in self.spec.encode:
+            shape, leaf = _leaf(array, array.type)
+            if leaf.endswith("?") and not (leaf == "bytes?" and role == "inputs"):
+                raise DataError(
+                    f"column {name!r} of {self.where} has type {array.type}, no number; {_advice(kind, name, role)}"
+                )
+            return Column(name, f"{kind}:{'uint8' if leaf == 'bytes?' else leaf}", shape)
+        test = pa.types
+        if is_text(kind) or test.is_integer(kind) or test.is_boolean(kind) or test.is_floating(kind):
+            return Column(name, f"{kind}:int64", (), self.spec.encode[name].kind)
+        raise DataError(
+            f"column {name!r} of {self.where} has type {array.type}, which encode= cannot take as categories; text, "
+            f"numbers and booleans it can: cast it with transform="
+        )
+
+    def _named(self, column: Column) -> bool:
+        return isinstance(self.spec.standardize, list) and column.name in self.spec.standardize
+
+    def _scaled(self, column: Column) -> Column:
+        wanted = not column.encode and (self.spec.standardize is True or self._named(column))
+        return msgspec.structs.replace(column, scaled=True) if wanted else column
+
+
+def _dtype(column: Column) -> str:
+    """NumPy dtype name of the values of a column."""
+    return column.type.rpartition(":")[2]
+
+
+def _leaf(array: Any, kind: Any) -> tuple[tuple[int, ...], str]:
+    """(shape of one row, NumPy dtype name of its values); "bytes?" for binaries of any length, "?" for no number.
+
+    `array` is used for the length of variable lists only.
+    """
+    test = pa.types
+    if test.is_boolean(kind):
+        return (), "bool"
+    if test.is_integer(kind) or test.is_floating(kind):
+        return (), str(np.dtype(kind.to_pandas_dtype()).name)
+    if test.is_decimal(kind):
+        return (), "float64"
+    if test.is_dictionary(kind) and not is_text(kind.value_type):
+        return _leaf(array.dictionary_decode(), kind.value_type)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return tuple(kind.shape), _leaf(None, kind.value_type)[1]
+    if test.is_fixed_size_binary(kind):
+        return (kind.byte_width,), "uint8"
+    if test.is_fixed_size_list(kind):
+        shape, leaf = _leaf(array.flatten(), kind.value_type)
+        return (kind.list_size, *shape), leaf
+    if test.is_list(kind) or test.is_large_list(kind):
+        full = array.drop_null()
+        shape, leaf = _leaf(full.flatten(), kind.value_type)
+        return (full.value_lengths()[0].as_py() if len(full) else 0, *shape), leaf
+    if test.is_binary(kind) or test.is_large_binary(kind):
+        full = array.drop_null()
+        return (len(full[0].as_py()) if len(full) else 0,), "bytes?"
+    return (), "?"
+
+
+def _advice(kind: Any, name: str, role: Role) -> str:
+    if is_text(kind) and role == "inputs":
+        return f'for categories give encode={{{name!r}: "one-hot"}} (or "index", or a list of values)'
+    if is_text(kind) and role == "targets":
+        return f'for classes give encode={{{name!r}: "index"}}'
+    if pa.types.is_null(kind):
+        return "all its values are null: leave it out, or fill it with transform="
+    return "make it one with transform="

@@ -1,0 +1,63 @@
+"""What may be a weight of a row: a number of at least 0, and above 0 in some row of each kind.
+
+A loss is a mean over rows by their weights. A weight below 0 turns the gradient around, and where all weights are 0
+there is no mean at all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hopyard.data.assignment import Kind
+from hopyard.data.manifest import Field
+from hopyard.errors import DataError
+from hopyard.formats.arrow import Array
+
+
+def negative(weights: Array) -> int | None:
+    """The first row whose weight is below 0."""
+    return int(np.argmax(weights < 0)) if len(weights) and weights.min() < 0 else None
+
+
+class WeightCheck:
+    """Whether a row of each kind weighs anything.
+
+    Args:
+        fields: of the raw arrays; without a weight among them nothing is wrong.
+
+    Attributes:
+        heaviest: kind → the largest weight of its rows; plain values, to be sent.
+    """
+
+    def __init__(self, fields: list[Field]) -> None:
+        self.heaviest: dict[Kind, float] = {}
+        self._number = next((at for at, field in enumerate(fields) if field.role == "weights"), -1)
+        self._column = fields[self._number].columns[0].name if self._number >= 0 else ""
+
+    def take(self, raw: list[Array], chosen: Array | None) -> None:
+        """One array of shape (rows, …) for each field; `chosen`: which rows are validation rows, None for none."""
+        if self._number < 0:
+            return
+        weights = raw[self._number]
+        self._add("train", weights if chosen is None else weights[~chosen])
+        if chosen is not None:
+            self._add("validate", weights[chosen])
+
+    def merge(self, heaviest: dict[Kind, float]) -> None:
+        """Takes those of other rows."""
+        for kind, weight in heaviest.items():
+            self.heaviest[kind] = max(weight, self.heaviest.get(kind, 0.0))
+
+    def check(self) -> None:
+        """Raises DataError where all rows of a kind have the weight 0."""
+        for kind, weight in self.heaviest.items():
+            if not weight > 0:
+                rows = "training" if kind == "train" else "validation"
+                raise DataError(
+                    f"weight column {self._column!r}: all {rows} rows have the weight 0, so that there is nothing to "
+                    f"learn from or to measure with; give at least one of them a weight above 0, or leave weight= out"
+                )
+
+    def _add(self, kind: Kind, weights: Array) -> None:
+        if len(weights):
+            self.merge({kind: float(weights.max())})

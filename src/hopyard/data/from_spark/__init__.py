@@ -1,0 +1,1 @@
+"""A DataFrame of Spark, prepared by tasks on its executors."""

@@ -1,0 +1,308 @@
+"""The driver's part of materialising a DataFrame: what tasks told becomes an index and a manifest, written last.
+
+The rows lie in the folder of a `kept.Kept`:
+
+    <token>-00003-<random>.seg    a segment: of one attempt of one task; counts only if the index names it
+    index-<BLAKE3>.json           which segments, in which order, with the digests of their runs
+    manifest.json                 names the index by its digest; written last: without it there is no data set
+
+The token is of one attempt to materialise, so two processes that do the same at the same time leave two whole sets of
+files, and the manifest of one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from blake3 import blake3
+
+from hopyard.data.assignment import Kind
+from hopyard.data.encoding.encoder import Fault, check
+from hopyard.data.encoding.exact_sums import ExactSums
+from hopyard.data.encoding.finalize import Finisher, scales
+from hopyard.data.encoding.label_range import Limits
+from hopyard.data.encoding.schema import plan
+from hopyard.data.encoding.transform import Transform, identity, pickled
+from hopyard.data.encoding.weights import WeightCheck
+from hopyard.data.from_spark.location import place
+from hopyard.data.from_spark.plans import is_deterministic
+from hopyard.data.from_spark.reports import listed, tell
+from hopyard.data.from_spark.source import Kept, refuse
+from hopyard.data.from_spark.task import PROBE, Task, Told
+from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored
+from hopyard.data.options import ColumnSpec
+from hopyard.data.partitions.builder import KINDS, Job, check_split, described, named_partition, vocabularies
+from hopyard.data.partitions.cache import evict
+from hopyard.data.rows.names import Distinct, added, width
+from hopyard.data.shared.segments import Index
+from hopyard.data.shared.storage import Folder, reaching
+from hopyard.data.sources.memory import Piece
+from hopyard.errors import DataError, SpecError
+from hopyard.sparkapi.dataframe import alive, narrowed, schema
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A source that is a DataFrame until it is materialised, and `kept` from then on. Its pickle is `kept`.
+
+    Attributes:
+        frames: of the training rows; and of the validation rows, if they have their own.
+        spec, partitions, fraction, seed: as of the Dataset.
+        code: the transform's pickle, or None.
+        kept: where it will be.
+    """
+
+    frames: tuple[Any, ...]
+    spec: ColumnSpec
+    partitions: int
+    fraction: float
+    seed: int
+    code: bytes | None
+    kept: Kept
+
+    def __repr__(self) -> str:
+        return f"Spark DataFrame for {self.kept.url}"
+
+    @property
+    def url(self) -> str:
+        """Where it will be."""
+        return self.kept.url
+
+    def identity(self) -> str:
+        """Its URL."""
+        return self.kept.url
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """Raises SpecError: the driver does not read the rows."""
+        refuse(self.kept.url)
+
+    def listed(self) -> list[SourceInfo]:
+        """Nothing; the manifest has them."""
+        return []
+
+    def detached(self, identity: str | None) -> Kept:
+        """Its URL, without frames and session."""
+        return self.kept
+
+    def open(self, limit: int, cache: str = "") -> Manifest:
+        """Its manifest; materialises it first when there is none. Arguments and errors as `kept.Kept.open`."""
+        if self.kept.find() is not None:
+            return self.kept.open(limit, cache)
+        self._materialise()
+        found = self.kept.open(limit, cache)
+        if self.kept.cached:
+            evict(Path(self.kept.url).parent, limit)  # not what was just made: `found` holds it
+        return found
+
+    def _materialise(self) -> None:
+        alive(self.frames[0])
+        folder, token = Folder(self.kept.url), secrets.token_hex(6)
+        named: set[str] = set()
+        try:
+            with reaching(folder.url, "write to"):
+                folder.make()
+                folder.put(f"{token}-{PROBE}", b"")
+            index, manifest = self._write(folder, token)
+            data = msgspec.json.encode(index)
+            manifest.stored = Stored(folder.url, blake3(data).hexdigest())
+            with reaching(folder.url, "write to"):
+                folder.put(manifest.stored.file, data)
+                named = {segment.name for segment in index.segments}  # `put` may raise, and the manifest be there
+                folder.put(FILE, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        finally:
+            _sweep(folder, token, named)
+
+    def _write(self, folder: Folder, token: str) -> tuple[Index, Manifest]:
+        """Runs the jobs; nothing of what they write counts before the manifest is there."""
+        task = Task(folder.url, token, self.spec, self.partitions, 0.0, self.seed, self.code, "Spark partition {}")
+        spec, before = listed(self.spec, list(self.frames), task if self.code is not None else None)
+        train = replace(task, spec=spec, fraction=self.fraction)
+        told = tell(self.frames[0], train, "run")
+        alone = msgspec.structs.replace(spec, validation=None)
+        names = [train.what.format(one.number) for one in told]
+        sources = [_source(told)]
+        for second in self.frames[1:]:
+            held = replace(task, spec=alone, fraction=1.0, what=f"{task.what} of validation=")
+            more = tell(second, held, "run")
+            sources.append(_source(more))
+            names += [held.what.format(one.number) for one in more]
+            told += more
+        fields = _fields(told, names)
+        _again(before, told)
+        index = Index(self.partitions, width(spec), [one.segment for one in told if one.segment is not None])
+        _seen(folder, told)
+        manifest = _manifest(self, spec, fields, told, index)
+        manifest.sources = sources
+        return index, manifest
+
+
+def from_spark(
+    frames: Sequence[Any],
+    spec: ColumnSpec,
+    *,
+    share: float,
+    partitions: int,
+    seed: int,
+    transform: Transform | None,
+    path: str | os.PathLike[str] | None,
+    reuse: bool,
+    cache: str,
+) -> Frame:
+    """The source that Dataset.spark names; what can be checked without a job is.
+
+    Raises:
+        SpecError, DataError: as Dataset.spark.
+    """
+    alone = msgspec.structs.replace(spec, validation=None)
+    if transform is None:
+        planned = []
+        for number, df in enumerate(frames):
+            where, mine = ("the validation= DataFrame", alone) if number else ("the DataFrame", spec)
+            narrow = narrowed(df, mine.names, where)
+            fields = plan(pa.RecordBatch.from_pylist([], schema=schema(narrow)), mine, where)
+            planned.append((narrow, fields))
+            Finisher(fields, vocabularies(mine), {})
+        frames = [narrow for narrow, _ in planned]
+        if len(planned) > 1:
+            _same(planned[0][1], planned[1][1])
+    for number, df in enumerate(frames):
+        if is_deterministic(df) is False:
+            log.warning(
+                "%s is not deterministic, as Spark says: a task that is done again may give other rows, and another "
+                "run trains on others; write it to Parquet first, or checkpoint() it",
+                "the validation= DataFrame" if number else "the DataFrame",
+            )
+    code = None if transform is None else pickled(transform)
+    about = [FORMAT, spec, share, partitions, seed if share else 0, identity(transform) if reuse else ""]
+    return Frame(tuple(frames), spec, partitions, share, seed, code, place(frames, about, path, reuse, cache))
+
+
+def _same(mine: list[Field], theirs: list[Field]) -> None:
+    for a, b in zip(mine, theirs, strict=True):
+        for one, other in zip(a.columns, b.columns, strict=True):
+            if one.type != other.type:
+                raise DataError(
+                    f"column {one.name!r} has type {other.type.rpartition(':')[0]} in the validation= DataFrame but "
+                    f"{one.type.rpartition(':')[0]} in the first; cast it"
+                )
+
+
+def _again(before: list[Told], now: list[Told]) -> None:
+    """Raises DataError when two passes over the rows saw others; none `before`, and there was one pass."""
+    (rows, total), (more, other) = (_names(told) for told in (before, now))
+    if before and (rows, total) != (more, other):
+        raise DataError(
+            f"the DataFrame gave {rows} rows when its categories were found and {more} when they were written"
+            f"{', other ones' if rows == more else ''}: it is not deterministic; write it to Parquet first, or "
+            f"checkpoint() it, or list the values in encode="
+        )
+
+
+def _names(told: list[Told]) -> tuple[int, int]:
+    return sum(one.rows for one in told), added(*(int(one.sum, 16) for one in told))
+
+
+def _source(told: list[Told]) -> SourceInfo:
+    return SourceInfo(f"Spark DataFrame of {len(told)} partitions", -1, sum(one.rows for one in told))
+
+
+def _fields(told: list[Told], names: list[str]) -> list[Field]:
+    """The fields that all tasks agree on. Raises what tasks told of, bad values, and that there are no rows."""
+    for one in told:
+        one.check()
+    with_rows = [(one, name) for one, name in zip(told, names, strict=True) if one.fields is not None]
+    if not with_rows:
+        raise DataError("the DataFrame has no rows; give one that has some, or a transform that keeps some")
+    faults: dict[str, Fault] = {}
+    for one in told:
+        for column, (count, at) in one.faults.items():
+            faults.setdefault(column, Fault(0, at)).count += count
+    check(faults)
+    first, where = with_rows[0]
+    assert first.fields is not None
+    for other, there in with_rows[1:]:
+        assert other.fields is not None
+        for mine, theirs in zip(first.fields, other.fields, strict=True):
+            for a, b in zip(mine.columns, theirs.columns, strict=True):
+                if a.type != b.type:
+                    raise DataError(
+                        f"column {a.name!r} has type {b.type.rpartition(':')[0]} in {there} but "
+                        f"{a.type.rpartition(':')[0]} in {where}; cast it with transform="
+                    )
+                if a.shape != b.shape:
+                    raise DataError(
+                        f"column {a.name!r}: rows of shape {b.shape} in {there} but {a.shape} in {where}; pad or cut "
+                        f"them with transform="
+                    )
+    return first.fields
+
+
+def _seen(folder: Folder, told: list[Told]) -> None:
+    """Raises SpecError unless this process sees what the tasks wrote."""
+    with reaching(folder.url, "read"):
+        sizes = folder.sizes()
+    for one in told:
+        if one.segment is not None and sizes.get(one.segment.name) != one.segment.bytes:
+            seen = sizes.get(one.segment.name)
+            raise SpecError(
+                f"path: host {one.host} wrote {one.segment.bytes} bytes to {folder.url}/{one.segment.name}, and this "
+                f"process sees {'no such file' if seen is None else f'{seen} bytes'} there; path= must be a place "
+                f"that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
+            )
+
+
+def _manifest(frame: Frame, spec: ColumnSpec, fields: list[Field], told: list[Told], index: Index) -> Manifest:
+    moments: dict[str, ExactSums] = {}
+    limits, weights, distinct = Limits(fields), WeightCheck(fields), Distinct()
+    for one in told:
+        limits.merge(one.limits)
+        weights.merge(one.heaviest)
+        distinct.merge(one.distinct)
+        for name, packed in one.moments.items():
+            moments.setdefault(name, ExactSums(len(packed[1]))).merge(ExactSums.unpacked(packed))
+    weights.check()
+    rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
+    validating = bool(frame.fraction or spec.validation or len(frame.frames) > 1)
+    check_split(rows, Job(spec, index.partitions, "spread", validating, frame.fraction, frame.seed), distinct)
+    given = scales(moments)
+    finisher = Finisher(fields, vocabularies(spec), given)
+    parts: dict[Kind, list[PartitionInfo]] = {}
+    for kind, each in rows.items():
+        parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(each) if count]
+    manifest = described(finisher, given, limits, parts, spec.names)
+    count, total = _names(told)
+    manifest.row_names = RowNames(spec.key, count, f"{total:x}")
+    manifest.key = manifest.digest[:32]
+    return manifest
+
+
+def _rows(index: Index, kind: Kind, partition: int) -> int:
+    return sum(segment.rows(index.run(kind, partition)) for segment in index.segments)
+
+
+def _part(index: Index, kind: Kind, partition: int, rows: int, finisher: Finisher) -> PartitionInfo:
+    run = index.run(kind, partition)
+    total = added(*(int(segment.sums[run], 16) for segment in index.segments))
+    return named_partition(rows, total, finisher.infos)
+
+
+def _sweep(folder: Folder, token: str, named: set[str]) -> None:
+    """Removes what this attempt wrote, but for what is named: probe, failed and doubled tasks; else the folder too."""
+    try:
+        named = named if folder.has(FILE) else set()
+        for name in folder.sizes():
+            if name.startswith(token) and name not in named:
+                folder.remove(name)
+        folder.drop()
+    except Exception as error:  # noqa: BLE001 - it must not hide why there is something to sweep
+        log.warning("%s cannot be swept of what begins with %s: %s", folder.url, token, error)

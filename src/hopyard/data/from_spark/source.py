@@ -1,0 +1,110 @@
+"""A materialisation that is there: found by its URL, from any process, without what it was made from."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from hopyard.data.manifest import FILE, FORMAT, Manifest, SourceInfo
+from hopyard.data.partitions.cache import hold
+from hopyard.data.shared.storage import Folder, reaching
+from hopyard.data.sources.memory import Piece
+from hopyard.errors import DataError, SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A source that is partitions already. Its pickle is its URL.
+
+    Attributes:
+        url: of the folder, absolute.
+        cached: whether the folder is an entry of this user's cache: then it is held, as any entry.
+        what: what it was made from, for messages; empty: not known.
+    """
+
+    url: str
+    cached: bool = False
+    what: str = ""
+
+    def __repr__(self) -> str:
+        return self.url
+
+    def identity(self) -> str:
+        """Its URL."""
+        return self.url
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """Raises SpecError: its rows are encoded already."""
+        refuse(self.url)
+
+    def listed(self) -> list[SourceInfo]:
+        """Nothing; its manifest has them."""
+        return []
+
+    def detached(self, identity: str | None) -> Kept:
+        """Itself."""
+        return self
+
+    def find(self) -> Manifest | None:
+        """Its manifest; None when there is none. The cache's entry is held while the Manifest lives.
+
+        Raises:
+            DataError: what is there is no manifest, or of a newer version.
+            SpecError: the URL cannot be opened.
+        """
+        with reaching(self.url, "read"):
+            held = hold(Path(self.url).parent, Path(self.url).name) if self.cached else None
+            try:
+                data = Folder(self.url).get(FILE)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        try:
+            version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format")
+            if version is not None and (number := msgspec.json.decode(version, type=int)) > FORMAT:
+                raise DataError(f"{self.url}: of version {number}, this Hopyard reads up to {FORMAT}: upgrade it")
+            if version is None or number < FORMAT:
+                raise DataError(f"{self.url}: written by an older Hopyard; make it again with Dataset.spark(…)")
+            manifest = msgspec.json.decode(data, type=Manifest)
+        except msgspec.MsgspecError as error:
+            raise DataError(f"{self.url}/{FILE}: cannot be read as a manifest: {error}") from error
+        if manifest.stored is None:
+            raise DataError(
+                f"{self.url} is an entry of a cache, not what Dataset.spark(…) wrote; name its source again instead"
+            )
+        if held is not None:
+            weakref.finalize(manifest, held.close)
+        return manifest
+
+    def open(self, limit: int, cache: str = "") -> Manifest:
+        """Its manifest, for this process.
+
+        Args:
+            limit: bytes that a host's cache may take.
+            cache: directory for the partitions that a host brings; empty: the cache of the user there.
+
+        Raises:
+            DataError: there is none.
+        """
+        manifest = self.find()
+        if manifest is None or manifest.stored is None:
+            made = f" {self.what} is materialised there by prepare() in the process that has its session;"
+            raise DataError(
+                f"no data set at {self.url}: there is no {FILE}, which is written last;"
+                f"{made if self.what else ''} give the URL that Dataset.spark(…, path=…).url names, or make it again"
+            )
+        manifest.path = cache
+        manifest.stored = msgspec.structs.replace(manifest.stored, url=self.url, limit=limit)  # moved: still whole
+        return manifest
+
+
+def refuse(url: str) -> NoReturn:
+    """Raises SpecError: rows that are asked for were encoded before."""
+    raise SpecError(
+        f"the rows of {url} are encoded already, so they cannot be read as rows; to predict or evaluate, give rows: a "
+        f"pandas DataFrame (df.limit(n).toPandas()), an Arrow table (df.toArrow()), or Dataset.parquet"
+    )

@@ -1,0 +1,260 @@
+"""What one task of a cluster does: encodes the rows of one partition of a DataFrame and writes them as one segment.
+
+It runs in the cluster's workers and knows nothing of the cluster: it takes a number and record batches, and gives
+`Told`, which is all that the driver ever sees. What the user has to mend is told, not raised: a cluster would try the
+task again, and bury the message in its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import msgspec
+import numpy as np
+
+from hopyard.data.assignment import Kind
+from hopyard.data.encoding.encoder import Encoder, Place
+from hopyard.data.encoding.exact_sums import ExactSums, PackedSums
+from hopyard.data.encoding.finalize import measure
+from hopyard.data.encoding.label_range import Limits, Range
+from hopyard.data.encoding.schema import plan
+from hopyard.data.encoding.transform import Transform, chosen_by, transformed
+from hopyard.data.encoding.weights import WeightCheck
+from hopyard.data.manifest import Field, Value
+from hopyard.data.options import ColumnSpec
+from hopyard.data.partitions.builder import vocabularies
+from hopyard.data.rows.names import Distinct, Names, added, named, unsigned, width
+from hopyard.data.shared.segments import Segment, Writer
+from hopyard.data.shared.storage import Folder, reaching
+from hopyard.errors import DataError, ResourceError, SpecError, UsageError
+from hopyard.formats.arrow import Array
+from hopyard.formats.vectors import lists
+
+PROBE = "probe"
+"""End of the name of a file that the driver makes first: a worker that does not see it writes nothing."""
+
+_ERRORS: dict[str, type[UsageError] | type[ResourceError]] = {
+    kind.__name__: kind for kind in (DataError, SpecError, ResourceError)
+}
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task tells the driver."""
+
+    number: int
+    """Of the partition of the DataFrame."""
+    host: str
+    rows: int = 0
+    segment: Segment | None = None
+    fields: list[Field] | None = None
+    """As planned from its first batch; None when it had no rows."""
+    faults: dict[str, tuple[int, str]] = {}
+    """Column → how many bad rows, the first of them."""
+    limits: Range | None = None
+    heaviest: dict[Kind, float] = {}
+    """Kind of rows → the largest weight."""
+    moments: dict[str, PackedSums] = {}
+    sum: str = "0"
+    """The sum of the names of its rows, in hexadecimal."""
+    distinct: bytes = b""
+    """The names that decide where rows go, as row_names.Distinct packs them."""
+    values: dict[str, list[Value]] = {}
+    """Of the columns to be encoded, if these were asked for."""
+    error: tuple[str, str] | None = None
+    """(name of its class, message)."""
+
+    def check(self) -> None:
+        """Raises the error that it tells of."""
+        if self.error is not None:
+            raise _ERRORS[self.error[0]](self.error[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to do with each partition of one DataFrame; goes to the workers by pickle.
+
+    Attributes:
+        url: of the folder for segments.
+        token: how all names of this materialisation begin.
+        spec: columns; all vocabularies are listed.
+        partitions: of the data set.
+        fraction: of the rows that validate. 1: all of them.
+        seed: of that choice.
+        code: the transform's pickle; None: there is none.
+        what: the DataFrame, for messages: "Spark partition {} of validation=".
+    """
+
+    url: str
+    token: str
+    spec: ColumnSpec
+    partitions: int
+    fraction: float
+    seed: int
+    code: bytes | None
+    what: str
+
+    def run(self, number: int, batches: Iterable[Any]) -> bytes:
+        """All batches of partition `number` to one segment; gives the MessagePack of Told."""
+        work = _Work(self, number)
+        try:
+            told = work.all(batches)
+        except (DataError, SpecError, ResourceError) as error:
+            told = _told(number, error)
+        finally:
+            work.close()
+        return msgspec.msgpack.encode(told)
+
+    def values(self, number: int, batches: Iterable[Any]) -> bytes:
+        """The values of the columns to be encoded, after the transform: MessagePack of Told."""
+        found: dict[str, dict[Value, None]] = {name: {} for name in self.spec.encode}
+        planned, rows, total = False, 0, 0
+        try:
+            for batch, place in blocks(self, number, batches):
+                planned = planned or bool(plan(batch, self.spec, str(place)))
+                rows += batch.num_rows
+                total = added(total, named(batch, self.spec, str(place)).total())
+                for name, seen in found.items():
+                    seen.update(dict.fromkeys(batch.column(batch.schema.get_field_index(name)).unique().to_pylist()))
+            values = {name: [value for value in seen if value is not None] for name, seen in found.items()}
+            told = Told(number=number, host=socket.gethostname(), rows=rows, sum=f"{total:x}", values=values)
+        except (DataError, SpecError) as error:
+            told = _told(number, error)
+        return msgspec.msgpack.encode(told)
+
+
+def _told(number: int, error: Exception) -> Told:
+    return Told(number=number, host=socket.gethostname(), error=(type(error).__name__, str(error)))
+
+
+def blocks(task: Task, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, Place]]:
+    """Batches that have rows, after vectors became lists and the transform was run."""
+    name = task.what.format(number)
+    transform = None if task.code is None else _loaded(task.code)
+    given = row = 0
+    for whole in batches:
+        for part in lists(whole):
+            batch, place = part, Place(name, row, transform is not None)
+            if transform is not None:
+                batch = transformed(transform, part, f"{name}, rows from {given}")
+            given += part.num_rows
+            if batch.num_rows:
+                yield batch, place
+            row += batch.num_rows
+
+
+def _loaded(code: bytes) -> Transform:
+    try:
+        transform: Transform = cloudpickle.loads(code)
+    except ImportError as error:
+        raise SpecError(
+            f"transform: host {socket.gethostname()} cannot import what it needs ({error}); install it on the "
+            f"executors, send it with spark.addArtifacts or addPyFile, or import it inside the function"
+        ) from error
+    return transform
+
+
+class _Work:
+    """One task at work. Owns its segment, which is removed unless all of it was written."""
+
+    def __init__(self, task: Task, number: int) -> None:
+        self._task, self._number = task, number
+        self._name = f"{task.token}-{number:05d}-{secrets.token_hex(6)}.seg"
+        self._folder: Folder | None = None
+        self._stream: Any = None
+        self._whole = False
+
+    def all(self, batches: Iterable[Any]) -> Told:
+        """To the end of the batches."""
+        task = self._task
+        self._folder = Folder(task.url)
+        self._look(self._folder)
+        encoder: Encoder | None = None
+        moments: dict[str, ExactSums] = {}
+        distinct, row = Distinct(), 0
+        for batch, place in blocks(task, self._number, batches):
+            if encoder is None:
+                fields = plan(batch, task.spec, str(place))
+                encoder = Encoder(fields, vocabularies(task.spec))
+                limits, weights = Limits(fields), WeightCheck(fields)
+                writer = Writer(fields, task.partitions, width(task.spec), self._write)
+                scaled = [at for at, field in enumerate(fields) if any(column.scaled for column in field.columns)]
+            raw = encoder.raw(batch, place)
+            row += batch.num_rows
+            if encoder.faults:
+                continue  # only to count them all
+            raw = unsigned(raw)
+            names = named(batch, task.spec, str(place))
+            chosen = self._chosen(batch, place, names)
+            distinct.take(names.words[:, 0])
+            limits.take(raw)
+            weights.take(raw, chosen)
+            for at in scaled:
+                measure(moments, fields, at, raw[at] if chosen is None else raw[at][~chosen])
+            writer.take(raw, names, chosen)
+        told = Told(number=self._number, host=socket.gethostname(), rows=row)
+        if encoder is None:
+            return told
+        told = msgspec.structs.replace(told, fields=encoder.fields, limits=limits.range, heaviest=weights.heaviest)
+        if encoder.faults:
+            return msgspec.structs.replace(
+                told, faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()}
+            )
+        writer.flush()
+        self._end()
+        sums = [f"{total:x}" for total in writer.sums]
+        return msgspec.structs.replace(
+            told,
+            segment=Segment(self._name, writer.bytes, writer.chunks, writer.digests(), sums),
+            moments={name: sums.packed() for name, sums in moments.items()},
+            sum=f"{added(*writer.sums):x}",
+            distinct=distinct.packed(),
+        )
+
+    def close(self) -> None:
+        """Leaves the whole segment, or none."""
+        if self._whole or self._folder is None or self._stream is None:
+            return
+        stream, self._stream = self._stream, None
+        try:
+            stream.close()
+        except Exception:  # noqa: BLE001, S110 - what it failed with before is what is told
+            pass
+        try:
+            self._folder.remove(self._name)
+        except Exception:  # noqa: BLE001, S110 - the driver removes it too
+            pass
+
+    def _look(self, folder: Folder) -> None:
+        with reaching(folder.url, "read"):
+            seen = folder.has(f"{self._task.token}-{PROBE}")
+        if not seen:
+            raise SpecError(
+                f"path: host {socket.gethostname()} does not see in {folder.url} what the driver wrote there; path= "
+                f"must be a place that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
+            )
+
+    def _chosen(self, batch: Any, place: Place, names: Names) -> Array | None:
+        task = self._task
+        if task.fraction >= 1:
+            return np.ones(len(names), np.bool_)
+        if task.fraction:
+            return names.chosen(task.seed, task.fraction)
+        return None if task.spec.validation is None else chosen_by(batch, task.spec.validation, place)
+
+    def _write(self, chunk: Array) -> None:
+        assert self._folder is not None
+        with reaching(self._folder.url, "write to"):
+            if self._stream is None:
+                self._stream = self._folder.stream(self._name)
+            self._stream.write(chunk.data)
+
+    def _end(self) -> None:
+        assert self._folder is not None
+        with reaching(self._folder.url, "write to"):
+            self._stream.close()
+        self._whole = True

@@ -1,0 +1,1 @@
+"""Prepared partitions on this host: built, cached, read batch by batch."""

@@ -1,0 +1,393 @@
+"""Makes one cache entry: reads a source once, deals its rows to partitions, writes and hashes their columns.
+
+Three stages run at once, each in its own thread: reading (in `files`), encoding (the caller's thread, as transforms
+are the user's code), writing. When a vocabulary, a mean or the number of rows is not known before the end, raw arrays
+are staged and rewritten after: the source is still read only once.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from hopyard.data.assignment import Dealer, Kind, shares
+from hopyard.data.encoding.encoder import Encoder, Place, Vocabulary
+from hopyard.data.encoding.exact_sums import ExactSums
+from hopyard.data.encoding.finalize import Finisher, measure, scales
+from hopyard.data.encoding.label_range import Limits
+from hopyard.data.encoding.schema import plan, raw_shape
+from hopyard.data.encoding.weights import WeightCheck
+from hopyard.data.manifest import (
+    ArrayInfo,
+    Field,
+    Manifest,
+    PartitionInfo,
+    RowNames,
+    Scale,
+    content_digest,
+    file_name,
+    folder_name,
+)
+from hopyard.data.npy import Appender, map_npy
+from hopyard.data.options import ColumnSpec
+from hopyard.data.rows.names import Distinct, Names, added, unsigned, width
+from hopyard.data.rows.order import RowSorter
+from hopyard.errors import DataError
+from hopyard.formats.arrow import Array
+
+KINDS: tuple[Kind, ...] = ("train", "validate")
+NOUNS: dict[Kind, str] = {"train": "training", "validate": "validation"}
+OPEN_FILES = 256
+"""Files kept open at once; with more, each is opened for each write."""
+_BLOCK_BYTES = 1 << 20
+
+Block = tuple[Any, Place, Array | None, Names | None]
+"""(record batch after the transform, where it is from, which of its rows are validation rows: None for none, their
+names where these decide where rows go).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to build."""
+
+    spec: ColumnSpec
+    partitions: int
+    assign: Literal["spread", "blocks"]
+    validating: bool
+    """Whether validation rows were asked for."""
+    fraction: float
+    """Share of the rows that validate; 0: none, or a column or a second data set names them."""
+    seed: int
+    """Seed of that choice."""
+
+
+def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Manifest:
+    """Writes the partitions of `blocks` into the empty `directory`; key, path and sources are the caller's to fill.
+
+    Raises:
+        DataError: the rows cannot be used, or are too few.
+        OSError: cannot be written.
+    """
+    encoder: Encoder | None = None
+    writer: _Writer | None = None
+    limits: Limits | None = None
+    weights: WeightCheck | None = None
+    with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
+        pending: deque[Future[None]] = deque()
+        try:
+            for batch, place, chosen, names in blocks:
+                if encoder is None:
+                    fields = plan(batch, job.spec, str(place))
+                    encoder = Encoder(fields, vocabularies(job.spec))
+                    writer = _Writer(directory, fields, encoder, job)
+                    limits, weights = Limits(fields), WeightCheck(fields)
+                raw = encoder.raw(batch, place)
+                if encoder.faults:
+                    continue  # only to count them all
+                assert writer is not None and limits is not None and weights is not None
+                if names is not None:
+                    raw = unsigned(raw)
+                limits.take(raw)
+                weights.take(raw, chosen)
+                pending.append(pool.submit(writer.take, raw, chosen, batch.num_rows, names))
+                while len(pending) > 1:
+                    pending.popleft().result()
+            while pending:
+                pending.popleft().result()
+            if encoder is None or writer is None or limits is None or weights is None:
+                raise DataError("the data set has no rows; give a source that has some, or a transform that keeps some")
+            encoder.check()
+            weights.check()
+            return writer.finish(limits)
+        finally:
+            if writer is not None:
+                for future in pending:
+                    future.cancel()
+                pool.shutdown(wait=True)
+                writer.close()
+
+
+def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
+    """For each encoded column: empty and growing, or the values that were listed."""
+    made = {}
+    for name, how in spec.encode.items():
+        values = {value: code for code, value in enumerate(how.values or [])}
+        made[name] = Vocabulary(name, values, how.values is not None)
+    return made
+
+
+def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> None:
+    """Raises DataError where there are fewer rows than partitions, which need one each."""
+    if counts["train"] < partitions:
+        raise DataError(
+            f"{counts['train']} training rows cannot fill partitions={partitions}: each needs a row; give fewer "
+            f"partitions, or more rows"
+        )
+    if validating and counts["validate"] < partitions:
+        raise DataError(
+            f"{counts['validate']} validation rows cannot fill partitions={partitions}: each needs a row; give fewer "
+            f"partitions, or a larger validation="
+        )
+
+
+def check_split(rows: Mapping[Kind, Sequence[int]], job: Job, distinct: Distinct) -> None:
+    """Raises DataError where rows that went by their names left a partition empty, or chose too few or too many for
+    validation.
+
+    Args:
+        rows: of each partition of each kind.
+        distinct: names there are.
+    """
+    key = job.spec.key
+    what = f"values of key={key!r}" if key else "rows, as far as they are read,"
+    there = f"the number of different {what} is {distinct}"
+    validate, every = sum(rows["validate"]), sum(map(sum, rows.values()))
+    if abs(validate - job.fraction * every) > job.fraction * every / 5 > 0:
+        seed = distinct.seed(job.seed, job.fraction)
+        other = "another seed=" if seed is None else f"seed={seed[0]}, which chooses {seed[1]:.2g}"
+        raise DataError(
+            f"validation = {job.fraction:g} chose {validate} of {every} rows, {validate / every:.2g} of them: the "
+            f"rows' names choose, and {there}; give {other}, or name a column of true and false with validation="
+        )
+    for kind in KINDS if job.validating else KINDS[:1]:
+        if 0 in rows[kind]:
+            raise DataError(
+                f"partition {rows[kind].index(0)} of {job.partitions} for {NOUNS[kind]} got none of {every} rows: "
+                f"their names draw it, and {there}; give fewer partitions= than {job.partitions}, or more rows"
+            )
+
+
+def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionInfo:
+    """A partition whose rows go by name: its digest is the sum of the names, which tells what the rows hold."""
+    return PartitionInfo(rows, rows * sum(info.row_bytes for info in infos), f"{total:032x}")
+
+
+def described(
+    finisher: Finisher,
+    given: dict[str, Scale],
+    limits: Limits,
+    parts: Mapping[Kind, list[PartitionInfo]],
+    names: list[str],
+) -> Manifest:
+    """The Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
+    classes, label_range = limits.result(finisher.vocabularies)
+    arrays = list(zip(finisher.fields, finisher.infos, strict=True))
+    manifest = Manifest(
+        key="",
+        path="",
+        digest="",
+        train=parts["train"],
+        validate=parts["validate"],
+        inputs={field.name: info for field, info in arrays if field.role == "inputs"},
+        targets={field.name: info for field, info in arrays if field.role == "targets"},
+        weighted=any(field.role == "weights" for field in finisher.fields),
+        classes=classes,
+        label_range=label_range,
+        vocabularies=finisher.vocabularies,
+        standardize=given,
+        fields=finisher.fields,
+        names=names,
+        sources=[],
+    )
+    return msgspec.structs.replace(manifest, digest=content_digest(manifest))
+
+
+class _Writer:
+    """Owns the files of an entry while it is made. Used by one thread at a time."""
+
+    def __init__(self, directory: Path, fields: list[Field], encoder: Encoder, job: Job) -> None:
+        self._directory, self._fields, self._encoder, self._job = directory, fields, encoder, job
+        growing = any(not vocabulary.fixed for vocabulary in encoder.vocabularies.values())
+        self._blocks = job.assign == "blocks"
+        self._words = width(job.spec) if job.spec.key else 0
+        self._distinct, self._sums = Distinct(), [0] * (2 * job.partitions)
+        scaled = any(column.scaled for field in fields for column in field.columns)
+        self._staged = growing or scaled or self._blocks or bool(self._words)
+        self._finisher = None if self._staged else Finisher(fields, encoder.vocabularies, {})
+        self._dealers = {kind: Dealer(1 if self._blocks else job.partitions) for kind in KINDS}
+        self._rows: dict[Kind, list[int]] = {kind: [0] * job.partitions for kind in KINDS}
+        """Of each partition, where names deal."""
+        self._files: dict[str, list[Appender]] = {}
+        self._buffers: dict[int, Array] = {}
+
+    def take(self, raw: list[Array], chosen: Array | None, rows: int, names: Names | None) -> None:
+        """Deals one block of encoded rows."""
+        if names is not None:
+            self._deal_by_name(raw, chosen, names)
+            return
+        arrays = raw if self._finisher is None else [self._finisher(n, array) for n, array in enumerate(raw)]
+        if chosen is None:
+            self._deal("train", slice(None), rows, arrays)
+            return
+        for kind, index in (("train", np.flatnonzero(~chosen)), ("validate", np.flatnonzero(chosen))):
+            self._deal("train" if kind == "train" else "validate", index, len(index), arrays)
+
+    def finish(self, limits: Limits) -> Manifest:
+        """Closes what is written; rewrites it first when it was staged."""
+        counts = {kind: sum(self._rows[kind]) if self._words else self._dealers[kind].rows for kind in KINDS}
+        if self._words:
+            check_split(self._rows, self._job, self._distinct)
+        else:
+            enough(counts, self._job.partitions, self._job.validating)
+        given: dict[str, Scale] = {}
+        if self._staged:
+            for files in self._files.values():
+                for file in files:
+                    file.finish()
+            moments: dict[str, ExactSums] = {}
+            for number, block in self._stage_blocks():
+                measure(moments, self._fields, number, block)
+            given = scales(moments)
+            finisher = Finisher(self._fields, self._encoder.vocabularies, given)
+            rewrite = self._rewrite_by_name if self._words else self._rewrite
+            infos = {kind: rewrite(kind, counts[kind], finisher) for kind in KINDS}
+        else:
+            assert self._finisher is not None
+            finisher = self._finisher
+            infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
+        manifest = described(finisher, given, limits, infos, self._job.spec.names)
+        if self._words:
+            manifest.row_names = RowNames(self._job.spec.key, sum(counts.values()), f"{added(*self._sums):x}")
+        return manifest
+
+    def close(self) -> None:
+        """Closes files, whatever happened."""
+        for files in self._files.values():
+            for file in files:
+                file.close()
+
+    def _deal(self, kind: Kind, index: Array | slice, rows: int, arrays: list[Array]) -> None:
+        if not rows:
+            return
+        for partition, mine in self._dealers[kind].deal(index, rows):
+            for number, (array, file) in enumerate(zip(arrays, self._open(kind, partition), strict=True)):
+                file.append(self._gather(number, array, mine))
+
+    def _deal_by_name(self, raw: list[Array], chosen: Array | None, names: Names) -> None:
+        self._distinct.take(names.words[:, 0])
+        for run, mine, total in names.dealt(self._job.partitions, chosen):
+            kind: Kind = "train" if run < self._job.partitions else "validate"
+            partition = run % self._job.partitions
+            for number, (array, file) in enumerate(zip([*raw, names.words], self._open(kind, partition), strict=True)):
+                file.append(self._gather(number, array, mine))
+            self._rows[kind][partition] += len(mine)
+            self._sums[run] = added(self._sums[run], total)
+
+    def _gather(self, number: int, array: Array, index: Array | slice) -> Array:
+        if isinstance(index, slice):
+            picked = array[index]
+            return picked if picked.flags.c_contiguous else np.ascontiguousarray(picked)
+        rows = len(index)
+        buffer = self._buffers.get(number)
+        if buffer is None or len(buffer) < rows:
+            buffer = self._buffers[number] = np.empty((rows, *array.shape[1:]), array.dtype)
+        return array.take(index, axis=0, out=buffer[:rows], mode="clip")
+
+    def _open(
+        self, kind: str, partition: int, staged: bool | None = None, finisher: Finisher | None = None
+    ) -> list[Appender]:
+        """The files of one partition (or stage), one per field."""
+        staged = self._staged if staged is None else staged
+        name = ("stage-" if staged else "") + folder_name(kind, partition)
+        files = self._files.get(name)
+        if files is None:
+            keep = len(self._fields) * self._job.partitions * 2 <= OPEN_FILES
+            (self._directory / name).mkdir()
+            infos = (finisher or self._finisher).infos if not staged else None  # type: ignore[union-attr]
+            files = []
+            self._files[name] = files
+            numbers = {"inputs": 0, "targets": 0, "weights": 0}
+            for at, field in enumerate(self._fields):
+                shape, dtype = (raw_shape(field), field.raw) if infos is None else (infos[at].shape, infos[at].dtype)
+                path = self._directory / name / file_name(field.role, numbers[field.role])
+                numbers[field.role] += 1
+                files.append(Appender(path, shape, dtype, keep))
+            if staged and self._words:
+                files.append(Appender(self._directory / name / "names.npy", (self._words,), "uint64", keep))
+        return files
+
+    def _close(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
+        if not rows:
+            return []
+        return [self._seal(kind, partition, finisher) for partition in range(self._job.partitions)]
+
+    def _seal(self, kind: Kind, partition: int, finisher: Finisher) -> PartitionInfo:
+        files = self._files.pop(folder_name(kind, partition))
+        digest, size = blake3(), 0
+        for field, info, file in zip(self._fields, finisher.infos, files, strict=True):
+            digest.update(f"{field.role}\0{field.name}\0{info.dtype}\0{info.shape}\0{file.finish()}\0".encode())
+            size += file.rows * info.row_bytes
+        return PartitionInfo(files[0].rows, size, digest.hexdigest())
+
+    def _rewrite(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
+        """Staged raw rows to finished partitions, block by block; each stage file is removed when it is used up."""
+        infos, start = [], 0
+        for partition, share in enumerate(shares(rows, self._job.partitions) if rows else []):
+            files = self._open(kind, partition, False, finisher)
+            stage = 0 if self._blocks else partition
+            begin = start if self._blocks else 0
+            for number, file in enumerate(files):
+                for block in self._stage(kind, stage, number, begin, begin + share):
+                    file.append(np.ascontiguousarray(finisher(number, block)))
+            start += share
+            infos.append(self._seal(kind, partition, finisher))
+            if not self._blocks or partition == self._job.partitions - 1:
+                for file in self._files.pop(f"stage-{folder_name(kind, stage)}"):
+                    file.path.unlink()
+                (self._directory / f"stage-{folder_name(kind, stage)}").rmdir()
+        return infos
+
+    def _rewrite_by_name(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
+        """As `_rewrite`, in the order of the rows' names."""
+        if not rows:
+            return []
+        infos, raw = [], [ArrayInfo(raw_shape(field), field.raw) for field in self._fields]
+        for partition, count in enumerate(self._rows[kind]):
+            name = folder_name(kind, partition)
+            sorter = RowSorter(raw, self._words, self._directory / f"order-{name}")
+            staged = self._files.pop(f"stage-{name}")
+            arrays = [
+                map_npy(file.path, count, info.shape, np.dtype(info.dtype))
+                for file, info in zip(staged, [*raw, ArrayInfo((self._words,), "uint64")], strict=True)
+            ]
+            step = max(1, _BLOCK_BYTES * count // max(1, sum(array.nbytes for array in arrays)))
+            for at in range(0, count, step):
+                *block, names = (array[at : at + step] for array in arrays)
+                sorter.take(block, names)
+            files = self._open(kind, partition, False, finisher)
+            for block in sorter.blocks():
+                for number, (file, array) in enumerate(zip(files, block, strict=True)):
+                    file.append(np.ascontiguousarray(finisher(number, array)))
+            sorter.close()
+            self._seal(kind, partition, finisher)
+            total = self._sums[partition + (self._job.partitions if kind == "validate" else 0)]
+            infos.append(named_partition(count, total, finisher.infos))
+            shutil.rmtree(self._directory / f"stage-{name}")
+        return infos
+
+    def _stage(self, kind: str, stage: int, number: int, start: int, stop: int) -> Iterator[Array]:
+        file = self._files[f"stage-{folder_name(kind, stage)}"][number]
+        field = self._fields[number]
+        rows = map_npy(file.path, file.rows, raw_shape(field), np.dtype(field.raw))
+        step = max(1, _BLOCK_BYTES * max(1, len(rows)) // max(1, rows.nbytes))
+        for at in range(start, stop, step):
+            yield rows[at : min(at + step, stop)]
+
+    def _stage_blocks(self) -> Iterator[tuple[int, Array]]:
+        for number, field in enumerate(self._fields):
+            if any(column.scaled for column in field.columns):
+                for stage in range(self._job.partitions if self._words else self._dealers["train"].partitions):
+                    rows = self._files[f"stage-{folder_name('train', stage)}"][number].rows
+                    for block in self._stage("train", stage, number, 0, rows):
+                        yield number, block

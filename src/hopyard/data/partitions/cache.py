@@ -1,0 +1,475 @@
+"""The cache of prepared partitions: one directory per key, safe between processes, bounded.
+
+    <root>/<key>/manifest.json, train-00000/inputs-0.npy, …      an entry; appears by one rename, never changes
+    <root>/.tmp-<key>-<random>/                                   an entry that is being made
+    <root>/locks/<key>.make                                       exclusive while it is made or evicted
+    <root>/locks/<key>.use                                        shared by whoever holds it, exclusive while evicted
+
+All locks are `flock`s on files, which the kernel releases when a process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import platformdirs
+
+from hopyard import meter
+from hopyard.data.columns import Columns, pack
+from hopyard.data.manifest import FILE, ArrayInfo, Manifest, file_name, folder_name, gone
+from hopyard.data.npy import HEADER, map_npy
+from hopyard.data.shared.fetch import fetch
+from hopyard.data.shared.needed import needed
+from hopyard.data.shared.storage import Folder, reaching
+from hopyard.errors import DataError, ResourceError, SpecError
+from hopyard.filesystems import is_there, open_url
+from hopyard.formats.arrow import Array
+
+CACHE_BYTES = 64 << 30
+STALE_SECONDS = 30 * 86_400.0
+"""After which an entry that nobody used is rubbish."""
+KILLED_SECONDS = 86_400.0
+"""After which a folder that Spark's tasks wrote to, and that still has no manifest, is rubbish."""
+_ROWS = re.compile(r"spark-[0-9a-f]{24,32}")
+"""Names of the folders that Dataset.spark makes."""
+_WRITTEN = re.compile(
+    rf"(\.part-.+|\.needed-.+|{re.escape(FILE)}|index-[0-9a-f]{{64}}\.json|[0-9a-f]{{12}}-(probe|\d{{5,}}-[0-9a-f]{{12}}\.seg))"
+)
+"""Names of the files in them."""
+OPEN = 256
+"""Partitions of one manifest that stay mapped."""
+_OPENED: dict[int, Callable[..., Columns]] = {}
+"""By id of a Manifest that lives: its mapped partitions. `open_partition` alone uses it."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def default_root() -> Path:
+    """Of the user, on this host."""
+    return Path(platformdirs.user_cache_dir("hopyard")) / "data"
+
+
+class Hold:
+    """A shared lock on an entry: as long as it lives, nobody evicts the entry. `close` may be called twice."""
+
+    def __init__(self, file: int) -> None:
+        self._close = weakref.finalize(self, os.close, file)
+
+    def close(self) -> None:
+        """Let go."""
+        self._close()
+
+
+def hold(root: Path, key: str) -> Hold | None:
+    """Holds the entry `key` and marks it as used now; None when there is none."""
+    if not (root / key / FILE).is_file():
+        return None
+    file = _lock(root, f"{key}.use", fcntl.LOCK_SH)
+    assert file is not None
+    try:
+        os.utime(root / key / FILE)
+    except FileNotFoundError:  # evicted between the two lines above
+        os.close(file)
+        return None
+    return Hold(file)
+
+
+def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: int) -> Manifest:
+    """The manifest of entry `key`, made by `make(empty directory)` if need be: by one process, while others wait.
+
+    The entry is held for as long as the Manifest object lives. After making one, the least recently used entries are
+    evicted until all take at most `limit` bytes: never one that is held.
+
+    Raises:
+        ResourceError: no room; what was written is removed.
+        What `make` raises; what was written is removed.
+    """
+    if (found := _held(root, key)) is not None:
+        return found
+    with making(root, key):
+        if (found := _held(root, key)) is None:
+            with scratch(root, key) as directory:
+                adopt(root, key, directory, make(directory))
+            found = _held(root, key)
+    evict(root, limit)  # not what was just made: `found` holds it
+    if found is None:
+        raise DataError(f"{root / key} was deleted while it was made; call prepare() again")
+    return found
+
+
+def adopt(root: Path, key: str, directory: Path, manifest: Manifest) -> None:
+    """Makes `directory` the entry `key`; the caller is `making` it."""
+    manifest.key, manifest.path = key, str(root / key)
+    with full_disk(root):
+        manifest.save(directory / FILE)
+        if (root / key).exists():  # without a readable manifest
+            shutil.rmtree(root / key)
+        directory.rename(root / key)
+
+
+@contextmanager
+def making(root: Path, key: str) -> Iterator[None]:
+    """Only one process at a time makes or evicts `key`. Who waits advances as the one does that makes it."""
+    pause, seen = 0.01, 0
+    while (file := _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+        if pause == 0.5 and (size := _written(root, key)) != seen:
+            seen = size
+            meter.advance()
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _written(root: Path, key: str) -> int:
+    """Bytes that the maker of an entry has written so far."""
+    found = 0
+    for path in root.glob(f".tmp-{key}-*/**/*"):
+        with suppress(OSError):
+            found += path.stat().st_size
+    return found
+
+
+@contextmanager
+def scratch(root: Path, key: str) -> Iterator[Path]:
+    """An empty directory beside the entries, removed at the end if it is still there. The caller is `making` `key`."""
+    for left in root.glob(f".tmp-{key}-*"):  # by a process that was killed: we hold its lock
+        shutil.rmtree(left, ignore_errors=True)
+    with full_disk(root):
+        directory = Path(tempfile.mkdtemp(prefix=f".tmp-{key}-", dir=root))
+    try:
+        with full_disk(root):
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def full_disk(root: Path) -> Iterator[None]:
+    """Turns "no space" into ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise ResourceError(
+            f"no room for the data cache in {root} ({error.strerror}, {shutil.disk_usage(root).free:,} bytes free); "
+            f"what was written of this entry is removed; free some, or call prepare(cache=) with another directory"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a cache.
+
+    Attributes:
+        path: its directory.
+        bytes: all its files.
+        used: when it was last used, in seconds since the epoch of Unix.
+        runs: the run directories that may still need it.
+    """
+
+    path: Path
+    bytes: int
+    used: float
+    runs: list[str]
+
+    def remove(self) -> bool:
+        """Whether it could be removed: nobody makes or holds it."""
+        return _remove(self.path.parent, self.path.name, self.path)
+
+
+def entries(root: Path) -> list[Entry]:
+    """All entries of the cache at `root`, what was used longest ago first; what is no entry is not touched."""
+    found = []
+    for manifest in root.glob(f"*/{FILE}"):
+        try:
+            if not _is_entry(manifest.parent.name, manifest.read_bytes()):
+                continue
+            size = sum(file.stat().st_size for file in manifest.parent.rglob("*") if file.is_file())
+            found.append(Entry(manifest.parent, size, manifest.stat().st_mtime, needed(manifest.parent)))
+        except FileNotFoundError:  # another process evicts as well
+            continue
+    return sorted(found, key=lambda entry: entry.used)
+
+
+def _is_entry(name: str, data: bytes) -> bool:
+    """Whether a folder of this name with this manifest is one that a cache has, of whatever version."""
+    try:
+        manifest = msgspec.json.decode(data, type=_Identity)
+    except msgspec.MsgspecError:
+        return False
+    return manifest.key == name or (manifest.stored is not None and _ROWS.fullmatch(name) is not None)
+
+
+class _Identity(msgspec.Struct):
+    """What every manifest has had."""
+
+    format: int
+    key: str
+    digest: str
+    stored: Any = None
+
+
+def held(path: Path) -> bool:
+    """Whether a process holds or makes the entry there."""
+    for kind in ("make", "use"):
+        file = _lock(path.parent, f"{path.name}.{kind}", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if file is None:
+            return True
+        os.close(file)
+    return False
+
+
+def sweep(root: Path) -> None:
+    """Removes what killed makers left."""
+    for left in root.glob(".tmp-*-*"):
+        _remove(root, left.name[5:].rpartition("-")[0], left)
+    for left in root.glob("spark-*"):  # of a driver that was killed before there was a manifest
+        with suppress(OSError):
+            young = time.time() - left.stat().st_mtime <= KILLED_SECONDS
+            if (
+                not young
+                and not (left / FILE).exists()
+                and _is_begun(left.name, [file.name for file in left.iterdir()])
+            ):
+                _remove(root, left.name, left)
+
+
+def evict(root: Path, limit: int) -> None:
+    """Removes entries that nobody has used for STALE_SECONDS; then the least recently used ones until all take at most
+    `limit` bytes; and what killed makers left. Never one that is held, nor one that a run needs that may go on."""
+    sweep(root)
+    every = entries(root)
+    total = sum(entry.bytes for entry in every)
+    for entry in every:
+        stale = time.time() - entry.used > STALE_SECONDS
+        if (stale or total > limit) and not entry.runs and entry.remove():
+            total -= entry.bytes
+
+
+def rows_in(path: str) -> list[str]:
+    """The folders of rows that Dataset.spark(…, path=path) made there; or `path` itself, if it is one. Raises as
+    `reaching`."""
+    with reaching(path, "read"):
+        if _are_rows(Folder(path)):
+            return [path]
+        files, root = open_url(path)
+        listed: list[Any] = files.ls(root, detail=True) if is_there(files, root) else []
+        names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
+        urls = sorted(f"{path}/{name}" for name in names if _ROWS.fullmatch(name))
+        return [url for url in urls if _are_rows(Folder(url))]
+
+
+def _are_rows(folder: Folder) -> bool:
+    """Whether Dataset.spark wrote what is in a folder, or began to: it removes nothing that somebody else put there."""
+    names = folder.sizes()
+    if FILE not in names:
+        return _is_begun(folder.url.rpartition("/")[2], names)
+    try:
+        manifest = msgspec.json.decode(folder.get(FILE), type=Manifest)
+    except msgspec.MsgspecError:
+        return False
+    return manifest.stored is not None and manifest.stored.file in names  # a run directory has a copy, and no index
+
+
+def _is_begun(name: str, files: Iterable[str]) -> bool:
+    """Whether a folder is one that tasks have written to, of a driver that was killed before it wrote the manifest."""
+    return _ROWS.fullmatch(name) is not None and all(_WRITTEN.fullmatch(file) for file in files)
+
+
+def remove_rows(url: str) -> None:
+    """Removes the rows that Dataset.spark wrote to a folder, and the partitions of them that this host has fetched.
+
+    Raises:
+        SpecError: somebody else wrote what is there, or it cannot be removed.
+    """
+    folder = Folder(url)
+    with reaching(url, "remove"):
+        if not _are_rows(folder):
+            raise SpecError(f"{url} is no folder of rows that Dataset.spark wrote; nothing is removed")
+        names = sorted(folder.sizes(), key=lambda name: name != FILE)  # first what makes it a data set
+        key = msgspec.json.decode(folder.get(FILE), type=Manifest).key if FILE in names else ""
+        for name in filter(_WRITTEN.fullmatch, names):
+            folder.remove(name)
+        folder.drop()
+    for kind in ("train", "validate") if key else ():
+        for path in default_root().glob(f"{glob.escape(key)}-{kind}-*"):
+            _remove(path.parent, path.name, path)
+
+
+def open_partition(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Columns:
+    """The memory-mapped columns of one partition.
+
+    Mappings stay for as long as the Manifest object lives (the last OPEN of them), because mapping anew for each visit
+    costs a tenth of a shuffled pass in page faults. They are private, so writing to them changes no file, but it would
+    change what later visits of this process see: copy first.
+
+    Raises:
+        SpecError: no such partition.
+        DataError: the cache entry is gone or damaged.
+    """
+    opened = _OPENED.get(id(manifest))
+    if opened is None:
+        weak = weakref.ref(manifest)
+        opened = _OPENED[id(manifest)] = lru_cache(OPEN)(lambda *which: _open(weak(), *which))
+        weakref.finalize(manifest, _OPENED.pop, id(manifest), None)
+    columns = opened(kind, partition)
+    return replace(columns, inputs=_own(columns.inputs), targets=_own(columns.targets))
+
+
+def _own(part: Any) -> Any:
+    return dict(part) if isinstance(part, dict) else part
+
+
+def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partition: int) -> Columns:
+    assert manifest is not None
+    parts = manifest.train if kind == "train" else manifest.validate
+    if kind not in ("train", "validate") or not 0 <= partition < len(parts):
+        raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
+    rows, entry, number = parts[partition].rows, manifest, partition
+    if manifest.stored is not None:
+        entry, number = _brought(manifest, kind, partition), 0
+    path = Path(entry.path)
+    held = hold(path.parent, path.name)
+    if held is None:
+        raise DataError(gone(entry))
+    folder = path / folder_name(kind, number)
+    try:
+        inputs = _map_all(folder, "inputs", manifest.inputs, rows)
+        targets = _map_all(folder, "targets", manifest.targets, rows)
+        weights = _map_all(folder, "weights", {"": ArrayInfo((), "float32")} if manifest.weighted else {}, rows)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{kind} partition {partition} in {folder} is damaged: {error}; delete {path} and call prepare() again"
+        ) from error
+    return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, held)
+
+
+def _brought(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
+    """One partition of a materialisation as an entry of this host's cache; it is held while the result lives."""
+    assert manifest.stored is not None
+    key = f"{manifest.key}-{kind}-{partition:05d}"
+    make = partial(fetch, manifest=manifest, kind=kind, partition=partition)
+    return find_or_make(_host_root(manifest.path), key, make, manifest.stored.limit)
+
+
+def _host_root(wanted: str) -> Path:
+    """The first place of `wanted`, the user's cache, the system's temporary directory that this process may write to:
+    a container of a cluster often has no home.
+    """
+    for root in [Path(wanted), default_root()] if wanted else [default_root()]:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(root, os.W_OK | os.X_OK):
+            return root
+    own = Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    found = own.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ResourceError(
+            f"{own} is no folder of this user alone (0700), and {default_root()} cannot be written: free one of them"
+        )
+    (own / "data").mkdir(exist_ok=True)
+    return own / "data"
+
+
+def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:
+    return {
+        name: map_npy(folder / file_name(role, number), rows, info.shape, np.dtype(info.dtype))
+        for number, (name, info) in enumerate(infos.items())
+    }
+
+
+def _held(root: Path, key: str) -> Manifest | None:
+    held = hold(root, key)
+    if held is None:
+        return None
+    try:
+        manifest = Manifest.load(root / key / FILE, check=False)
+    except DataError:  # unreadable: as if it were not there
+        return None
+    manifest.path = str(root / key)
+    if not _complete(manifest):
+        return None
+    weakref.finalize(manifest, held.close)
+    return manifest
+
+
+def _complete(manifest: Manifest) -> bool:
+    """Whether every file has its size: a power failure soon after writing can leave them short."""
+    for kind, parts in (("train", manifest.train), ("validate", manifest.validate)):
+        for number, part in enumerate(parts):
+            files = list((Path(manifest.path) / folder_name(kind, number)).glob("*.npy"))
+            if sum(file.stat().st_size for file in files) != part.bytes + HEADER * len(files) or not files:
+                return False
+    return True
+
+
+def _lock(root: Path, name: str, how: int) -> int | None:
+    """File descriptor of the locked lock file; None when `how` has LOCK_NB and somebody else has it."""
+    folder = root / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, how)
+            if _same_file(file, folder / name):
+                return file
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except OSError as error:
+            os.close(file)
+            raise ResourceError(f"{folder} cannot be locked ({error}); prepare(cache=) needs a local disk") from error
+        os.close(file)  # removed by an evictor between open and lock: that lock protects nothing
+
+
+def _same_file(file: int, path: Path) -> bool:
+    try:
+        there: Any = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(file), there)
+
+
+def _remove(root: Path, key: str, path: Path) -> bool:
+    """Removes `path`, which belongs to `key`, unless somebody makes or holds it."""
+    make = _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if make is None:
+        return False
+    try:
+        use = _lock(root, f"{key}.use", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if use is None:
+            return False
+        try:
+            if not path.name.startswith("."):
+                path = path.rename(root / f".tmp-{key}-{os.getpid()}")  # gone at once, for all
+            shutil.rmtree(path, ignore_errors=True)
+            for kind in ("use", "make"):
+                (root / "locks" / f"{key}.{kind}").unlink(missing_ok=True)
+        finally:
+            os.close(use)
+    finally:
+        os.close(make)
+    return True

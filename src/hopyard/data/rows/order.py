@@ -1,0 +1,185 @@
+"""Rows in the order of their names, of any number: those that do not fit in memory wait in files.
+
+    words-0, words-1, …   one word of each row's name
+    rows                  the rows, each in one piece, as they came
+    block-00000, …        rows on their way to one block of the order, with their rank
+
+A block takes MEMORY bytes at most, and a row 32 bytes while the words are sorted. Knows nothing of what the rows mean.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hopyard.data.manifest import ArrayInfo
+from hopyard.formats.arrow import Array
+
+MEMORY = 96 << 20
+"""Bytes of rows that stay in memory."""
+_STEP = 1 << 20
+"""Bytes of rows that are given at once, and rows whose ties are broken at once."""
+
+
+class RowSorter:
+    """Takes rows with their names and gives them in the order of these. Owns its files.
+
+    Args:
+        infos: row shape and dtype of each array.
+        words: of a name.
+        folder: a directory for files, empty of those named above; made when there is need.
+        memory: bytes of rows that stay in memory.
+    """
+
+    def __init__(self, infos: list[ArrayInfo], words: int, folder: Path, memory: int = MEMORY) -> None:
+        self.rows = 0
+        self._folder, self._memory = folder, memory
+        self._record = np.dtype([(str(at), info.dtype, info.shape) for at, info in enumerate(infos)])
+        self._words = words
+        self._held: list[tuple[list[Array], Array]] = []
+        self._bytes = 0
+        self._spilled = False
+
+    def take(self, arrays: list[Array], names: Array) -> None:
+        """Arrays of shape (rows, …), and uint64 names of shape (rows, words). Nobody may write to them."""
+        self._held.append((arrays, names))
+        self._bytes += len(names) * (self._record.itemsize + 8 * self._words)
+        self.rows += len(names)
+        if self._bytes > self._memory:
+            self._spill()
+
+    def blocks(self) -> Iterator[list[Array]]:
+        """All rows in order, once: the arrays of about 1 MiB of rows."""
+        if self._spilled:
+            self._spill()
+            yield from self._from_files()
+            return
+        if not self._held:
+            return
+        names = np.concatenate([names for _, names in self._held])
+        arrays = [np.concatenate(parts) for parts in zip(*(arrays for arrays, _ in self._held), strict=True)]
+        self._held = []
+        order = ordered([names[:, word] for word in range(self._words)])
+        step = self._step
+        for start in range(0, len(order), step):
+            yield [array.take(order[start : start + step], axis=0) for array in arrays]
+
+    def close(self) -> None:
+        """Removes the files."""
+        self._held = []
+        if self._spilled:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _step(self) -> int:
+        return max(1, _STEP // max(1, self._record.itemsize))
+
+    def _spill(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        self._spilled = True
+        for arrays, names in self._held:
+            for word in range(self._words):
+                _append(self._folder / f"words-{word}", np.ascontiguousarray(names[:, word]))
+            records = np.empty(len(names), self._record)
+            for at, array in enumerate(arrays):
+                records[str(at)] = array
+            _append(self._folder / "rows", records)
+        self._held, self._bytes = [], 0
+
+    def _from_files(self) -> Iterator[list[Array]]:
+        order = ordered([np.memmap(self._folder / f"words-{word}", np.uint64, "r") for word in range(self._words)])
+        ranks = np.empty(self.rows, np.int64)
+        for start in range(0, self.rows, _STEP):
+            ranks[order[start : start + _STEP]] = np.arange(start, min(start + _STEP, self.rows))
+        del order
+        size = max(1, self._memory // (2 * self._record.itemsize))
+        self._deal(ranks, size)
+        del ranks
+        for block, start in enumerate(range(0, self.rows, size)):
+            path = self._folder / f"block-{block:05d}"
+            dealt = np.fromfile(path, self._ranked)
+            path.unlink()
+            records = np.empty(len(dealt), self._record)
+            records[dealt["rank"] - start] = dealt["row"]
+            del dealt
+            for at in range(0, len(records), self._step):
+                part = records[at : at + self._step]
+                yield [np.ascontiguousarray(part[name]) for name in self._record.names or ()]
+
+    @property
+    def _ranked(self) -> np.dtype[Any]:
+        return np.dtype([("rank", np.int64), ("row", self._record)])
+
+    def _deal(self, ranks: Array, size: int) -> None:
+        """Each row to the file of its block, read and written from front to end."""
+        step = max(1, self._memory // (4 * self._record.itemsize))
+        with (self._folder / "rows").open("rb") as file:
+            for start in range(0, self.rows, step):
+                mine = ranks[start : start + step]
+                dealt = np.empty(len(mine), self._ranked)
+                dealt["rank"], dealt["row"] = mine, np.fromfile(file, self._record, len(mine))
+                blocks = mine // size
+                order = np.argsort(blocks, kind="stable")
+                ends = np.cumsum(np.bincount(blocks))
+                for block, (first, end) in enumerate(pairwise([0, *ends.tolist()])):
+                    if first < end:
+                        _append(self._folder / f"block-{block:05d}", dealt[order[first:end]])
+        (self._folder / "rows").unlink()
+
+
+def ordered(words: Sequence[Array], rows: Array | None = None) -> Array:
+    """int64 array: which row is first, second, … by the first word, then the second, and so on.
+
+    Args:
+        words: uint64 arrays of shape (all rows,).
+        rows: those to be sorted; None: all.
+
+    The high bits of the first word are sorted with the row's number in the low bits, much faster than by `argsort`;
+    then ties are broken.
+    """
+    first = words[0] if rows is None else words[0][rows]
+    if len(words) > 1 and len(first) and first.min() == first.max():
+        return ordered(words[1:], rows)
+    low = np.uint64((1 << max(1, (len(first) - 1).bit_length())) - 1)
+    packed = first & ~low
+    packed |= np.arange(len(first), dtype=np.uint64)
+    del first
+    packed.sort()
+    ends = _ties(packed, low)
+    packed &= low
+    order = packed.view(np.int64) if rows is None else rows[packed.view(np.int64)]
+    at = 0
+    while at < len(ends):
+        start = ends[at, 0]
+        upto = max(at + 1, int(np.searchsorted(ends[:, 1], start + _STEP, "right")))
+        lengths = ends[at:upto, 1] - ends[at:upto, 0]
+        span = order[start : ends[upto - 1, 1]]
+        if len(span) > _STEP and len(span) < len(order):
+            span[:] = ordered(words, span)
+        else:
+            inside = np.repeat(ends[at:upto, 0] - start - np.cumsum(lengths) + lengths, lengths)
+            inside += np.arange(len(inside))
+            tied, group = span[inside], np.repeat(np.arange(len(lengths)), lengths)
+            span[inside] = tied[np.lexsort([*(word[tied] for word in reversed(words)), group])]
+        at = upto
+    return order
+
+
+def _ties(packed: Array, low: Any) -> Array:
+    """int64 array of shape (groups, 2): begin and end of those that are equal but for the low bits."""
+    equal = np.zeros(len(packed) + 1, np.bool_)  # whether each one is equal to the one before
+    for start in range(1, len(packed), _STEP):
+        some = packed[start - 1 : start + _STEP] & ~low
+        equal[start : start + len(some) - 1] = some[1:] == some[:-1]
+    starts = np.flatnonzero(~equal[:-1] & equal[1:])
+    return np.stack([starts, np.flatnonzero(equal[:-1] & ~equal[1:]) + 1], axis=1)
+
+
+def _append(path: Path, rows: Array) -> None:
+    with path.open("ab") as file:
+        rows.tofile(file)

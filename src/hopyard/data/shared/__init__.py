@@ -1,0 +1,1 @@
+"""Prepared rows on storage that several hosts share."""

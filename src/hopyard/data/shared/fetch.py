@@ -1,0 +1,160 @@
+"""Brings one partition of a materialisation to this host: reads its runs, compares digests, orders and finishes the
+rows, writes .npy.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from hopyard import meter
+from hopyard.data.assignment import Kind
+from hopyard.data.encoding.encoder import Vocabulary
+from hopyard.data.encoding.finalize import Finisher
+from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_name, folder_name
+from hopyard.data.npy import Appender
+from hopyard.data.rows.order import RowSorter
+from hopyard.data.shared.segments import Index, Segment, infos, ranges, views
+from hopyard.data.shared.storage import Folder
+from hopyard.data.sources.parquet import ahead
+from hopyard.errors import DataError, HopyardError
+from hopyard.formats.arrow import Array
+
+_BYTES = 32 << 20
+"""About how much is read at once: two of these are in memory, one that is read and one that is taken."""
+
+_Piece = tuple[Segment, int, int, int]
+"""(segment, rows, first byte, end)."""
+
+
+def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Manifest:
+    """Writes partition `partition` into the empty `directory`, as the only one of its kind.
+
+    Returns:
+        Manifest: of this one partition; key and path are the caller's to fill.
+
+    Raises:
+        DataError: the materialisation is not there, cannot be read, or does not hold what was written.
+    """
+    assert manifest.stored is not None
+    index = load(manifest.stored)
+    kinds, run = infos(manifest.fields, index.words), index.run(kind, partition)
+    sorter = RowSorter(kinds[:-1], index.words, directory / "order")
+    finisher = Finisher(manifest.fields, fixed(manifest), manifest.standardize)
+    (directory / folder_name(kind, 0)).mkdir()
+    numbers = {"inputs": 0, "targets": 0, "weights": 0}
+    files = []
+    try:
+        for field, info in zip(manifest.fields, finisher.infos, strict=True):
+            path = directory / folder_name(kind, 0) / file_name(field.role, numbers[field.role])
+            numbers[field.role] += 1
+            files.append(Appender(path, info.shape, info.dtype, keep=True, known=True))
+        with closing(_arrays(manifest, index, run, kinds)) as arrays:
+            for *raw, names in arrays:
+                sorter.take(raw, names)
+        for block in sorter.blocks():
+            meter.advance()
+            for number, (array, file) in enumerate(zip(block, files, strict=True)):
+                file.append(np.ascontiguousarray(finisher(number, array)))
+        for file in files:
+            file.finish()
+    finally:
+        for file in files:
+            file.close()
+        sorter.close()
+    parts = manifest.train if kind == "train" else manifest.validate
+    return msgspec.structs.replace(
+        manifest,
+        train=[parts[partition]] if kind == "train" else [],
+        validate=[parts[partition]] if kind == "validate" else [],
+        stored=None,
+    )
+
+
+def fixed(manifest: Manifest) -> dict[str, Vocabulary]:
+    """The vocabularies of a manifest."""
+    return {
+        name: Vocabulary(name, {value: code for code, value in enumerate(values)}, True)
+        for name, values in manifest.vocabularies.items()
+    }
+
+
+@lru_cache(4)
+def load(stored: Stored) -> Index:
+    """The index of a materialisation.
+
+    Raises:
+        DataError: it is not there, or another.
+    """
+    try:
+        data = Folder(stored.url).get(stored.file)
+    except HopyardError:
+        raise
+    except Exception as error:
+        raise _missing(stored.url, stored.file, error) from error
+    if blake3(data).hexdigest() != stored.index:
+        raise DataError(f"{stored.url}/{stored.file} is damaged: its digest is another; {_AGAIN}")
+    try:
+        return msgspec.json.decode(data, type=Index)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{stored.url}/{stored.file} is no index: {error}; {_AGAIN}") from error
+
+
+_AGAIN = "make the data set again with Dataset.spark(…)"
+
+
+def _missing(url: str, name: str, error: Exception) -> DataError:
+    return DataError(
+        f"host {socket.gethostname()} cannot read {url}/{name} ({type(error).__name__}: {error}): the place must be "
+        f"there on all hosts that work on the data; if it was deleted, {_AGAIN}"
+    )
+
+
+def _arrays(manifest: Manifest, index: Index, run: int, kinds: list[ArrayInfo]) -> Generator[list[Array], None, None]:
+    """The raw arrays and the names of one run, segment by segment."""
+    assert manifest.stored is not None
+    url = manifest.stored.url
+    pieces = [
+        (segment, *piece) for segment in index.segments if segment.digests[run] for piece in ranges(kinds, segment, run)
+    ]
+    hasher, left = blake3(), 0
+    with closing(ahead(_read(Folder(url), pieces))) as read:
+        for (segment, rows, _, _), data in read:
+            left = left or segment.rows(run)
+            meter.advance(len(data))
+            hasher.update(data)
+            yield views(kinds, rows, np.frombuffer(data, np.uint8))
+            left -= rows
+            if not left:
+                if hasher.hexdigest() != segment.digests[run]:
+                    raise DataError(
+                        f"{url}/{segment.name} is damaged: the digest of its rows for this partition is another than "
+                        f"when it was written; {_AGAIN}"
+                    )
+                hasher = blake3()
+
+
+def _read(folder: Folder, pieces: list[_Piece]) -> Generator[tuple[_Piece, bytes], None, None]:
+    start = 0
+    while start < len(pieces):
+        stop, size = start, 0
+        while stop < len(pieces) and (stop == start or size < _BYTES):
+            size += pieces[stop][3] - pieces[stop][2]
+            stop += 1
+        some = pieces[start:stop]
+        try:
+            found = folder.ranges([(segment.name, first, end) for segment, _, first, end in some])
+        except Exception as error:
+            raise _missing(folder.url, some[0][0].name, error) from error
+        for piece, data in zip(some, found, strict=True):
+            if len(data) != piece[3] - piece[2]:
+                raise DataError(f"{folder.url}/{piece[0].name} is damaged: it ends too early; {_AGAIN}")
+            yield piece, data
+        start = stop

@@ -1,0 +1,205 @@
+"""Where rows come from, each as a stream of Arrow record batches: tables, arrays, readers, map-style data sets.
+
+`files` has the Parquet files. A source never holds more than a few batches of what it streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.checks import unwritable
+from hopyard.data.manifest import SourceInfo
+from hopyard.data.rows.content import Content
+from hopyard.errors import DataError, SpecError
+from hopyard.formats.arrow import Array, to_arrow
+
+ROWS = 65_536
+"""Most rows of a batch."""
+BYTES = 8 << 20
+"""About the most bytes of a batch: a few of them fit the last-level cache."""
+
+Piece = tuple[Any, str, int]
+"""(record batch, name of where it is from, number of its first row there)."""
+
+
+class Source(Protocol):
+    """A stream of record batches with an identity."""
+
+    def identity(self) -> str | None:
+        """Equal identities, equal rows. None: known only after all rows were read."""
+        ...
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """All rows in order. `names`: the columns wanted, where they are there; None: all. `dictionaries`: best given
+        as such.
+        """
+        ...
+
+    def listed(self) -> list[SourceInfo]:
+        """Files and row groups with their rows; after `pieces` was exhausted."""
+        ...
+
+    def detached(self, identity: str | None) -> Source:
+        """What goes into a pickle."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A source that stayed behind: its identity without its rows."""
+
+    what: str
+    key: str | None
+
+    def identity(self) -> str | None:
+        """As of the source that stayed behind."""
+        return self.key or "?"
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """Raises DataError: the rows are not here."""
+        raise DataError(
+            f"the rows of {self.what} are in the memory of the process that named them, and their cache entry is not "
+            f"here; call prepare() there with a cache that both can reach, or write the rows to Parquet and use "
+            f"Dataset.parquet"
+        )
+
+    def listed(self) -> list[SourceInfo]:
+        """Nothing."""
+        return []
+
+    def detached(self, identity: str | None) -> Gone:
+        """Itself."""
+        return self
+
+
+class Table:
+    """An Arrow table in memory."""
+
+    def __init__(self, table: Any, what: str) -> None:
+        self._table, self._what = table, what
+
+    def __repr__(self) -> str:
+        return f"{self._what} of {self._table.num_rows} rows"
+
+    def identity(self) -> str:
+        """BLAKE3 of schema and rows, streamed."""
+        return digest_of(self, self._table.schema)
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """Slices of the table's chunks."""
+        table = (
+            self._table if names is None else self._table.select([n for n in names if n in self._table.column_names])
+        )
+        yield from _numbered(table.to_batches(max_chunksize=batch_rows(table.nbytes, table.num_rows)), self._what)
+
+    def listed(self) -> list[SourceInfo]:
+        """One source."""
+        return [SourceInfo(self._what, -1, self._table.num_rows)]
+
+    def detached(self, identity: str | None) -> Gone:
+        """Without the rows."""
+        return Gone(repr(self), identity or self.identity())
+
+
+class Arrays:
+    """NumPy arrays in memory, by column name; all of the same length."""
+
+    def __init__(self, arrays: Mapping[str, Array], what: str) -> None:
+        self._arrays, self._what = dict(arrays), what
+        for name in self._arrays:
+            if fault := unwritable(name):
+                raise SpecError(f"array {name!a}: {fault}")
+        lengths = {name: len(array) if np.ndim(array) else None for name, array in self._arrays.items()}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{name!r} has {rows}" for name, rows in lengths.items())
+            raise DataError(f"arrays differ in their number of rows: {said}")
+        self._rows = next(iter(lengths.values())) or 0
+        heads = [to_arrow(array[:1] if np.ndim(array) else array, name) for name, array in self._arrays.items()]
+        self.schema = pa.schema([(name, head.type) for name, head in zip(self._arrays, heads, strict=True)])
+
+    def __repr__(self) -> str:
+        return f"{self._what} of {self._rows} rows"
+
+    def identity(self) -> str:
+        """BLAKE3 of what Arrow makes of names and rows, streamed."""
+        return digest_of(self, self.schema)
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """Slices of the arrays, without copies where Arrow allows it."""
+        kept = {name: array for name, array in self._arrays.items() if names is None or name in names}
+        step = batch_rows(sum(array.nbytes for array in kept.values()), self._rows)
+        for start in range(0, self._rows, step):
+            columns = [to_arrow(array[start : start + step], name) for name, array in kept.items()]
+            yield pa.RecordBatch.from_arrays(columns, names=list(kept)), self._what, start
+
+    def listed(self) -> list[SourceInfo]:
+        """One source."""
+        return [SourceInfo(self._what, -1, self._rows)]
+
+    def detached(self, identity: str | None) -> Gone:
+        """Without the rows."""
+        return Gone(repr(self), identity or self.identity())
+
+
+class Reader:
+    """Record batches that can be read once; or, `again`, as often as an iterator of them can be made."""
+
+    def __init__(self, batches: Iterable[Any], what: str, again: bool = False) -> None:
+        self._batches, self._what, self._again = batches, what, again
+        self._read = False
+        self._rows = 0
+
+    def __repr__(self) -> str:
+        return self._what
+
+    def identity(self) -> None:
+        """Known only after all rows were read."""
+        return None
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """The batches as they come, large ones sliced."""
+        if self._read and not self._again:
+            raise DataError(f"{self._what} was read before and can be read only once; make the Dataset from it anew")
+        self._read, self._rows = True, 0
+        for batch in self._batches:
+            parts = batch.to_batches() if isinstance(batch, pa.Table) else [batch]
+            for part in parts:
+                if not isinstance(part, pa.RecordBatch):
+                    raise DataError(f"{self._what} gave a {type(part).__name__}; record batches are needed")
+                step = batch_rows(part.nbytes, part.num_rows)
+                for start in range(0, part.num_rows, step):
+                    yield part.slice(start, step), self._what, self._rows + start
+                self._rows += part.num_rows
+
+    def listed(self) -> list[SourceInfo]:
+        """One source."""
+        return [SourceInfo(self._what, -1, self._rows)]
+
+    def detached(self, identity: str | None) -> Gone:
+        """Without the rows."""
+        return Gone(self._what, identity)
+
+
+def digest_of(source: Source, schema: pa.Schema) -> str:
+    """BLAKE3 of all rows of a source that may be read again."""
+    content = Content(schema)
+    for batch, _, _ in source.pieces(None, []):
+        content.update(batch)
+    return content.hexdigest()
+
+
+def batch_rows(size: int, rows: int) -> int:
+    """How many rows make a batch of about BYTES, at most ROWS, given `rows` rows of `size` bytes together."""
+    return max(1, min(ROWS, BYTES * rows // max(size, 1)))
+
+
+def _numbered(batches: Iterable[Any], what: str) -> Iterator[Piece]:
+    row = 0
+    for batch in batches:
+        yield batch, what, row
+        row += batch.num_rows

@@ -1,0 +1,184 @@
+"""What the user may give as rows, turned into sources: arrays, tables, readers, data frames, map-style data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.data.sources.memory import BYTES, ROWS, Reader, Source, Table
+from hopyard.errors import DataError, SpecError
+from hopyard.formats.arrow import Array, to_arrow
+
+
+def from_numpy(
+    x: Any, y: Any, weight: Any = None, key: Any = None
+) -> tuple[dict[str, Array], Any, Any, str | None, str | None]:
+    """(arrays by column name, features, label, weight, key); see `named_parts` for the names."""
+    parts = {"inputs": x, "targets": y, "weight": weight, "key": key}
+    values, names = named_parts({part: value for part, value in parts.items() if value is not None or part == "inputs"})
+    arrays = {
+        column: np.asarray(value) if column == names.get("key") else as_array(value, repr(said))
+        for column, (said, value) in values.items()
+    }
+    return arrays, names["inputs"], names.get("targets"), names.get("weight"), names.get("key")
+
+
+def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], dict[str, Any]]:
+    """Columns for inputs, targets and weight, each an array or a dict of arrays.
+
+    Returns:
+        (by column: what the user calls it, and its value), (by part: its column, or a dict from name to column). A
+        column has the name of the part or of the dict's key; where an earlier part has that, "part.name", with more
+        dots if need be: what is trained on is never the label or the weight of the same name.
+
+    Raises:
+        SpecError: two keys of a dict are equal as text.
+    """
+    values: dict[str, tuple[str, Any]] = {}
+    names: dict[str, Any] = {}
+    for part, given in parts.items():
+        single = not isinstance(given, Mapping)
+        texts = [part] if single else [str(name) for name in given]
+        for text in texts:
+            if texts.count(text) > 1:
+                raise SpecError(f"{part} have two keys that are {text!r} as text: names are text; rename one")
+        columns = {}
+        for text in texts:
+            column = text if text not in values else f"{part}.{text}"
+            while column in values or (column != text and column in texts):
+                column += "."
+            columns[text] = column
+        values.update(
+            zip(columns.values(), zip(texts, [given] if single else given.values(), strict=True), strict=True)
+        )
+        names[part] = columns[part] if single else columns
+    return values, names
+
+
+def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
+    """A table, batches or a reader as (source, schema if it is known); SpecError for anything else."""
+    if isinstance(source, pa.RecordBatch):
+        source = pa.Table.from_batches([source])
+    if isinstance(source, pa.Table):
+        return Table(source, "table in memory"), source.schema
+    if isinstance(source, pa.RecordBatchReader):
+        return Reader(source, "record batch reader"), source.schema
+    if isinstance(source, (list, tuple)) and source and all(isinstance(batch, pa.RecordBatch) for batch in source):
+        try:
+            table = pa.Table.from_batches(source)
+        except pa.ArrowException as error:
+            raise DataError(f"the record batches differ in their schema: {error}") from error
+        return Table(table, "record batches in memory"), table.schema
+    if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
+        return Reader(source, "iterable of record batches"), None
+    raise SpecError(
+        f"source = {type(source).__name__}: a pyarrow Table, RecordBatch, RecordBatchReader, or an iterable of record "
+        f"batches is needed"
+    )
+
+
+def from_pandas(frame: Any) -> pa.Table:
+    """A data frame as a table, without its index."""
+    if not all(hasattr(frame, name) for name in ("iloc", "columns", "dtypes")):
+        raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"the data frame cannot be used: {error}; give each column one type") from error
+
+
+class Items:
+    """The items of a map-style data set (`len(it)`, `it[i]`) as record batches; iterating again reads it again.
+
+    Args:
+        items: the data set.
+        head: its item 0, which was read already to see what it is.
+    """
+
+    def __init__(self, items: Any, head: Any) -> None:
+        self._items, self._head = items, [head]
+
+    def __iter__(self) -> Iterator[Any]:
+        total = len(self._items)
+        rows: list[dict[str, Array]] = []
+        size = 0
+        for number in range(total):
+            item = self._head.pop() if number == 0 and self._head else self._items[number]
+            row = split_item(item, number)[0]
+            if rows and row.keys() != rows[0].keys():
+                raise DataError(f"item {number} has {sorted(row)}, the ones before have {sorted(rows[0])}")
+            rows.append(row)
+            size += sum(value.nbytes for value in row.values())
+            if size >= BYTES or len(rows) >= ROWS or number == total - 1:
+                yield self._stack(rows, number + 1 - len(rows))
+                rows, size = [], 0
+
+    def _stack(self, rows: list[dict[str, Array]], start: int) -> Any:
+        columns = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            for at, value in enumerate(values):
+                if value.shape != values[0].shape:
+                    raise DataError(
+                        f"item {start + at}: {name!r} has shape {value.shape}, the ones before have {values[0].shape}; "
+                        f"all items need one shape"
+                    )
+            columns[name] = to_arrow(np.stack(values), name)
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]:
+    """One item of a map-style data set as (arrays by column, inputs, targets, weight).
+
+    The latter name the columns as `Dataset` wants them: one name, a dict, or None; all None where the item is a dict.
+    """
+    if isinstance(item, Mapping):
+        values, _ = named_parts({"items": item})
+        made = {column: as_array(value, f"item {number}: {said!r}", False) for column, (said, value) in values.items()}
+        return made, None, None, None
+    parts = item if isinstance(item, (tuple, list)) else (item,)
+    if not 1 <= len(parts) <= 3:
+        raise DataError(f"item {number} has {len(parts)} parts; x, (x, y) or (x, y, weight) is needed")
+    values, names = named_parts(dict(zip(("inputs", "targets", "weight"), parts, strict=False)))
+    made = {column: as_array(value, f"item {number}: {said!r}", False) for column, (said, value) in values.items()}
+    return made, names["inputs"], names.get("targets"), names.get("weight")
+
+
+def as_array(value: Any, what: str, objects: bool = True) -> Array:
+    """`value` as a NumPy array; DataError naming `what` when it is none (or one of objects, where these are no use)."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{what} is no array: {error}") from error
+    if array.dtype.hasobject and not objects:
+        raise DataError(f"{what} is a {type(value).__name__}, which is no array of numbers")
+    return array
+
+
+def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Reader, Any, Any, Any]:
+    """(source, features, label, weight) of a map-style data set: names from its first item, unless items are dicts.
+
+    Raises:
+        SpecError: it is none, or what was named does not go with its items.
+        DataError: it is empty.
+    """
+    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+        raise SpecError(f"{type(items).__name__} is no map-style data set: it needs len(it) and it[i]")
+    if not len(items):
+        raise DataError("the data set has no rows: len(it) is 0")
+    head = items[0]
+    first, inputs, targets, weights = split_item(head, 0)
+    named = isinstance(head, Mapping)
+    if named and features is None:
+        raise SpecError(
+            f"items are dicts with {sorted(first)}: name the inputs with features=, and the label with label="
+        )
+    if not named and not (features is None and label is None and weight is None):
+        raise SpecError("features=, label= and weight= name keys of dicts, but the items are no dicts; leave them out")
+    if not named:
+        features, label, weight = inputs, targets, weights
+    source = Reader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)
+    return source, features, label, weight

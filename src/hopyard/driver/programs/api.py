@@ -1,0 +1,292 @@
+"""Launching a program: `hy.launch`. What was asked for is checked here, before anything is started."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import logging
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any, Literal
+
+from hopyard import __version__
+from hopyard.checks import sendable
+from hopyard.core.messages import LIMIT
+from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
+from hopyard.core.programs.machine import ProgramMachine
+from hopyard.core.programs.messages import Host
+from hopyard.driver.directory import claimed, freed_on_error, room
+from hopyard.driver.pickling import PYTHON, dump
+from hopyard.driver.programs.feeding import Feeding
+from hopyard.driver.programs.loop import Hosts, token
+from hopyard.driver.programs.program import Program, end_all, forget, remember
+from hopyard.engines.local import Local
+from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.frameworks.keras import strategies as keras3
+from hopyard.ports import Engine
+from hopyard.spec import Timeouts, plain_seconds
+from hopyard.store.journal import retire, sweep_temporary
+from hopyard.store.layout import Layout
+
+log = logging.getLogger(__name__)
+
+_ENDED: list[bool] = []
+"""Whether the end of this process ends its programs already."""
+
+
+def launch(
+    main: Callable[..., Any] | str | Path,
+    args: Any = None,
+    *,
+    roles: Mapping[str, Any],
+    engine: Engine | None = None,
+    until: str | None = None,
+    max_restarts: int = 0,
+    restart_scope: Literal["program", "task"] = "program",
+    max_time: float | None = None,
+    tensorboard: bool | str | Path = False,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    env: Mapping[str, str] | None = None,
+    tensorflow1: bool = False,
+    transport: Literal["auto"] | None = "auto",
+    lend: bool = False,
+    grace: float = 5.0,
+    start_timeout: float | None = None,
+    heartbeat_timeout: float = 15.0,
+) -> Program:
+    """Run somebody's distributed program: any TensorFlow program (parameter servers, chief, workers, evaluator), any
+    torchrun program, any `jax.distributed` program.
+
+    Args:
+        main: a function `main(args, ctx)`, or the path of a script.
+        args: for the function, anything that can be pickled; for a script, its arguments.
+        roles: name → how many: {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}. A range (least, most) for programs
+            that can go on with fewer, and with more when slots come, if `max_restarts` lets them be started again;
+            hy.Role(2, gpus=1) for GPUs.
+        engine: hy.Local() (the default: a process for each task) or hy.Spark(spark, workers=…).
+        until: which tasks must end for the program to end: "chief" (the default where there is one; without one it
+            means the task of rank 0, worker 0), "workers", "all", or the name of one task: "worker:0". Of a role with a
+            range, tasks below its least may be named. What then still runs (parameter servers, evaluators) is ended.
+        max_restarts: how often it is started again when a task fails; it goes on from its own last checkpoint.
+        restart_scope: what is started again: "program": all tasks; "task": only the one that failed, at its old
+            address, where the program can take it (asynchronous training with parameter servers,
+            ParameterServerStrategy). A host that is lost takes the address along, and a parameter server its variables:
+            then all are started again.
+        max_time: seconds after which the program is ended, and has failed: from the launch on, the wait for slots and
+            all restarts included. Its tasks have `grace` seconds to end by themselves, as in `program.stop`.
+        tensorboard: True: TensorBoard on the program's directory, or on this one; `program.tensorboard_url`.
+        directory: of its journal, logs and checkpoints; default `runs/<time>-<word>`.
+        resume: True: a directory that has a program's journal may be used again, its checkpoints are kept.
+        env: more environment for the tasks.
+        tensorflow1: present `tf.compat.v1` as `tensorflow` to the program, for text written for TensorFlow 1.
+        transport: "auto": gloo and NCCL are told which network interface leads to the peers (GLOO_SOCKET_IFNAME,
+            NCCL_SOCKET_IFNAME, where `env` does not say it); None: they find one by themselves.
+        lend: on Spark, let other jobs of the session have the cores of chiefs and workers for the program's whole life,
+            not only while it is fed or asked.
+        grace: seconds that tasks have to end by themselves when the program is over.
+        start_timeout: seconds until there must be a slot for each task, and until each must have begun; default: the
+            engine's, or 120.
+        heartbeat_timeout: seconds after which an agent that says nothing, or a process that was stopped, is lost.
+
+    Returns:
+        Program: `.wait()`, `.feed(rows)`, `.infer(rows)`, `.status()`, `.logs()`, `.stop()`; at once, while it starts.
+
+    Raises:
+        SpecError, RunDirectoryError: before anything is started.
+        ResourceError: the engine cannot be opened.
+    """
+    script = isinstance(main, (str, Path))
+    spec = spec_of(
+        roles,
+        until,
+        max_restarts=_whole("max_restarts", max_restarts),
+        restart_scope=_among("restart_scope", restart_scope, ("program", "task")),
+        max_time=None if max_time is None else _budget(max_time),
+        grace=_seconds("grace", grace),
+        start_timeout=_seconds(
+            "start_timeout", start_timeout if start_timeout is not None else getattr(engine, "patience", 120.0)
+        ),
+        name=Path(str(main)).name if script else getattr(main, "__name__", type(main).__name__),
+        script=script,
+        run_id=secrets.token_hex(8),
+    )
+    for what, value in (("resume", resume), ("tensorflow1", tensorflow1), ("lend", lend)):
+        if not isinstance(value, bool):
+            raise SpecError(f"{what} = {value!r}: True or False is needed")
+    if not isinstance(tensorboard, (bool, str, os.PathLike)):
+        raise SpecError(f"tensorboard = {tensorboard!r}: True, False or a directory is needed")
+    if directory is not None and not _names_a_place(directory):
+        raise SpecError(f"directory = {directory!r}: a path, or None for a fresh one under runs/, is needed")
+    cargo = _script(Path(str(main)), args) if script else _function(main, args)
+    environment = _strings(env)
+    if transport not in ("auto", None):
+        raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
+    timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
+    chosen = _engine(engine, spec)
+    if keras3.foreseen(Path(str(main)) if script else main, {**getattr(chosen, "env", {}), **environment}):
+        log.warning("%s: %s", spec.name, keras3.SENTENCE)
+    if tensorboard is not False and chosen.name == "local" and importlib.util.find_spec("tensorboard") is None:
+        raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
+    spec = fitted(spec, chosen.workers)
+    with claimed(directory) as (layout, lock):
+        _make_free(layout, resume)
+    with freed_on_error(lock):
+        key = token()
+        board = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
+        order = Host(
+            main=cargo,
+            script=script,
+            directory=str(layout.root.absolute()),
+            heartbeat_timeout=timeouts.heartbeat_timeout,
+            token=key,
+            home="",
+            apart=False,
+            tensorboard=os.path.abspath(board) if board and "://" not in board else board,  # noqa: PTH100
+            tensorflow1=tensorflow1,
+            environment=environment,
+            interface=transport == "auto",
+        )
+        about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
+        with room(layout.root):
+            hosts = Hosts(layout, lock, ProgramMachine(spec), chosen, order, about)
+        feeding = Feeding(hosts, layout, key, lend)
+        program = Program(layout, hosts, feeding)
+        if not _ENDED:
+            _ENDED.append(True)
+            atexit.register(end_all)
+        remember(program)
+
+        def over() -> None:
+            forget(program)
+            feeding.over()
+
+        hosts.over = over
+        try:
+            hosts.open()
+        except BaseException:
+            if not layout.program.stat().st_size:
+                layout.program.unlink()  # nothing has happened
+            raise
+    return program
+
+
+def _function(main: Any, args: Any) -> bytes:
+    if not callable(main):
+        raise SpecError(f"main = {main!r}: a function main(args, ctx), or the path of a script, is needed")
+    called = main if isinstance(main, (FunctionType, MethodType, partial)) else type(main).__call__
+    if any(is_one(called) for is_one in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
+        raise SpecError(
+            f"main = {main!r}: a call of it runs nothing, as it is a coroutine or a generator; give a plain function, "
+            "for example one that calls asyncio.run(…)"
+        )
+    cargo = dump((main, args), "main, or its args,", "main")
+    if len(cargo) > LIMIT // 2:
+        raise SpecError(
+            f"main: its pickle has {len(cargo):,} bytes, at most {LIMIT // 2:,} are sent to each process: it carries "
+            "data or weights; load them inside main, or feed them (program.feed)"
+        )
+    return cargo
+
+
+def _script(path: Path, args: Any) -> bytes:
+    if not path.is_file():
+        raise SpecError(f"main = {str(path)!r}: no such file; the path of a Python script is needed")
+    if args is None:
+        args = []
+    if isinstance(args, str) or not isinstance(args, Sequence) or not all(isinstance(arg, str) for arg in args):
+        raise SpecError(f'args = {args!r}: a list of strings is needed for a script, for example ["--steps", "100"]')
+    return dump((path.read_bytes(), str(path.absolute()), list(args)), "the script")
+
+
+def _engine(engine: Engine | None, spec: ProgramSpec) -> Engine:
+    if engine is None:
+        return Local(workers=spec.slots, devices=None) if _no_gpus() else Local(workers=spec.slots)
+    if getattr(engine, "name", None) not in ("local", "spark"):
+        raise SpecError(
+            f"engine = {engine!r}: hy.Local(…) or hy.Spark(…) is needed; a program has processes of its own"
+        )
+    here = getattr(engine, "here", 0)
+    if here and engine.workers != spec.slots:
+        raise SpecError(
+            f"hy.Spark(workers={engine.workers}, here={here}): roles are {spec.slots} processes ({_counted(spec)}), "
+            f"and here= counts from the last of them: give workers={spec.slots}"
+        )
+    if engine.workers < spec.least:
+        raise SpecError(
+            f"roles need {spec.least} processes ({_counted(spec)}), the engine has workers={engine.workers}: give "
+            f"{type(engine).__name__}(workers={spec.least}), or ask for fewer"
+        )
+    return engine
+
+
+def _no_gpus() -> bool:
+    from hopyard.engines.local import gpus
+
+    return not gpus()
+
+
+def _counted(spec: ProgramSpec) -> str:
+    return ", ".join(f"{count} {name}" for name, (count, _, _) in spec.roles.items())
+
+
+def _make_free(layout: Layout, resume: bool) -> None:
+    """Make the directory, whose lock is ours, ready for a program. The journal of an earlier one is kept under another
+    name."""
+    if layout.exists:
+        raise RunDirectoryError(f"{layout.root}: holds a run; give another directory=")
+    if layout.program.exists() and not resume:
+        raise RunDirectoryError(
+            f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
+            "checkpoints"
+        )
+    with room(layout.root):
+        layout.logs.mkdir(parents=True, exist_ok=True)
+        retire(layout.program)
+        sweep_temporary(layout.root)
+
+
+def _names_a_place(directory: Any) -> bool:
+    text = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else ""
+    return isinstance(text, str) and text != "" and "\0" not in text
+
+
+def _strings(env: Mapping[str, str] | None) -> dict[str, str]:
+    if env is not None and not isinstance(env, Mapping):
+        raise SpecError(f"env = {env!r}: a dict of strings is needed")
+    found = dict(env or {})
+    for name, value in found.items():
+        texts = isinstance(name, str) and isinstance(value, str)
+        if not texts or not name or "=" in name or "\0" in name + value or not sendable(name + value):
+            raise SpecError(f"env[{name!r}] = {value!r}: names and values are text without NUL, names without =")
+    return found
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SpecError(f"{name} = {value!r}: a whole number of at least 0 is needed")
+    return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    if not (seconds := plain_seconds(value)) >= 0:
+        raise SpecError(f"{name} = {value!r:.60}: seconds, at least 0, are needed")
+    return seconds
+
+
+def _budget(value: Any) -> float:
+    if not 0 < (seconds := plain_seconds(value)) < math.inf:
+        raise SpecError(f"max_time = {value!r:.60}: seconds, more than 0, or None for any, are needed")
+    return seconds
+
+
+def _among(name: str, value: Any, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise SpecError(f"{name} = {value!r}: one of {', '.join(map(repr, allowed))} is needed")
+    return str(value)

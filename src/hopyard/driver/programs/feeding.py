@@ -1,0 +1,162 @@
+"""The feeds of a program and its inferences, from its driver's side: which there are, and who has room in Spark.
+
+Each feed is poured by a `Pouring`; an inference is a job of the user's own, which comes when its result is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from hopyard.core.programs.feeding import FeedBook, feed_named
+from hopyard.core.programs.messages import FeedWord
+from hopyard.core.programs.uneven import RULES
+from hopyard.data.dataset import Dataset
+from hopyard.data.manifest import Manifest
+from hopyard.data.shared.needed import need, spare
+from hopyard.driver.programs.feed import Pouring
+from hopyard.driver.programs.loop import Hosts
+from hopyard.driver.programs.sources import source_of
+from hopyard.errors import HopyardError, SpecError
+from hopyard.feeds.sender import Road
+from hopyard.sparkapi.dataframe import checked, is_frame, mapped
+from hopyard.store.layout import Layout
+
+log = logging.getLogger(__name__)
+
+
+class Feeding:
+    """Owner of a program's feeds. `feed` and `infer` may be called from several threads, for several feeds.
+
+    Args:
+        hosts: of the program.
+        layout: of its directory.
+        token: lets rows in.
+        lend: other jobs of the session have the cores of fed workers all the time.
+    """
+
+    def __init__(self, hosts: Hosts, layout: Layout, token: str, lend: bool = False) -> None:
+        self._hosts, self._layout, self._token = hosts, layout, token
+        self._feeds: dict[str, Pouring] = {}
+        self._lock = threading.Lock()
+        self._kept = contextlib.ExitStack()
+        """What inferences, which may come at any time, keep to the program's end."""
+        self._needed: dict[str, Manifest] = {}
+        """Key → the rows of a Dataset that was fed."""
+        self._over = False
+        self._aside = int(lend)
+        """Who needs room in Spark's books right now; an inference needs it to the program's end."""
+        hosts.heard = self._heard
+        hosts.assigned = self._assigned
+
+    def feed(self, data: Any, *, epochs: int, name: str, uneven: Any, end: bool, timeout: float | None) -> int:
+        """See `Program.feed`."""
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+            raise SpecError(f"feed(epochs={epochs!r}): a whole number of at least 0 is needed")
+        if uneven not in RULES:
+            raise SpecError(f"feed(uneven={uneven!r}): one of {', '.join(map(repr, RULES))} is needed")
+        _patient("feed", timeout)
+        source = source_of(data)
+        if isinstance(data, Dataset):
+            self._need(data.prepare())
+        feed = self._named("feed", name, uneven)
+        if feed.book.uneven != uneven:
+            raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.book.uneven!r}")
+        return feed.feed(source, epochs, end, timeout)
+
+    def over(self) -> None:
+        """Nothing of the program runs any more: rows that it was fed may go."""
+        with self._lock:
+            self._over = True
+            manifests = list(self._needed.values())
+        for manifest in manifests:
+            spare(manifest, self._layout.root)
+
+    def _need(self, manifest: Manifest) -> None:
+        """The rows of a Dataset stay until the program is over, as a restart is fed them again."""
+        with self._lock:
+            if not self._over:
+                self._needed[manifest.key] = manifest
+                need(manifest, self._layout.root)
+
+    def end(self, name: str) -> None:
+        """No more rows of this feed."""
+        self._named("end", name, "join").end()
+
+    def infer(self, data: Any, *, schema: Any, name: str, timeout: float | None) -> Any:
+        """See `Program.infer`."""
+        _patient("infer", timeout)
+        if is_frame(data):
+            checked(data, "data")
+            if schema is None:
+                raise SpecError(
+                    'infer(schema=None): the columns of the answers are needed, for example "prediction double"'
+                )
+        elif not hasattr(data, "mapPartitionsWithIndex"):
+            raise SpecError(f"infer({type(data).__name__}): a DataFrame or an RDD is needed")
+        from hopyard.feeds.inference import inferring, inferring_rows
+
+        feed = self._named("infer", name, "join")
+        self._hosts.asked = True
+        road = Road(tuple(feed.doors()[1]), self._token, name, feed.book.epochs, timeout=timeout)
+        self._kept.enter_context(self._room(True))
+        if is_frame(data):
+            zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
+            return mapped(data, inferring(road, schema, zone), schema)
+        return data.mapPartitionsWithIndex(inferring_rows(road))
+
+    def _named(self, what: str, name: str, uneven: Any) -> Pouring:
+        """The feed of this name; made with this rule where it is new."""
+        feed_named(name, what)
+        with self._lock:
+            if name not in self._feeds:
+                spec = self._hosts.machine.spec
+                book = FeedBook(name, uneven, spec.restart_scope if spec.max_restarts else "")
+                self._feeds[name] = Pouring(book, self._hosts, self._layout, self._token, self._room)
+            return self._feeds[name]
+
+    @contextlib.contextmanager
+    def _room(self, spark: bool) -> Iterator[None]:
+        """Room for Spark's tasks where each executor has one core: sitters of fed workers step aside."""
+        if not spark:
+            yield
+            return
+        with self._lock:
+            self._aside += 1
+        try:
+            self._hosts.link.crew.aside(self._hosts.fed)
+            yield
+        finally:
+            with self._lock:
+                self._aside -= 1
+                if not self._aside and not self._hosts.ended.is_set():
+                    self._hosts.link.crew.back()
+
+    def _assigned(self) -> None:
+        """Each task has its slot. Other jobs may have their cores, where they are lent or needed; tasks that were
+        started again get what was fed before."""
+        if self._aside:
+            try:
+                self._hosts.link.crew.aside(self._hosts.fed)
+            except HopyardError as error:
+                log.warning("%s: %s", self._layout.root, error)
+        with self._lock:
+            feeds, lives = list(self._feeds.values()), self._hosts.lives
+        for feed in feeds:
+            if feed.book.lacked(lives) or feed.book.ended:
+                threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()
+
+    def _heard(self, word: FeedWord) -> None:
+        with self._lock:
+            feed = self._feeds.get(word.feed)
+        if feed is not None:
+            feed.heard(word)
+
+
+def _patient(what: str, timeout: float | None) -> None:
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout > 0):
+        raise SpecError(f"{what}(timeout={timeout!r}): seconds, more than 0, or None are needed")

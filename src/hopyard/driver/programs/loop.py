@@ -1,0 +1,350 @@
+"""Driving a program: agents up, facts to the journal and the machine, commands to the agents, nothing left behind.
+
+One thread does it all; the user's thread puts orders into a queue. As the loop of a run: nothing clever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hopyard.core.facts import Fact, Lost, Tick
+from hopyard.core.programs.events import (
+    Assigned,
+    Begin,
+    Ended,
+    Finish,
+    Halt,
+    Launched,
+    Over,
+    ProgramCommand,
+    ProgramEvent,
+    Renew,
+    Reported,
+    Reserved,
+    Running,
+    Stop,
+    Warned,
+)
+from hopyard.core.programs.machine import ProgramMachine
+from hopyard.core.programs.messages import Door, FeedWord, Host, Shown
+from hopyard.driver.links import Gone, Router
+from hopyard.errors import HopyardError, ResourceError
+from hopyard.ports import Engine
+from hopyard.store.journal import Journal, Lock
+from hopyard.store.layout import Layout
+
+log = logging.getLogger(__name__)
+
+TICK = 0.2
+"""Seconds between ticks, which deadlines need; they are not journaled."""
+
+
+class Hosts:
+    """Owner of a program's agents, its machine and its journal, in a thread of its own.
+
+    Args:
+        layout: of its directory.
+        lock: held until it is over.
+        machine: of the program.
+        engine: brings agents up.
+        order: what each agent is told once; `home` and `apart` are filled in here.
+        about: facts for the journal.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        lock: Lock,
+        machine: ProgramMachine,
+        engine: Engine,
+        order: Host,
+        about: dict[str, Any],
+    ) -> None:
+        self._layout, self._lock, self._engine = layout, lock, engine
+        self.machine = machine
+        self._order = msgspec.structs.replace(order, home=engine.address[0], apart=engine.apart)
+        self._about = about
+        self._journal = Journal(layout.program)
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._bell, self._ringer = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(self._ringer, False)
+        self._link: Router | None = None
+        self._changed = threading.Condition()
+        self._doors: dict[int, tuple[int, dict[str, Any]]] = {}
+        """Slot → life of its task, and where it takes rows."""
+        self.heard: Callable[[FeedWord], None] = lambda word: None
+        """Told, in this thread, what tasks say of feeds."""
+        self.assigned: Callable[[], None] = lambda: None
+        """Told, in this thread, when each task has its slot."""
+        self.over: Callable[[], None] = lambda: None
+        """Told when nothing of it runs any more."""
+        self.board = ""
+        """URL of TensorBoard."""
+        self.boardless = ""
+        """Why there is none, though one was asked for."""
+        self.asked = False
+        """Whether there are inferences: tasks of Spark, whose errors are not the program's."""
+        self._renewed: deque[int] = deque()
+        """Slots that want an agent."""
+        self.ended = threading.Event()
+        self.opened = threading.Event()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="hopyard-program", daemon=True)
+
+    # ------------------------------------------------------------------------------------------------ the user's side
+
+    def open(self) -> None:
+        """Begin. Raises what keeps the engine from being opened."""
+        self._thread.start()
+        self.opened.wait()
+        if self._link is None and self.error is not None:
+            self._thread.join()
+            raise self.error
+
+    def stop(self, reason: str, grace: float = 0.0, failed: bool = False) -> None:
+        """End the program."""
+
+        def order() -> None:
+            if grace > 0 and self.machine.phase == "running":
+                for book in self.machine.tasks.values():
+                    self._do(Warned(book.task.slot, book.life))
+                deadline = time.monotonic() + grace
+                self._later(deadline, lambda: self._take(Stop(at=0.0, reason=reason, failed=failed)))
+            else:
+                self._take(Stop(at=0.0, reason=reason, failed=failed))
+
+        self._put(order)
+
+    def tell(self, feed: str, word: str, number: int = 0, flag: bool = False, text: str = "") -> None:
+        """Say something of a feed to all tasks that are fed."""
+        self._put(lambda: self._tell_all(FeedWord(0, 0, feed, word, number, flag, text)))
+
+    @property
+    def fed(self) -> list[int]:
+        """Slots of the tasks that are fed: chiefs and workers."""
+        return [book.task.slot for book in self.machine.tasks.copy().values() if book.task.rank >= 0]
+
+    def names(self, slots: list[int]) -> str:
+        """The tasks there, in words."""
+        books = self.machine.tasks.copy()
+        return ", ".join(books[slot].task.name if slot in books else f"slot {slot}" for slot in slots)
+
+    @property
+    def lives(self) -> frozenset[int]:
+        """Which tasks these are; others after a restart."""
+        return frozenset(book.life for book in self.machine.tasks.copy().values() if book.task.rank >= 0)
+
+    def doors(self, until: float) -> tuple[frozenset[int], list[dict[str, Any]]]:
+        """Which tasks are fed, and where they take rows, by rank; waits for those that are not there yet. No doors: the
+        program is over.
+
+        Raises:
+            TimeoutError: some are not there by then.
+        """
+        while not self.ended.is_set():
+            with self._changed:
+                books = [book for book in self.machine.tasks.copy().values() if book.task.rank >= 0]
+                books.sort(key=lambda book: book.task.rank)
+                gone = [
+                    book.task.name
+                    for book in books
+                    if book.status == "done" and self._doors.get(book.task.slot, (0, {}))[0] != book.life
+                ]
+                if gone:
+                    raise HopyardError(
+                        f"{', '.join(gone)} has ended and never asked for rows: nothing can be fed to it"
+                    )
+                known = [self._doors.get(book.task.slot, (0, {})) for book in books]
+                if books and all(life == book.life for (life, _), book in zip(known, books, strict=True)):
+                    return frozenset(book.life for book in books), [door for _, door in known]
+                if time.monotonic() > until:
+                    raise TimeoutError
+                self._changed.wait(0.1)
+        return frozenset(), []
+
+    def _put(self, order: Callable[[], None]) -> None:
+        self._orders.put(order)
+        with contextlib.suppress(OSError):
+            os.write(self._ringer, b"x")
+
+    # ------------------------------------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            timeout = self._order.heartbeat_timeout
+            self._link = Router(self._engine, lambda device: self._order, self._layout.log, timeout)
+            self.opened.set()
+            self._waiting: list[tuple[float, Callable[[], None]]] = []
+            self._over = False
+            self._take(Launched(at=0.0, spec=self.machine.spec, about=self._about))
+            while not self._over:
+                self._turn()
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, HopyardError):
+                log.exception("%s ended", self._layout.root)
+            if self._link is None:
+                return  # nothing has happened
+            with contextlib.suppress(Exception):  # a full disk, perhaps: then the error itself must do
+                self._journal.append([Over(at=time.time(), status="failed", cause=str(error))])  # type: ignore[list-item]
+        finally:
+            self.opened.set()
+            self._close()
+
+    def _turn(self) -> None:
+        assert self._link is not None
+        try:
+            messages = self._link.receive(0.0 if self._renewed else TICK, self._bell)
+        except ResourceError as error:  # there will be no (more) slots
+            if not self.machine.tasks:
+                raise
+            messages = []
+            if self.machine.phase != "closing":
+                self._take(Stop(at=0.0, reason=str(error), failed=True))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._bell, 4096)
+        reports = [message for message in messages if isinstance(message, Reported)]
+        self._take_all(reports)
+        for message in messages:
+            if not isinstance(message, Reported):
+                self._heard(message)
+        self._link.confirm()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._orders.get_nowait()()
+        now = time.monotonic()
+        for due in [item for item in self._waiting if item[0] <= now]:
+            self._waiting.remove(due)
+            due[1]()
+        self._take(Tick(at=0.0))
+        if self.machine.phase in ("closing", "over"):
+            self._renewed.clear()
+        if self._renewed:  # one by one: there may be hundreds, and an order to stop
+            self._link.start(self._renewed.popleft())
+
+    def _later(self, deadline: float, order: Callable[[], None]) -> None:
+        self._waiting.append((deadline, order))
+
+    def _heard(self, message: Any) -> None:
+        match message:
+            case Gone():
+                self._take(Lost(at=0.0, slot=message.slot, reason=message.reason))
+            case Reserved() | Running() | Ended():
+                self._take(message)
+            case Door():
+                with self._changed:
+                    self._doors[message.slot] = message.life, message.door
+                    self._changed.notify_all()
+            case Shown():
+                self.board, self.boardless = message.url, message.error
+                if message.error:
+                    log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
+            case FeedWord():
+                book = self.machine.tasks.get(message.slot)
+                if book is not None and book.life == message.life:  # not of a task of the past
+                    self.heard(message)
+            case _:
+                log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
+
+    def _take_all(self, reports: list[Reported]) -> None:
+        """Reports change nothing but what is shown, and there may be many: one sync for all. Nothing is decided here:
+        what is due by now the tick of the same turn decides, whose commands are journaled and carried out."""
+        now = time.time()
+        facts = [msgspec.structs.replace(report, at=now) for report in reports]
+        self._journal.append(facts)  # type: ignore[arg-type]
+        for fact in facts:
+            self.machine.apply(fact)
+
+    def _take(self, fact: ProgramEvent) -> None:
+        """A fact: to the journal, then to the machine; then what follows from it."""
+        fact = msgspec.structs.replace(fact, at=time.time())
+        if not isinstance(fact, Tick):
+            self._journal.append([fact])  # type: ignore[list-item]
+        commands = self.machine.handle(fact)
+        decided = [command for command in commands if isinstance(command, Fact)]
+        if decided:
+            self._journal.append(decided)  # type: ignore[arg-type]
+        for command in commands:
+            self._do(command)
+
+    def _do(self, command: ProgramCommand) -> None:
+        link = self._link
+        assert link is not None
+        match command:
+            case Renew():
+                link.end(command.slot)
+                if command.slot not in self._renewed:
+                    self._renewed.append(command.slot)
+            case Begin():
+                link.send(command.task.slot, command)
+            case Assigned():
+                self._waiting.append((0.0, self.assigned))  # once the tasks have been told to begin
+            case Halt():
+                link.send(command.slot, command)
+            case Warned():
+                link.send(command.slot, FeedWord(command.slot, command.life, "", "stop"))
+            case Finish():
+                self._over = True
+                self._say_failures()
+
+    def _say_failures(self) -> None:
+        """Those of a program that is asked: what Spark raises says only that the worker is gone. What failed when the
+        program was done already changes nothing of that, but is no secret."""
+        if self.machine.status == "failed" and self.asked:
+            log.error("%s: %s", self._layout.root, self.machine.cause)
+        if self.machine.status == "done":
+            for book in self.machine.tasks.values():
+                if book.status == "failed":
+                    words = f"{book.task.name} failed when the program was done: {book.cause}"
+                    log.warning("%s: %s; log %s", self._layout.root, words, self._layout.log(book.task.slot))
+
+    def _tell_all(self, word: FeedWord) -> None:
+        if self._link is None or self.machine.phase == "over":
+            return
+        for book in self.machine.tasks.values():
+            if book.task.rank >= 0 and (book.up or book.status == "done"):
+                self._link.send(book.task.slot, msgspec.structs.replace(word, slot=book.task.slot, life=book.life))
+
+    @property
+    def link(self) -> Router:
+        """For those who need the crew; only while the program runs."""
+        assert self._link is not None
+        return self._link
+
+    def _close(self) -> None:
+        for step in (self._hang_up, self._journal.close, self._lock.free):
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - the rest must be closed too
+                log.warning("%s: closing: %s", self._layout.root, error)
+                self.error = self.error or error
+        try:
+            self.over()
+        finally:
+            self.ended.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        os.close(self._bell)
+        ringer, self._ringer = self._ringer, -1
+        os.close(ringer)
+
+
+def token() -> str:
+    """Lets rows into a program."""
+    return secrets.token_hex(16)

@@ -1,0 +1,246 @@
+"""What the user holds of a program: wait for it, feed it, ask how it stands, stop it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from hopyard.core.programs.placement import Task
+from hopyard.driver.programs.failure import failure, read_log
+from hopyard.errors import HopyardError, SpecError
+from hopyard.store.layout import Layout
+
+if TYPE_CHECKING:
+    from hopyard.driver.programs.feeding import Feeding
+    from hopyard.driver.programs.loop import Hosts
+
+log = logging.getLogger(__name__)
+
+DAY = 86_400
+
+
+class Program:
+    """A program that was launched.
+
+    Leaving it as a context manager stops it. A process that ends without `wait()` ends its programs.
+
+    Attributes:
+        directory: of its journal, logs and checkpoints.
+    """
+
+    def __init__(self, layout: Layout, hosts: Hosts, feeding: Feeding) -> None:
+        self._layout = layout
+        self._hosts = hosts
+        self._feeding = feeding
+        self.directory = layout.root
+
+    def __repr__(self) -> str:
+        return f"<Program {self._hosts.machine.spec.name} {self.directory} {self._hosts.machine.status}>"
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------------------------------------ its life
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until it is over. Ctrl-C here stops it.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            "done", or "stopped".
+
+        Raises:
+            ProgramFailed: a task failed; names the first cause, its host and its log.
+            ResourceError: the engine has no room for it.
+            TimeoutError: it goes on.
+        """
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0
+        ):
+            raise SpecError(f"wait(timeout={timeout!r}): seconds, at least 0, or None are needed")
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._hosts.ended.wait(0.2 if until is None else min(0.2, max(0.0, until - time.monotonic()))):
+                if until is not None and time.monotonic() >= until:
+                    raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._sentence()}")
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        if self._hosts.error is not None:
+            raise self._hosts.error
+        machine = self._hosts.machine
+        if machine.status == "failed":
+            raise failure(machine, self._layout)
+        return str(machine.status)
+
+    def stop(self, grace: float = 0.0) -> None:
+        """End it, and wait until nothing of it runs any more. No error when it is over.
+
+        Args:
+            grace: seconds that tasks have to end by themselves, once `ctx.stop_requested` is true.
+        """
+        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not 0 <= grace <= DAY:
+            raise SpecError(f"stop(grace={grace!r}): seconds, from 0 to {DAY} (a day), are needed")
+        self._hosts.stop("stopped by the user", grace)
+        if not self._hosts.ended.wait(grace + 30.0):
+            log.warning(
+                "%s: not over %.0f seconds after it was stopped: %s", self.directory, grace + 30, self._sentence()
+            )
+
+    def status(self) -> dict[str, Any]:
+        """How it stands: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
+        its role, index, status, host, process of its agent, log, and last reported values and step (None: none yet)."""
+        machine = self._hosts.machine
+        places = machine.known
+        tasks = []
+        for book in sorted(machine.tasks.copy().values(), key=lambda book: book.task.slot):
+            task, place = book.task, places.get(book.task.slot)
+            tasks.append(
+                {
+                    "role": task.role,
+                    "index": task.index,
+                    "status": book.status,
+                    "host": "" if place is None else place.host,
+                    "agent": 0 if place is None else place.pid,
+                    "log": str(self._layout.log(task.slot)),
+                    "values": dict(book.values),
+                    "step": book.step,
+                }
+            )
+        error = self._hosts.error
+        order = list(machine.spec.roles)
+        tasks.sort(key=lambda told: (order.index(str(told["role"])), told["index"]))
+        status = "failed" if error is not None else machine.status
+        cause = machine.cause if error is None else machine.cause or str(error)
+        return {"status": status, "restarts": machine.restart, "cause": cause, "tasks": tasks}
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._hosts.ended.is_set()
+
+    def logs(self, role: str | None = None, index: int | None = None) -> str:
+        """What its tasks printed, all or those of a role.
+
+        Raises:
+            SpecError: there is no such task.
+        """
+        counts = {name: wanted.count for name, wanted in self._hosts.machine.spec.wanted.items()}
+        named = [(name, number) for name, count in counts.items() for number in range(count)]
+        if not any(role in (None, name) and index in (None, number) for name, number in named):
+            there = ", ".join(f"{count} {name}" for name, count in counts.items())
+            raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {there}, counted from 0")
+        chosen = [
+            book.task
+            for book in self._hosts.machine.tasks.copy().values()
+            if role in (None, book.task.role) and index in (None, book.task.index)
+        ]
+        return "".join(read_log(self._layout.log(task.slot)) for task in sorted(chosen, key=_order))
+
+    @property
+    def tensorboard_url(self) -> str:
+        """Where TensorBoard listens; empty while it is not up, or was not asked for."""
+        return self._hosts.board
+
+    def show_tensorboard(self, timeout: float = 60.0) -> str:
+        """Its URL, once it is up; empty when it does not come up, which is logged with the reason."""
+        until = time.monotonic() + timeout
+        while not (self._hosts.board or self._hosts.boardless) and time.monotonic() < until:
+            if self._hosts.ended.wait(0.05):
+                break
+        return self._hosts.board
+
+    # ------------------------------------------------------------------------------------------------ its rows
+
+    def feed(
+        self,
+        data: Any,
+        *,
+        epochs: int = 1,
+        name: str = "train",
+        uneven: str = "join",
+        end: bool = True,
+        timeout: float | None = 600.0,
+    ) -> int:
+        """Send rows to its chiefs and workers; returns when all are taken (with `end=False`: when all are there).
+
+        Where the program may be started again (`max_restarts`), what was fed is kept until it ends, to go again then.
+
+        Args:
+            data: a Spark DataFrame, an RDD, a hy.Dataset, or a list of rows (dicts become columns, others stay as they
+                are).
+            epochs: how often.
+            name: of the feed, as in `ctx.feed(name)`.
+            uneven: when workers have unequal shares: "join" (the feed of each ends with its own rows), "min" (all end
+                after as many batches as the least has) or "repeat" (who runs out begins its own again).
+            end: False: more rows will be fed under this name; `program.end(name)` says when that was all.
+            timeout: seconds that a worker may take no row at all while it has some to take; None: any.
+
+        Returns:
+            How many rows were sent.
+
+        Raises:
+            ProgramFailed: a worker failed; with *its* error.
+            HopyardError: the rows cannot be given exactly once, or no worker takes them.
+        """
+        return self._feeding.feed(data, epochs=epochs, name=name, uneven=uneven, end=end, timeout=timeout)
+
+    def infer(self, data: Any, *, schema: Any = None, name: str = "infer", timeout: float | None = 600.0) -> Any:
+        """Send rows to its chiefs and workers, and get as many answers, in the order of the rows.
+
+        Args:
+            data: a DataFrame, or an RDD.
+            schema: of the answers, as a DDL string or StructType, where `data` is a DataFrame.
+            name: of the feed.
+            timeout: seconds that a worker may take and answer no row at all while some wait for it; then the job that
+                asks fails, and names the worker. None: any.
+
+        Returns:
+            A DataFrame, or an RDD; lazy: rows go when it is evaluated, while the program runs.
+        """
+        return self._feeding.infer(data, schema=schema, name=name, timeout=timeout)
+
+    def end(self, name: str = "train") -> None:
+        """No more rows come under this name."""
+        self._feeding.end(name)
+
+    def _sentence(self) -> str:
+        told = self.status()
+        return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in told["tasks"]) or told["status"]
+
+
+def _order(task: Task) -> int:
+    return task.slot
+
+
+RUNNING: dict[int, Program] = {}
+"""Programs that this process launched and that are not over."""
+_LOCK = threading.Lock()
+
+
+def remember(program: Program) -> None:
+    """End it with this process, if it has not ended by then."""
+    with _LOCK:
+        RUNNING[id(program)] = program
+
+
+def forget(program: Program) -> None:
+    """It is over."""
+    with _LOCK:
+        RUNNING.pop(id(program), None)
+
+
+def end_all() -> None:
+    """At the end of the process."""
+    for program in list(RUNNING.values()):
+        try:
+            program.stop()
+        except HopyardError:
+            continue

@@ -1,0 +1,185 @@
+"""Where the rows of a feed come from: Spark, whose tasks send them, or this process."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from hopyard.errors import HopyardError, SpecError
+from hopyard.feeds.local_rows import blocks_of
+from hopyard.feeds.sender import Road, pour
+from hopyard.feeds.spark_tasks import FEEDING, feeding, feeding_rows
+from hopyard.sparkapi.dataframe import checked, is_frame, mapped
+from hopyard.sparkapi.session import is_connect
+
+READ_AHEAD = 2
+"""Blocks that wait for a worker which takes its own more slowly."""
+LOOK_SECONDS = 0.1
+"""Between looks at whether others have failed."""
+_NOTHING = object()
+
+
+class Source(Protocol):
+    """Where rows come from."""
+
+    spark: bool
+    """Whether they go from Spark's tasks, which need room."""
+
+    def pour(self, road: Road) -> int:
+        """Send all rows once; how many."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop sending."""
+        ...
+
+
+class OfSpark:
+    """A DataFrame or RDD of Spark."""
+
+    spark = True
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._context: Any = None
+        """Of a classic session: its job tags work from any thread, a session's do not."""
+        if not is_frame(data):
+            self._context = data.ctx
+        elif not is_connect(data.sparkSession):
+            self._context = data.sparkSession.sparkContext
+        self._tag = f"hopyard-feed-{secrets.token_hex(4)}"
+
+    def pour(self, road: Road) -> int:
+        """One job."""
+        data = self._data
+        if self._context is not None:
+            self._context.addJobTag(self._tag)
+        else:
+            data.sparkSession.addTag(self._tag)
+        if is_frame(data):
+            return sum(row.rows for row in mapped(data, feeding(road), FEEDING).collect())
+        return sum(rows for _, rows, _, _ in data.mapPartitionsWithIndex(feeding_rows(road)).collect())
+
+    def cancel(self) -> None:
+        """Cancel the job."""
+        with contextlib.suppress(Exception):  # a session that was stopped has none
+            if self._context is not None:
+                self._context.cancelJobsWithTag(self._tag)
+            else:
+                self._data.sparkSession.interruptTag(self._tag)
+
+
+class Here:
+    """Rows of this process. They are read once, in blocks; block k goes to worker k modulo their number."""
+
+    spark = False
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._stopped = threading.Event()
+        """Of the present pour."""
+
+    def pour(self, road: Road) -> int:
+        """A partition for each worker, which a thread sends."""
+        stopped = self._stopped = threading.Event()
+        senders = [_Sender(road, worker, stopped) for worker in range(len(road.doors))]
+        try:
+            for number, block in enumerate(blocks_of(self._data, len(senders))):
+                if not senders[number % len(senders)].give(block) and all(sender.ended for sender in senders):
+                    break
+            for sender in senders:
+                sender.give(None)
+        except BaseException:
+            stopped.set()
+            raise
+        for sender in senders:
+            sender.thread.join()
+        errors = [sender.error for sender in senders if sender.error is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, _Stopped)), errors[0])
+        return sum(sender.rows for sender in senders)
+
+    def cancel(self) -> None:
+        """No further block."""
+        self._stopped.set()
+
+
+class _Stopped(HopyardError):
+    """Another worker failed, or the feed was cancelled."""
+
+
+class _Sender:
+    """Sends what one worker gets. Its thread ends when it has sent all, when the worker wants no more, or on errors."""
+
+    def __init__(self, road: Road, worker: int, stopped: threading.Event) -> None:
+        self._road, self._worker, self._stopped = road, worker, stopped
+        self._blocks: queue.Queue[Any] = queue.Queue(READ_AHEAD)
+        self.rows = 0
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="hopyard-pour", daemon=True)
+        self.thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no more."""
+        return not self.thread.is_alive()
+
+    def give(self, block: Any) -> bool:
+        """Wait for room and hand a block over, None: that was all. False: it has ended."""
+        while not self.ended:
+            with contextlib.suppress(queue.Full):
+                self._blocks.put(block, timeout=LOOK_SECONDS)
+                return True
+        return False
+
+    def _run(self) -> None:
+        try:
+            self.rows = pour(self._road, self._worker, 0, self._given(), worker=self._worker).rows
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+            self.error = error
+            self._stopped.set()
+
+    def _given(self) -> Iterator[Any]:
+        while True:
+            try:
+                block = self._blocks.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                block = _NOTHING
+            if self._stopped.is_set():
+                raise _Stopped(f"feed {self._road.feed!r}: stopped")
+            if block is None:
+                return
+            if block is not _NOTHING:
+                yield block
+
+
+def source_of(data: Any) -> Source:
+    """Rows to feed.
+
+    Raises:
+        SpecError: there are none in `data`.
+    """
+    if is_frame(data):
+        return OfSpark(checked(data, "data"))
+    if hasattr(data, "mapPartitionsWithIndex") and hasattr(data, "ctx"):
+        return OfSpark(data)
+    names = list(data.columns) if _is_pandas(data) else getattr(getattr(data, "schema", None), "names", [])
+    if len(set(map(str, names))) < len(names):
+        twice = sorted({str(name) for name in names if list(map(str, names)).count(str(name)) > 1})
+        raise SpecError(f"feed({type(data).__name__}): there are several columns named {', '.join(twice)}; rename them")
+    if isinstance(data, (list, tuple, pa.Table, pa.RecordBatch)) or hasattr(data, "prepare") or _is_pandas(data):
+        return Here(data)
+    raise SpecError(
+        f"feed({type(data).__name__}): a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table "
+        "or a list of rows is needed"
+    )
+
+
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.startswith("pandas") and hasattr(data, "iloc") and hasattr(data, "columns")

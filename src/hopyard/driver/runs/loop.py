@@ -1,0 +1,500 @@
+"""The loop around the machine: what arrives becomes events, events go to the machine and the journal, then commands to
+the agents. Nothing clever: what happens next is decided in `core`, what it means to the user in `run.py`.
+
+All events that one receive brought, and the decisions that follow from them, reach the disk by one `fdatasync` before
+any of them has an effect. If the disk is full the loop ends: the machine is ahead of the journal then, and is thrown
+away; `hopyard resume` folds the journal and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from hopyard.checks import escaped
+from hopyard.core.facts import Lost, Tick
+from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.core.messages import Store as StoreNow
+from hopyard.core.runs.events import (
+    DECISIONS,
+    Check,
+    Checked,
+    Command,
+    Deferred,
+    Delete,
+    Dispatch,
+    Done,
+    Durable,
+    Event,
+    Exhausted,
+    Failed,
+    Finish,
+    Finished,
+    Forgotten,
+    Interrupted,
+    Joined,
+    Keep,
+    Left,
+    Line,
+    Proposed,
+    Release,
+    Replace,
+    Retried,
+    StoreAway,
+    StoreBack,
+    Warn,
+)
+from hopyard.core.runs.machine import Machine
+from hopyard.driver.links import Gone, Link
+from hopyard.driver.runs.deletions import DRAIN_SECONDS, Deletions
+from hopyard.driver.runs.recovery import Earlier, named
+from hopyard.errors import Inexact, PreflightError, ResourceError
+from hopyard.ports import Sampler, Store
+from hopyard.spec import Ref
+from hopyard.store.journal import Journal, read
+
+log = logging.getLogger(__name__)
+
+AHEAD = 2
+"""Trials that are open for each slot, and for four more, where the search does not know how many there will be."""
+GLANCE = 1.0
+"""Seconds after which views are shown the run again though nothing happened."""
+STILLBORN = 3
+"""Agents that may end before any was ready, until the run gives up."""
+
+
+class View(Protocol):
+    """Something that shows a run. It is told what was journaled and may read the machine, never change it."""
+
+    def see(self, lines: list[Line], machine: Machine) -> None:
+        """These lines were journaled; none: time passed."""
+        ...
+
+    def close(self, machine: Machine) -> None:
+        """The driver ends."""
+        ...
+
+
+class Clock:
+    """Seconds since the epoch of Unix that never run backwards, but stand while the driver does."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """The time, in whole microseconds: a journal has millions of times."""
+        return round(self._offset + time.monotonic(), 6)
+
+    def skip(self, seconds: float) -> None:
+        """Time in which the driver did not run does not count: no deadline passes in it."""
+        self._offset -= seconds
+
+
+class Loop:
+    """Drives one run to its end.
+
+    Args:
+        machine: folded up to where the journal ends.
+        journal: open for appending.
+        link: to the agents.
+        store: where States are deleted.
+        sampler: proposes configurations.
+        workers: how many slots to keep up.
+        log_of: slot → its log.
+        views: shown what happens.
+        opening: the first event of this driver, `Began` or `Resumed`.
+        earlier: what earlier drivers did.
+        memory: the run's folder in shared memory; what an agent leaves there when it is ended goes with it.
+        idle: seconds after which a slot that has nothing to do is given back, but for the last; None: never.
+        again: failed trials that are tried again.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        journal: Journal,
+        link: Link,
+        store: Store,
+        sampler: Sampler,
+        workers: int,
+        log_of: Callable[[int], Path],
+        views: Sequence[View] = (),
+        opening: Event | None = None,
+        earlier: Earlier | None = None,
+        memory: Path | None = None,
+        idle: float | None = None,
+        again: Sequence[Retried] = (),
+    ) -> None:
+        self.machine = machine
+        self._journal = journal
+        self._link = link
+        self._store = store
+        self._sampler = sampler
+        self._workers = workers
+        self._log_of = log_of
+        self._views = list(views)
+        self._opening = opening
+        self._again = again
+        self._memory = memory
+        self._next = 0 if earlier is None else earlier.slots
+        """Slots of earlier drivers keep their numbers."""
+        self._fingerprint = None if earlier is None else earlier.fingerprint
+        self._patience = idle
+        self._leaving: set[int] = set()
+        """Slots that were told to end."""
+        self._starting: set[int] = set()
+        self._stillborn = 0
+        self._came_up = False
+        """Whether an agent of this driver was ever ready."""
+        self._releases: dict[int, list[str]] = {}
+        self._places: dict[int, tuple[str, str]] = {}
+        """Slot → whose memory it shares, and how others ask for States in it."""
+        self._early: dict[int, list[Durable]] = {}
+        """Lease → what became durable before its unit was answered."""
+        self._deletions = Deletions(store)
+        self._full: set[str] = set()
+        """Hosts that have no room for rows, or cannot read them."""
+        self._told_waits: set[tuple[str, str]] = set()
+        self._finish: Finish | None = None
+        self._clock = Clock()
+        self._stop: tuple[str, bool] | None = None
+
+    def stop(self, reason: str, stopped: bool = True) -> None:
+        """End soon, as Ctrl-C does. May be called from another thread.
+
+        Args:
+            reason: for the journal.
+            stopped: whether the user asked for it, so that the run's status is "stopped", not "interrupted".
+        """
+        self._stop = reason, stopped
+
+    def run(self) -> None:
+        """Until every trial has ended.
+
+        Raises:
+            PreflightError: the first trials cannot start.
+            ResourceError: no room on a disk, or no agent comes up.
+            KeyboardInterrupt: from the user.
+            The journal says of any of them that the run was interrupted.
+        """
+        whole = False
+        try:
+            if self._opening is not None:
+                self._commit([self._opening])
+            if self._again:
+                self._commit([msgspec.structs.replace(fact, at=self._clock.now()) for fact in self._again])
+            self._sweep()
+            self._propose()
+            for _ in range(self._workers):
+                self._start()
+            while self._finish is None:
+                self.turn()
+            self._commit([Finished(at=self._clock.now(), status=self._finish.status)])
+            whole = True
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        finally:
+            self._link.close()
+            if whole:
+                self._sweep()
+            self._deletions.close(DRAIN_SECONDS)
+            self._show(lambda view: view.close(self.machine))
+        if self.machine.status == "failed" and self.machine.faults and not self.machine.names:
+            raise PreflightError(self.machine.faults)
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Past the machine: interrupted in the middle of a commit it is ahead of the journal, and would decide on what
+        no journal has."""
+        reason, stopped = self._stop or (_reason(error), False)
+        line = Interrupted(at=self._clock.now(), reason=reason, stopped=stopped)
+        try:
+            self._journal.append([line])
+        except (ResourceError, OSError) as full:  # the lock, which is free then, tells as much
+            log.warning("the journal does not say that the run was interrupted: %s", full)
+        self._show(lambda view: view.see([line], self.machine))
+
+    def _sweep(self) -> None:
+        """Delete what is stored and not kept: of workers that ended between storing a State and saying so. Only what
+        this run has named so far: others may have a State of theirs there, and a State that a worker stores from now on
+        is perhaps wanted, when the store has been listed at last."""
+        kept, last = self.machine.kept(), self.machine.leases.last
+
+        def choice(stored: set[Ref]) -> Collection[Ref]:
+            left = {ref for ref in stored - kept if ref.attempt <= last}
+            return named(read(self._journal.path), left) if left else ()
+
+        self._deletions.sweep(choice)
+
+    def turn(self) -> None:
+        """Wait for something to happen, and see it through."""
+        now = self._clock.now()
+        deadline = self.machine.earliest()
+        wait = GLANCE if deadline is None else min(GLANCE, max(0.0, deadline - now))
+        messages = self._link.receive(wait)
+        self._clock.skip(self._link.paused())
+        self._commit(self._facts(messages))
+        self._propose()
+        if self._patience is not None:
+            self._give_back(self._patience)
+        if self._stop is not None:
+            raise KeyboardInterrupt(self._stop[0])
+
+    def _give_back(self, patience: float) -> None:
+        """End the agents that nobody needs: others may want their place."""
+        now = self._clock.now()
+        for slot in self.machine.spare(now, patience):
+            self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {patience:.0f} s: it was given back")])
+            self._leaving.add(slot)
+            self._link.send(slot, End())
+
+    # ---------------------------------------------------------------- in
+
+    def _propose(self) -> None:
+        """Ask the sampler for all that it has; if it does not know how much that is, for as much as keeps the slots
+        busy: it may never end."""
+        if self.machine.exhausted or self._finish is not None:
+            return
+        events: list[Event] = []
+        trial = len(self.machine.trials)
+        most = math.inf if self._sampler.total is not None else AHEAD * (self._workers + 4)
+        while self.machine.open + len(events) < most:
+            config = self._sampler.ask(trial)
+            if config is None:
+                events.append(Exhausted(at=self._clock.now()))
+                break
+            events.append(Proposed(at=self._clock.now(), trial=trial, config=config))
+            trial += 1
+        if events:
+            self._commit(events)
+
+    def _facts(self, messages: Sequence[Up | Gone]) -> Iterator[Event]:
+        """One after the other: what a message means may depend on the one before it, so the machine has it by then."""
+        for message in messages:
+            yield from self._events(message)
+        if self._early:
+            for lease in [lease for lease in self._early if not self.machine.leases.stands(lease)]:
+                yield from self._early.pop(lease)  # its slot is gone, or its unit counts no more: they are deleted
+        now = self._clock.now()
+        if self.machine.due(now):
+            yield Tick(at=now)
+
+    def _events(self, message: Up | Gone) -> list[Event]:
+        """The facts that a message brings."""
+        now = self._clock.now()
+        if isinstance(message, Ready):
+            self._starting.discard(message.slot)
+            self._stillborn = 0
+            self._came_up = True
+            self._compare(message)
+            self._places[message.slot] = message.memory, message.peer
+            told = {name: getattr(message, name) for name in ("slot", "host", "pid", "holds", "fingerprint", "device")}
+            return [Joined(at=now, **told)]
+        if isinstance(message, Gone):
+            return self._gone(message, now)
+        if isinstance(message, Unfit):
+            if self._came_up:  # others can load it: its end follows, and another takes its place
+                log.warning("slot %d cannot load the recipe: %s", message.slot, message.error)
+                return []
+            raise PreflightError([f"a worker cannot load the recipe: {message.error}{self._tail(message.slot)}"])
+        if isinstance(message, NoRoom):
+            return self._no_room(message, now)
+        if isinstance(message, (Done, Failed, Checked)):
+            events: list[Event] = [msgspec.structs.replace(message, at=now)]
+            if not isinstance(message, Checked):
+                events += self._early.pop(message.lease, [])
+            return events
+        if isinstance(message, Durable):
+            fact = msgspec.structs.replace(message, at=now)
+            if self.machine.leases.stands(
+                message.ref.attempt
+            ):  # it overtook the answer: another socket, another thread
+                self._early.setdefault(message.ref.attempt, []).append(fact)
+                return []
+            return [fact]
+        if isinstance(message, (Forgotten, StoreAway, StoreBack)):
+            if isinstance(message, StoreAway):
+                log.warning("worker %d waits for the store, and tries again: %s", message.slot, message.error)
+            elif isinstance(message, StoreBack):
+                log.warning("worker %d can store States again", message.slot)
+            return [msgspec.structs.replace(message, at=now)]
+        return []
+
+    def _no_room(self, message: NoRoom, now: float) -> list[Event]:
+        """No room for States: the run ends, and can be resumed. None for rows on one host: it loses its slots."""
+        slot = self.machine.slots.get(message.slot)
+        resume = f"make room, then `hopyard resume {self._journal.path.parent}`"
+        if message.what == "store":
+            raise ResourceError(f"{message.error}. Nothing is lost: {resume}")
+        if slot is None:
+            return []
+        if len(self.machine.slots) == 1 and not self._starting:
+            raise ResourceError(f"{message.error}. No other worker is left; nothing is lost: {resume}")
+        if slot.host not in self._full:
+            self._full.add(slot.host)
+            log.warning(
+                "%s. The run goes on without worker %d, and others of this host that find the same; they are not "
+                "replaced",
+                *(message.error, message.slot),
+            )
+        self._end(message.slot)
+        return [Lost(at=now, slot=message.slot, reason=message.error, fault="data")]
+
+    def _compare(self, message: Ready) -> None:
+        """Equal digests are promised for equal versions and processors only."""
+        first, found = self._fingerprint, message.fingerprint
+        if first is None or first == found:
+            self._fingerprint = found
+            return
+        names = sorted(name for name in first.keys() | found.keys() if first.get(name) != found.get(name))
+        text = f"slot {message.slot} has " + ", ".join(
+            f"{name} {found.get(name)!r}, the run was begun with {first.get(name)!r}" for name in names
+        )
+        if self.machine.spec.exact is True:
+            raise Inexact(f"{text}: its results may differ in the last bits; exact=True does not go on")
+        if self.machine.spec.exact == "warn":
+            log.warning("%s: its results may differ in the last bits", text)
+        self._fingerprint = found
+
+    def _gone(self, message: Gone, now: float) -> list[Event]:
+        """A slot ended: another takes its place, unless it was given back."""
+        if message.slot in self._leaving:
+            self._leaving.remove(message.slot)
+            self._end(message.slot)
+            return []
+        stillborn = message.slot in self._starting
+        self._end(message.slot)
+        if stillborn:
+            self._stillborn += 1
+            if self._stillborn < STILLBORN * (4 if self._came_up else 1):  # who came up before may be killed now
+                pass
+            elif self.machine.slots:
+                log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._stillborn)
+                return []
+            else:
+                raise ResourceError(
+                    f"no worker comes up: {self._stillborn} in a row ended before they were ready, the last one "
+                    f"{message.reason}{self._tail(message.slot)}"
+                )
+        self._start()
+        fault: Literal["memory", "system"] = "memory" if message.memory else "system"
+        return [] if stillborn else [Lost(at=now, slot=message.slot, reason=str(message.reason), fault=fault)]
+
+    # ---------------------------------------------------------------- out
+
+    def _commit(self, events: Iterable[Event]) -> None:
+        """Machine, journal, effects, views: in this order. What the journal has, agents may forget."""
+        lines: list[Line] = []
+        commands: list[Command] = []
+        for event in events:
+            lines.append(event)
+            for command in self.machine.handle(event):
+                commands.append(command)
+                if isinstance(command, DECISIONS):
+                    lines.append(command)
+                elif isinstance(command, Replace):  # the machine knows; whoever reads the journal should too
+                    lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
+        self._journal.append(lines)
+        self._link.confirm()
+        for command in commands:
+            self._do(command)
+        self._show(lambda view: view.see(lines, self.machine))
+
+    def _show(self, what: Callable[[View], None]) -> None:
+        """A view that fails, with its terminal for example, is let go; the run goes on."""
+        for view in list(self._views):
+            try:
+                what(view)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the run
+                self._views.remove(view)
+                log.warning("%s shows nothing any more: %s: %s", type(view).__name__, type(error).__name__, error)
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, Dispatch):
+            config = self.machine.trials[command.unit.trial].config
+            release = tuple(self._releases.pop(command.slot, ()))
+            self._link.send(command.slot, Work(command.unit, config, release, self._peer(command)))
+        elif isinstance(command, Release):
+            self._releases.setdefault(command.slot, []).append(command.where)
+        elif isinstance(command, Delete):
+            self._deletions.add(command.ref)
+        elif isinstance(command, Keep):
+            self._link.send(command.slot, StoreNow(command.ref, command.where))
+        elif isinstance(command, Deferred):
+            self._tell_wait(command)
+        elif isinstance(command, Check):
+            self._link.send(command.slot, Examine(command.trial, self.machine.trials[command.trial].config))
+        elif isinstance(command, Replace):
+            self._end(command.slot)
+            self._start()
+        elif isinstance(command, Warn) and command.defect and self.machine.spec.exact is True:
+            raise Inexact(command.text)
+        elif isinstance(command, Warn):
+            (log.error if command.defect else log.warning)("%s", command.text)
+        elif self._finish is None:
+            self._finish = command
+
+    def _tell_wait(self, command: Deferred) -> None:
+        """Said once for each reason: a file server that is away makes all trials wait."""
+        key = command.fault, command.reason
+        if key not in self._told_waits:
+            self._told_waits.add(key)
+            if command.fault == "memory":
+                log.warning(
+                    "trial %d is tried once more, in a new worker, as memory ran out; so is each other trial that "
+                    "finds the same: %s",
+                    *(command.trial, command.reason),
+                )
+                return
+            log.warning(
+                "trial %d waits %.0f s, as will each other trial that finds the same (%s): %s",
+                *(command.trial, command.until - command.at, command.fault, command.reason),
+            )
+
+    def _peer(self, command: Dispatch) -> str | None:
+        """Who has the unit's State, when the slot cannot see the memory where it lies."""
+        unit = command.unit
+        state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.where else None
+        if state is None:
+            return None
+        theirs, peer = self._places.get(state.maker, ("", ""))
+        mine, _ = self._places.get(command.slot, ("", ""))
+        return peer if theirs != mine and peer else None
+
+    def _start(self) -> None:
+        slot = self._next
+        self._next += 1
+        self._starting.add(slot)
+        self._link.start(slot)
+
+    def _end(self, slot: int) -> None:
+        self._starting.discard(slot)
+        self._releases.pop(slot, None)
+        self._places.pop(slot, None)
+        self._link.end(slot)
+        if self._memory is not None:
+            for left in self._memory.glob(f"{slot}-*"):
+                left.unlink(missing_ok=True)
+
+    def _tail(self, slot: int) -> str:
+        """The last lines of an agent's log, to stand behind an error."""
+        path = self._log_of(slot)
+        if not path.exists():
+            return ""
+        lines = path.read_text(errors="replace").strip().splitlines()[-12:]
+        return "".join(f"\n    {line}" for line in lines) + (f"\n  (whole log: {path})" if lines else "")
+
+
+def _reason(error: BaseException) -> str:
+    """Why a run ended before its end, in one line."""
+    if type(error) is KeyboardInterrupt:
+        return "interrupted by the user"
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):  # the command line's, for SIGTERM
+        return "terminated"
+    return escaped(f"{type(error).__name__}: {error}".splitlines()[0])

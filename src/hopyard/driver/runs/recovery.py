@@ -1,0 +1,73 @@
+"""What a journal tells whoever goes on with a run, gathered in one pass: a journal may be larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopyard.core.runs.events import Began, Dispatch, Joined, Line, Resumed
+from hopyard.core.runs.machine import Machine, fold
+from hopyard.errors import RunDirectoryError
+from hopyard.spec import Ref
+from hopyard.store.journal import read, whole_bytes
+from hopyard.store.layout import Layout
+
+
+@dataclass
+class Earlier:
+    """What earlier drivers did, as the next one must know it.
+
+    Attributes:
+        slots: how many slot numbers they used up; the next one is free.
+        fingerprint: of the first slot; None: none was ever ready.
+        marks: that they put into the folder of the States.
+        directories: of the run, as each of them named it.
+        trained: whether a unit was ever given out.
+    """
+
+    slots: int = 0
+    fingerprint: dict[str, Any] | None = None
+    marks: set[str] = field(default_factory=set)
+    directories: list[str] = field(default_factory=list)
+    trained: bool = False
+
+    def see(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """The lines as they come, looked at in passing."""
+        for line in lines:
+            self.slots = max(self.slots, 1 + getattr(line, "slot", -1))
+            if isinstance(line, Dispatch):
+                self.trained = True
+            elif isinstance(line, Joined) and self.fingerprint is None:
+                self.fingerprint = line.fingerprint
+            elif isinstance(line, (Began, Resumed)):
+                self.marks.add(line.mark)
+                self.directories.append(line.directory)
+            yield line
+
+
+def recover(layout: Layout) -> tuple[Machine, Earlier]:
+    """The machine at the end of the journal, and what else there is to know.
+
+    Raises:
+        RunDirectoryError: the journal is empty.
+        JournalError: it is damaged, or of a newer version.
+    """
+    if not whole_bytes(layout.journal):
+        raise RunDirectoryError(
+            f"{layout.root}: the journal is empty, the driver ended before anything happened; start the run again, "
+            "with resume=True or in another directory"
+        )
+    earlier = Earlier()
+    return fold(earlier.see(read(layout.journal))), earlier
+
+
+def named(lines: Iterable[Line], refs: Collection[Ref]) -> set[Ref]:
+    """Those of `refs` that a worker of this run was asked to make: nothing else in a folder is this run's to delete."""
+    found = set()
+    for line in lines:
+        if isinstance(line, Dispatch) and line.unit.kind == "train":
+            ref = Ref(line.unit.trial, line.unit.step + len(line.unit.partitions), line.unit.lease)
+            if ref in refs:
+                found.add(ref)
+    return found

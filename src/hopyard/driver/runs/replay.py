@@ -1,0 +1,90 @@
+"""Train again what a journal says, and compare every digest."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopyard.core.runs.events import Durable, Retried
+from hopyard.driver.pickling import Cargo
+from hopyard.driver.runs.api import Order, begin
+from hopyard.driver.runs.run import load
+from hopyard.errors import PreflightError, RunFailed
+from hopyard.ports import Engine
+from hopyard.search.listed import Configs
+from hopyard.spec import Hopper
+from hopyard.store.journal import read
+from hopyard.store.layout import Layout
+from hopyard.system.scratch import scratch_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came out.
+
+    Attributes:
+        states: digests compared.
+        different: one line for each that differs; empty when the run was repeated to the last bit.
+    """
+
+    states: int
+    different: list[str]
+
+
+def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replayed:
+    """Train every trial of a run anew, in a folder that is thrown away, and compare the digests of all States that the
+    run ever stored: every epoch's end, and whatever stood between when both stored it.
+
+    Args:
+        run_directory: its directory, or its name under `runs/`.
+        engine: another than the run was made with; the bits must not care.
+
+    Raises:
+        RunDirectoryError: no run there, its data has changed, or another Python version wrote it.
+    """
+    told = load(run_directory)
+    cargo, data = told.cargo, told.checked_data()
+    spec = told.spec
+    configs = Configs([book.config for book in told.books])
+    with scratch_folder("replay") as folder:
+        again = Order(
+            Cargo(cargo.recipe, data, None, configs, engine or cargo.engine),
+            spec.epochs,
+            spec.metric,
+            spec.mode,
+            Hopper(spec.group or ("auto" if spec.group_seconds else "off")),
+            spec.seed,
+            spec.exact,
+            None,
+        )
+        directory = folder / "run"
+        with contextlib.suppress(RunFailed, PreflightError):  # so did the run itself, perhaps
+            begin(again, directory, again=False, wait=True)
+        new = load(directory)
+        before, after = _digests(told.directory), _digests(new.directory)
+        both = sorted(before.keys() & after.keys())
+        different = [
+            f"trial {trial}, step {step} (epoch {(step - 1) // spec.partitions + 1}): digest "
+            f"{after[trial, step][:16]}, the journal has {before[trial, step][:16]}"
+            for trial, step in both
+            if before[trial, step] != after[trial, step]
+        ]
+        for old, now in zip(told.books, new.books, strict=True):
+            if old.status == "completed" and now.status != "completed":
+                different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
+    if not both:
+        different.append("there was nothing to compare: no State of the run was stored again")
+    return Replayed(len(both), different)
+
+
+def _digests(directory: Path) -> dict[tuple[int, int], str]:
+    """(trial, step) → digest of every State that the run ever stored, but of recipes that were replaced: a trial that
+    began anew with another recipe is trained again with that one only."""
+    found: dict[tuple[int, int], str] = {}
+    for line in read(Layout(directory).journal):
+        if isinstance(line, Durable):
+            found[line.ref.trial, line.ref.step] = line.digest
+        elif isinstance(line, Retried) and line.recipe:
+            found = {key: digest for key, digest in found.items() if key[0] != line.trial}
+    return found

@@ -1,0 +1,287 @@
+"""What the user holds of a run, live or read from its directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hopyard.core.runs.events import Line
+from hopyard.core.runs.machine import Machine
+from hopyard.core.runs.records import TrialBook
+from hopyard.data.dataset import Dataset
+from hopyard.data.encoding.row_tracker import RowTracker
+from hopyard.data.manifest import Manifest, difference
+from hopyard.driver.pickling import Cargo
+from hopyard.driver.pickling import load as unpickle
+from hopyard.driver.runs.recovery import recover
+from hopyard.driver.runs.trial import Shelf, Trial
+from hopyard.errors import HopyardError, RunDirectoryError, RunFailed
+from hopyard.frameworks import quiet
+from hopyard.spec import Encrypt, RunSpec
+from hopyard.store.journal import read
+from hopyard.store.layout import Layout, find
+from hopyard.store.standing import standing
+from hopyard.store.states import open_store
+from hopyard.training.build import Plan
+from hopyard.views import words
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """`run.json`: plain facts, read without unpickling anything."""
+
+    hopyard: str
+    python: str
+    started: float
+    engine: str
+    workers: int
+    threads: int
+    store: str
+    """URL or absolute path, or the name of a folder inside the run directory; empty: its folder `states`."""
+    data: str
+    """Digest of the data."""
+    rows: int
+    sources: list[str]
+    split: str = ""
+    """What decided which rows validate, and which partition a row is in."""
+    recipe: str
+    """Name of the recipe's function."""
+    backend: str = ""
+    """Keras' backend, where the engine names one."""
+    encrypt: Encrypt = False
+    """Whether States that go by network are encrypted."""
+    digests: dict[str, str] = {}
+    """Digests of recipe, space and search; empty: none could be made."""
+    recipes: dict[str, str] = {}
+    """Of recipes with which failed trials began anew: digest → name."""
+    marks: dict[str, str] = {}
+    """Marks of drivers that ended before their journal had them → the run directory, as the journal names it."""
+
+
+def load(run_directory: str | Path) -> Run:
+    """A run as its journal tells it; changes nothing.
+
+    Raises:
+        RunDirectoryError: no run there.
+        JournalError: damaged, or of a newer version.
+    """
+    layout = find(run_directory)
+    return Run(layout, recover(layout)[0])
+
+
+class Run:
+    """A run, live or read.
+
+    Attributes:
+        directory: where it is.
+        status: "running", "completed", "partial" (some trials failed), "failed", "stopped" (by `stop`), or
+            "interrupted": its driver ended before it did.
+    """
+
+    def __init__(self, layout: Layout, machine: Machine, cargo: Cargo | None = None) -> None:
+        self._layout = layout
+        self._machine = machine
+        self._cargo = cargo
+        self._known: Shelf | None = None
+        self._ended = threading.Event()
+        """No driver of this process is at work on it. (Not Thread.join: in Python 3.11 a Ctrl-C in it makes later joins
+        return at once, though the thread still runs.)"""
+        self._ended.set()
+        self._error: BaseException | None = None
+        self._stopped: tuple[str, bool] | None = None
+        """Why it was ended before its end, and whether that is "stopped"; None: it was not."""
+        self._halt: Callable[[str, bool], None] | None = None
+        """Ends the driver that is at work on it in this process. A driver holds sockets, files and built models."""
+        self.directory = layout.root
+
+    def __repr__(self) -> str:
+        done = sum(trial.status == "completed" for trial in self._machine.trials.values())
+        return f"<Run {self.directory} {self.status}: {done} of {len(self._machine.trials)} trials completed>"
+
+    @property
+    def status(self) -> str:
+        """How it stands now."""
+        return standing(self._layout, self._machine.status)
+
+    @property
+    def spec(self) -> RunSpec:
+        """What was asked for."""
+        return self._machine.spec
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials, by number."""
+        status = self.status
+        return [self._trial(book, status) for book in self.books]
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the best (trial, epoch) by the run's metric; ties: the lower trial. Failed trials do not
+        count, nor those whose every value is NaN; of a run that has not ended it is the best of what there is.
+
+        Raises:
+            RunFailed: no trial that did not fail has come to the end of an epoch, or the metric is NaN in all of them.
+        """
+        spec = self._machine.spec
+        chosen = words.best(self._machine)
+        if chosen is None and any(book.status == "completed" for book in self.books):
+            raise RunFailed(
+                f"{self.directory}: {spec.metric} is NaN in every epoch of the trials that completed, so none is the "
+                'best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
+            )
+        if chosen is None:
+            raise RunFailed(
+                f"{self.directory} ({self.status}): no trial has completed an epoch, or all failed"
+                f"{reasons(self._machine)}"
+            )
+        return self._trial(chosen, self.status, best=True)
+
+    def _trial(self, book: TrialBook, status: str, best: bool = False) -> Trial:
+        spec = self._machine.spec
+        trial = Trial(book, spec.steps, spec.partitions, self._shelf, best)
+        trial.status = words.status(book, status)
+        return trial
+
+    @property
+    def books(self) -> list[TrialBook]:
+        """What the machine knows of each trial."""
+        return list(self._machine.trials.values())
+
+    @property
+    def cargo(self) -> Cargo:
+        """Recipe, data, space, search and engine; opens the pickle of the run at the first use."""
+        if self._cargo is None:
+            self._cargo = unpickle(self._layout.recipe, about_of(self._layout).python)
+        return self._cargo
+
+    def checked_data(self) -> Dataset:
+        """The Dataset, once it is sure that it still gives the same partitions.
+
+        Raises:
+            RunDirectoryError: it does not.
+        """
+        same_data(self._layout, self.cargo.data)
+        data: Dataset = self.cargo.data
+        return data
+
+    def wait(self, seconds: float | None = None) -> Run:
+        """Until the run has ended, or for so long. Raises what the run raised."""
+        try:
+            self._ended.wait(seconds)
+        except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
+            self._end("interrupted by the user", stopped=False)
+            raise
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def stop(self) -> None:
+        """End the driver of a run started with `wait=False`; `hy.resume` goes on."""
+        self._end("stopped by the user", stopped=True)
+
+    def _end(self, reason: str, stopped: bool) -> None:
+        self._stopped = reason, stopped
+        halt = self._halt
+        if halt is not None:
+            halt(reason, stopped)
+        self._ended.wait()
+
+    def lines(self) -> list[Line]:
+        """The journal, all of it in memory: a line of a unit takes about a kilobyte there."""
+        return list(read(self._layout.journal))
+
+    def report(self) -> str:
+        """The report, plain text."""
+        from hopyard.views.report import report
+
+        about = {**msgspec.to_builtins(about_of(self._layout)), "directory": str(self.directory)}
+        return report(read(self._layout.journal), self._machine, about, self.status)
+
+    def gantt(self, path: str | Path | None = None) -> Path:
+        """A chart of who did what when: HTML that opens without network, or PNG by the name's ending."""
+        from hopyard.views import gantt
+
+        target = Path(path) if path is not None else self._layout.gantt
+        if target.suffix == ".png":
+            gantt.png(read(self._layout.journal), target)
+        else:
+            with target.open("w", encoding="utf-8") as file:
+                file.writelines(gantt.html(read(self._layout.journal), self.directory.name))
+        return target
+
+    def to_pandas(self) -> Any:
+        """One row a trial: id, status, best epoch (from 0), configuration, metrics of the last epoch, digest, error.
+
+        A parameter that has the name of a metric, such as "loss", is in column "config/loss".
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise HopyardError("to_pandas needs pandas: pip install pandas") from None
+        trials = self.trials
+        taken = {"trial", "status", "epoch", "state", "error"}.union(*[t.metrics for t in trials])
+        rows = [
+            {
+                "trial": t.id,
+                "status": t.status,
+                "epoch": t.epoch,
+                **{f"config/{name}" if name in taken else name: value for name, value in t.config.items()},
+                **t.metrics,
+                "state": t.state,
+                "error": t.error,
+            }
+            for t in trials
+        ]
+        return pandas.DataFrame(rows)
+
+    def _shelf(self) -> Shelf:
+        """Where its models come from; opens the pickled recipe at the first use."""
+        if self._known is None:
+            about = about_of(self._layout)
+            quiet(about.backend)
+            manifest = Manifest.load(self._layout.manifest, check=False)
+            plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
+            transform = getattr(self.cargo.data, "transform", None)
+            tracker = None if transform is None else RowTracker(transform)
+            self._known = Shelf(plan, open_store(place(self._layout, about)), transform, tracker)
+        return self._known
+
+
+def about_of(layout: Layout) -> About:
+    """`run.json`.
+
+    Raises:
+        RunDirectoryError: it is not there, or not readable.
+    """
+    try:
+        return msgspec.json.decode(layout.about.read_bytes(), type=About)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RunDirectoryError(f"{layout.about}: {error}; the run directory is not whole") from error
+
+
+def place(layout: Layout, about: About) -> str:
+    """Where the States are. Inside the directory they go where it goes: a copy of a run has States of its own."""
+    return about.store if "://" in about.store else str((layout.root / (about.store or layout.states.name)).absolute())
+
+
+def same_data(layout: Layout, data: Dataset) -> Manifest:
+    """The partitions that the run was started with; made again if they were evicted."""
+    known = Manifest.load(layout.manifest, check=False)
+    found = data.prepare()
+    if differs := difference(known, found):
+        raise RunDirectoryError(
+            f"{layout.root}: the data has changed since the run was started {differs} (digest {found.digest[:16]}, was "
+            f"{known.digest[:16]}): restore it, or start another run"
+        )
+    return found
+
+
+def reasons(machine: Machine) -> str:
+    """Why trials failed, to stand behind an error."""
+    failed = [trial for trial in machine.trials.values() if trial.status == "failed"]
+    lines = [f"\n  trial {trial.id}, config {trial.config}: {trial.error}" for trial in failed[:3]]
+    more = f"\n  and {len(failed) - 3} more" if len(failed) > 3 else ""
+    return ":" + "".join(lines) + more if lines else ""

@@ -1,0 +1,112 @@
+"""A model in a folder: `config.json` (configuration, metrics, encoding), the weights (`model.safetensors`, of Keras
+`model.keras`), the pickled recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hopyard.core.runs.records import TrialBook
+from hopyard.data.manifest import Manifest
+from hopyard.driver.pickling import PYTHON, dump, load
+from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.frameworks import TOOLS, quiet, tools
+from hopyard.frameworks.tree import capture, restore
+from hopyard.spec import Config, RunSpec
+from hopyard.store.tree import decode, encode
+from hopyard.training.build import Built, Plan, build, undisturbed
+from hopyard.training.recipes import recipe_of
+
+CONFIG, WEIGHTS, RECIPE = "config.json", "model.safetensors", "recipe.pkl"
+OWN = "trainable"
+"""In the place of a framework: the recipe returned a Trainable of the user's own."""
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What `config.json` holds."""
+
+    format: int = 1
+    python: str
+    trial: int
+    config: Config
+    epoch: int | None
+    metrics: dict[str, float | None]
+    framework: str
+    backend: str = ""
+    """Keras' backend."""
+    spec: RunSpec
+    manifest: Manifest
+
+
+def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built: Built) -> Path:
+    """Write the folder; files that are there are replaced.
+
+    Args:
+        directory: made when missing.
+        plan: recipe and data.
+        book: the trial.
+        epoch: whose weights `built` holds.
+        built: the model.
+    """
+    if directory.suffix in (".keras", ".h5", ".safetensors", ".pt"):
+        raise SpecError(
+            f"save({str(directory)!r}): a folder is written, with {CONFIG}, the weights and the recipe; give it a name "
+            f"without {directory.suffix}"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    metrics: dict[str, float | None] = dict(book.history.get(-1 if epoch is None else epoch, {}))
+    framework = getattr(built.trainable, "framework", None)
+    if framework in TOOLS:
+        its = tools(framework)
+        its.save_net(its.net(built.trainable), directory / its.WEIGHTS)
+    else:  # a Trainable of the user's own: its whole State
+        framework = OWN
+        (directory / WEIGHTS).write_bytes(encode(capture(built.trainable)))
+    (directory / RECIPE).write_bytes(dump(recipe_of(plan.recipe, book.id), "recipe"))
+    about = Saved(
+        python=PYTHON,
+        trial=book.id,
+        config=book.config,
+        epoch=epoch,
+        metrics=metrics,
+        framework=framework,
+        backend="" if framework == OWN else tools(framework).versions().get("keras_backend", ""),
+        spec=plan.spec,
+        manifest=plan.manifest,
+    )
+    (directory / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
+    return directory
+
+
+def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) -> Any:
+    """The model that `save` wrote: a torch module in evaluation mode, a keras.Model, or the recipe's own Trainable.
+
+    Args:
+        directory: the folder.
+        recipe: used in place of the pickled one, which then is not loaded: loading a pickle runs code, so give it for
+            folders from people you do not trust.
+
+    Raises:
+        RunDirectoryError: not such a folder, or of another Python version.
+    """
+    root = Path(directory)
+    try:
+        about = msgspec.json.decode((root / CONFIG).read_bytes(), type=Saved)
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{root}: no {CONFIG} here; a folder that run.best.save(…) wrote is wanted") from None
+    except msgspec.MsgspecError as error:
+        raise RunDirectoryError(f"{root / CONFIG}: not written by run.best.save(…): {error}") from error
+    quiet(about.backend)
+    if recipe is None:
+        recipe = load(root / RECIPE, about.python)
+    assert recipe is not None
+    with undisturbed():
+        built = build(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
+    if about.framework != OWN:
+        its = tools(about.framework)
+        return its.load_net(its.net(built.trainable), root / its.WEIGHTS)
+    restore(built.trainable, decode((root / WEIGHTS).read_bytes()))
+    return built.trainable

@@ -1,0 +1,287 @@
+"""Driving a run: agents up, the loop to its end, nothing left behind but the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from hopyard import __version__
+from hopyard.core.messages import LIMIT, Bulk, Setup
+from hopyard.core.runs.events import Began, Resumed, Retried
+from hopyard.core.runs.machine import Machine
+from hopyard.data.manifest import Manifest
+from hopyard.data.shared.needed import need, spare
+from hopyard.driver.directory import room
+from hopyard.driver.links import Direct, Link, Router
+from hopyard.driver.pickling import PYTHON, Cargo, dump
+from hopyard.driver.runs.loop import Clock, Loop, View
+from hopyard.driver.runs.ownership import Owned, here
+from hopyard.driver.runs.recovery import Earlier
+from hopyard.driver.runs.run import Run, reasons
+from hopyard.engines.local import cores
+from hopyard.errors import ResourceError, RunFailed, SpecError
+from hopyard.ports import Engine, Store
+from hopyard.spec import Encrypt, RunSpec, Timeouts
+from hopyard.store import summary
+from hopyard.store.arena import Folder, memory_root, sweep
+from hopyard.store.bulk.certificate import make_certificate
+from hopyard.store.bulk.connection import Credentials
+from hopyard.store.bulk.server import Server, secured
+from hopyard.store.guard import Guarded
+from hopyard.store.journal import Journal, Lock, read, write_whole
+from hopyard.store.layout import Layout
+from hopyard.store.remote import Depot
+from hopyard.store.states import open_store, sign, unsign
+from hopyard.views.report import brief
+from hopyard.views.timeline import Chart
+from hopyard.views.words import retriable
+
+log = logging.getLogger(__name__)
+
+DRIVEN: list[Run] = []
+"""The runs that this process drives."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    status: str
+    code: int
+    """Exit code of the error of a run in the background; 0: none."""
+
+
+OUTCOMES: set[Outcome] = set()
+"""Of the runs that this process drove, for the exit code of `hopyard run`. The runs themselves, which hold files of the
+data cache open, live for as long as their users want them."""
+
+ENDED = ("completed", "partial", "failed")
+"""Statuses of a run that does not go on."""
+
+ROOM = 1 << 20
+"""Bytes of a message to a worker beside recipe and manifest."""
+
+IDLE = 30.0
+"""Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
+
+LINKS: dict[str, Callable[[Engine, Callable[[str], Setup], Layout, Timeouts], Link]] = {
+    "inline": lambda engine, setup, layout, timeouts: Direct(setup),
+}
+"""Engine → its link; the others dial home through a Router."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """Everything that a driver needs."""
+
+    layout: Layout
+    lock: Lock
+    engine: Engine
+    cargo: Cargo
+    manifest: Manifest
+    machine: Machine
+    """Of a new run, or of one that goes on: folded up to where the journal ends."""
+    states: Owned
+    earlier: Earlier | None = None
+    """What earlier drivers of the run did; None: it is a new one."""
+    again: tuple[Retried, ...] = ()
+    """Failed trials that are tried again."""
+    encrypt: Encrypt = "between hosts"
+    timeouts: Timeouts | None = None
+    """Other than the run has so far."""
+
+
+def drive(it: Drive, wait: bool) -> Run:
+    """Drive it to its end, here or (`wait` False) in a thread of its own."""
+    if it.engine.name == "local" and it.engine.workers > cores():
+        warnings.warn(
+            f"{it.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
+            stacklevel=4,
+        )
+    with room(it.layout.root):
+        journal = Journal(it.layout.journal, resume=it.earlier is not None)
+    run = Run(it.layout, it.machine, it.cargo)
+    DRIVEN.append(run)
+    if wait:
+        try:
+            _to_the_end(it, run, journal)
+        finally:
+            _over(run)
+        return run
+
+    def background() -> None:
+        try:
+            _to_the_end(it, run, journal)
+        except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
+            if not (run._stopped and isinstance(error, KeyboardInterrupt)):
+                run._error = error
+                traceback.clear_frames(error.__traceback__)  # they hold the whole driver
+                log.error("%s ended: %s: %s", run.directory, type(error).__name__, error)
+        finally:
+            _over(run)
+            run._ended.set()
+
+    run._ended.clear()
+    threading.Thread(target=background, name="hopyard-driver").start()
+    return run
+
+
+def _over(run: Run) -> None:
+    DRIVEN.remove(run)
+    run._halt = None
+    OUTCOMES.add(Outcome(run.status, 0 if run._error is None else getattr(run._error, "exit_code", 1)))
+
+
+def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
+    """Bring up the agents, loop to the end, leave nothing behind but the run directory."""
+    layout, machine = it.layout, it.machine
+    spec, earlier = machine.spec, it.earlier or Earlier()
+    with contextlib.ExitStack() as stack:
+        stack.callback(it.lock.free)
+        stack.callback(journal.close)
+        token = secrets.token_hex(8)
+        root = memory_root(layout.root.absolute() / ".memory")
+        sweep(root)
+        need(it.manifest, layout.root)
+        stack.callback(_spared, it.manifest, layout, machine)
+        recipe = dump(it.cargo.recipe, "recipe")
+        if len(recipe) > LIMIT // 2:
+            raise SpecError(
+                f"recipe: its pickle has {len(recipe):,} bytes, at most {LIMIT // 2:,} are sent to each worker: it "
+                "carries data or weights; load them inside the recipe, from a file"
+            )
+        manifest = msgspec.json.encode(it.manifest)
+        if it.engine.name not in LINKS:
+            fits(it.manifest, len(manifest))
+        folder = Folder(root, token)
+        stack.callback(folder.close)
+        opened = open_store(it.states.store)
+        opened.sweep()
+        store = Guarded(opened, it.states.store)
+        clock = Clock()
+        known = {
+            "hopyard": __version__,
+            "python": PYTHON,
+            "threads": it.engine.threads,
+            "data": it.manifest.digest,
+        }
+        first = (
+            Resumed(
+                at=clock.now(),
+                fingerprint=known,
+                mark=it.states.mark,
+                directory=here(layout),
+                timeouts=it.timeouts,
+                gone=it.states.gone,
+            )
+            if it.earlier is not None
+            else Began(at=clock.now(), spec=spec, fingerprint=known, mark=it.states.mark, directory=here(layout))
+        )
+
+        sampler = it.cargo.search.open(it.cargo.space, spec.seed)
+        bulk = _depot(it, store, token, stack) if it.engine.apart else None
+
+        def setup(device: str) -> Setup:
+            return Setup(spec, recipe, manifest, it.states.store, str(root), token, it.engine.threads, device, bulk)
+
+        link = LINKS.get(it.engine.name, _router)(it.engine, setup, layout, it.timeouts or spec.timeouts)
+        loop = Loop(
+            machine,
+            journal,
+            link,
+            store,
+            sampler,
+            it.engine.workers,
+            layout.log,
+            _views(spec, link),
+            first,
+            earlier,
+            folder.path,
+            IDLE if it.engine.apart else None,
+            it.again,
+        )
+        run._halt = loop.stop
+        if run._stopped:  # before there was anything to halt
+            loop.stop(*run._stopped)
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            how = "` goes on"
+            if it.engine.apart:
+                how = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
+            log.warning("interrupted; `hopyard resume %s%s", layout.root, how)
+            raise
+    try:
+        write_whole(layout.report, run.report().encode())
+        run.gantt()
+        found = Chart(keep=False)
+        for line in read(layout.journal):
+            found.see(line)
+        summary.write(layout, brief(found, machine))
+    except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` tells the same from the journal
+        log.warning("%s: no report was written: %s", layout.root, error)
+    if machine.status == "failed":
+        raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+
+
+def fits(manifest: Manifest, size: int) -> None:
+    """Raises SpecError when a manifest of so many bytes is too large to send beside the largest recipe."""
+    if size <= LIMIT // 2 - ROOM:
+        return
+    sizes = {name: len(msgspec.json.encode(values)) for name, values in manifest.vocabularies.items()}
+    name = max(sizes, key=sizes.__getitem__, default="")
+    why = "it has very many partitions or sources"
+    if name:
+        count = len(manifest.vocabularies[name])
+        why = (
+            f"the vocabulary of column {name!r} has {count:,} values, {sizes[name]:,} bytes. "
+            "Hash them into fewer codes in transform=, or leave the column out of encode="
+        )
+    raise SpecError(
+        f"data: its manifest has {size:,} bytes, at most {LIMIT // 2 - ROOM:,} are sent to each worker: {why}"
+    )
+
+
+def _spared(manifest: Manifest, layout: Layout, machine: Machine) -> None:
+    """A run that does not go on needs its rows no longer. One with trials that no recipe has ended may go on, by
+    `hopyard resume --failed`."""
+    if machine.status in ENDED and not retriable(machine):
+        spare(manifest, layout.root)
+
+
+def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> Bulk:
+    """For workers that cannot reach the States' place: they store and get them through this process."""
+
+    def first() -> None:
+        log.warning(
+            "workers cannot reach %s: their States go through this process. Give store= a place that all of them reach "
+            "(NFS, HDFS, S3, …) where that is too slow",
+            it.states.store,
+        )
+
+    sign(it.states.store, run)
+    stack.callback(unsign, it.states.store, run)
+    host, port = it.engine.address
+    token, certificate = secrets.token_hex(16), make_certificate() if secured(it.encrypt, host) else ""
+    services = Depot(store, first).services()
+    server = Server(host, Credentials(token, certificate), services, port=port + 2 if port else 0, encrypt=it.encrypt)
+    stack.callback(server.close)
+    return Bulk(server.address, token, certificate, it.encrypt)
+
+
+def _router(engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts) -> Link:
+    return Router(engine, setup, layout.log, timeouts.heartbeat_timeout, timeouts.stall_timeout)
+
+
+def _views(spec: RunSpec, link: Link) -> Sequence[View]:
+    from hopyard.views.live import Table
+
+    return [Table(spec, stalls=link.stalls)]

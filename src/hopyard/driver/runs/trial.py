@@ -1,0 +1,186 @@
+"""What the user holds of one trial: how it went, and the model it gave."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hopyard.core.runs.records import TrialBook
+from hopyard.data.apply import apply
+from hopyard.data.columns import Columns
+from hopyard.data.encoding.row_tracker import RowTracker
+from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.driver.runs.saved_model import save
+from hopyard.errors import DataError, HopyardError, SpecError, TrialFailed
+from hopyard.frameworks import TOOLS, tools
+from hopyard.frameworks.tree import restore
+from hopyard.ports import Folding, Predicting, Store
+from hopyard.spec import Config
+from hopyard.store.tree import StateError, decode, digest
+from hopyard.training.build import Built, Plan, build, undisturbed
+from hopyard.training.predicting import answers
+from hopyard.training.steps import over
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Where a run's models come from."""
+
+    plan: Plan
+    store: Store
+    transform: Any
+    tracker: RowTracker | None = None
+    """Of the transform: what was found out about it is kept from one call to the next."""
+
+
+class Trial:
+    """One trial of a run.
+
+    Attributes:
+        id: its number.
+        config: its configuration.
+        status: "waiting", "running", "completed" or "failed"; as its run's where that ended in the midst of it.
+        epoch: the epoch with the best value of the run's metric; None before any is all in.
+        metrics: of the last epoch that is all in; of `run.best`: of its best epoch.
+        history: epoch → metrics.
+        state: digest of its final State; "" before it is durable.
+        error: why it failed, else "".
+    """
+
+    def __init__(self, book: TrialBook, steps: int, partitions: int, shelf: Any, best: bool = False) -> None:
+        self._book = book
+        self._steps = steps
+        self._partitions = partitions
+        self._shelf = shelf
+        self.id = book.id
+        self.config: Config = dict(book.config)
+        self.status: str = book.status
+        self.epoch = book.best
+        self.history = {epoch: dict(values) for epoch, values in sorted(book.history.items())}
+        self.metrics = dict(self.history[book.best] if best and book.best is not None else book.metrics)
+        self.state = book.digests.get(steps, "")
+        self.error = book.error
+
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
+        return f"<Trial {self.id} {self.status} {self.config} epoch={self.epoch} {metrics}>"
+
+    def model(self, which: Literal["best", "last"] = "best") -> Any:
+        """The trained model: a torch module in evaluation mode, a compiled keras.Model, or the recipe's own Trainable.
+
+        Raises:
+            TrialFailed: there is no such model.
+        """
+        trainable = self._built(which).trainable
+        framework = getattr(trainable, "framework", None)
+        return trainable if framework not in TOOLS else tools(framework).net(trainable)
+
+    def predict(self, data: Any, which: Literal["best", "last"] = "best") -> Any:
+        """The model's outputs, one for each row of `data`, in its order.
+
+        Where the run's data had a transform, rows are numbered while they go through it: outputs stand at the places of
+        their rows, also where the transform sorts, and those of rows that it drops are NaN. (Whole numbers and booleans
+        are float64 then.) A transform that makes a batch of other columns loses the numbers: a warning says so once,
+        and that the order is trusted.
+
+        Args:
+            data: a Dataset, a pandas DataFrame, an Arrow table, arrays, or a dict of arrays. The transform and the
+                encoding that the run's own data had are applied (a Dataset with a transform has its own in its place);
+                a label is not needed.
+            which: whose weights.
+
+        Returns:
+            Array of shape (rows, …), or a dict of such.
+
+        Raises:
+            DataError: the rows cannot be encoded as those of the training were; the transform doubles rows, or drops
+                some and loses their numbers.
+        """
+        built = self._built(which)
+        if not isinstance(built.trainable, Predicting):
+            raise HopyardError(f"{type(built.trainable).__name__} has no method predict(batch)")
+        columns = self._columns(data, targets=False)
+        with undisturbed():
+            return answers(built.trainable, columns, built.batch_size)
+
+    def evaluate(self, data: Any, which: Literal["best", "last"] = "best") -> dict[str, float]:
+        """Loss and metrics over all rows of `data`, which has the label too; all NaN where the loss is not finite.
+
+        Rows that the transform of the run's data drops are left out; a warning says how many.
+        """
+        built = self._built(which)
+        columns = self._columns(data, targets=True)
+        dropped = (columns.source_rows or 0) - columns.rows
+        if not columns.rows:
+            raise DataError(f"evaluate: the Dataset's transform dropped all of the {dropped} rows")
+        if dropped:
+            log.warning("evaluate: the Dataset's transform dropped %d of %d rows", dropped, columns.source_rows)
+        if columns.targets is None and self._shelf().plan.manifest.targets:
+            raise SpecError(f"evaluate: the data lacks the label ({', '.join(self._shelf().plan.manifest.targets)})")
+        with undisturbed():
+            sums = over(built, PartitionFeed(columns, built.batch_size), train=False)
+        loss, rows = sums.get("loss", (0.0, 1.0))
+        if not isinstance(loss, list) and not (rows and math.isfinite(loss)):
+            return dict.fromkeys(sums, math.nan)
+        values = {}
+        for name, (total, rows) in sums.items():
+            if isinstance(total, list):
+                if not isinstance(built.trainable, Folding):
+                    raise HopyardError(f"metric {name!r} is an array and the model has no result(name, total, rows)")
+                values[name] = float(built.trainable.result(name, total, rows))
+            else:
+                values[name] = total / rows if rows else float("nan")
+        return values
+
+    def save(self, directory: str | Path, which: Literal["best", "last"] = "best") -> Path:
+        """Write `config.json`, the weights, and the pickled recipe; `hy.load_model` reads them."""
+        built = self._built(which)
+        epoch = self.epoch if which == "best" else max(self.history, default=None)
+        return save(Path(directory), self._shelf().plan, self._book, epoch, built)
+
+    def _step(self, which: str) -> int:
+        if which not in ("best", "last"):
+            raise SpecError(f'which = {which!r}: "best" or "last" is needed')
+        if which == "last" or self._book.best is None:
+            return self._book.safe
+        return (self._book.best + 1) * self._partitions
+
+    def _built(self, which: str) -> Built:
+        """The model with the weights of that epoch.
+
+        Raises:
+            TrialFailed: no State of it is stored.
+            StateError: the stored State is damaged.
+        """
+        step = self._step(which)
+        state = self._book.states.get(step)
+        if state is None or not state.digest:
+            raise TrialFailed(
+                f"trial {self.id} ({self.status}) has no stored model" + (f": {self.error}" if self.error else "")
+            )
+        shelf: Shelf = self._shelf()
+        try:
+            data = shelf.store.get(state.ref)
+        except FileNotFoundError:
+            raise TrialFailed(
+                f"trial {self.id}: its State {state.ref} is in the store no longer; another run, or somebody, has "
+                "deleted it. Train it again, in another directory"
+            ) from None
+        if (found := digest(data)) != state.digest:
+            raise StateError(
+                f"the stored State {state.ref} is damaged: its digest is {found[:16]}, the journal has "
+                f"{state.digest[:16]}"
+            )
+        with undisturbed():
+            built = build(replace(shelf.plan, threads=0), self.id, self.config)
+        restore(built.trainable, decode(data))
+        return built
+
+    def _columns(self, data: Any, targets: bool) -> Columns:
+        shelf: Shelf = self._shelf()
+        return apply(shelf.plan.manifest, data, shelf.tracker, targets=targets)

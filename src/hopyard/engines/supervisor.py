@@ -1,0 +1,363 @@
+"""What a Spark task starts: it minds one agent, as the driver tells it to; the task holds the slot in Spark's books.
+
+A sitter dials the driver (its *line*: one plain socket, JSON lines, let in by a token that came with the task) and says
+where it sits. The driver names a slot; the sitter starts an agent for it, passes on what the agent prints, and says
+when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the JVM of the
+executor, the task, the agent. Only where the driver orders "aside" does the task end alone: its slot is then free for
+other jobs, and sitter and agent go on, until a task of a second sitter holds a slot for them again.
+
+A sitter is a fork of the task's Python worker, in a session of its own: 10 ms, where a new interpreter that imports
+this module took 160–270 ms on the same busy machine. Knows nothing of pyspark but the GPUs of its task, and not what
+agents do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hopyard.engines.local import AGENT, THREADS, python_path, story
+from hopyard.system import oom
+from hopyard.system.network import java_above, keep_alive
+from hopyard.system.processes import ended, watched
+
+DIAL_SECONDS = 10.0
+"""After which an executor cannot reach the driver."""
+UNREACHED = "cannot reach the driver"
+"""In the message of an executor whose driver cannot be dialled."""
+BLOCK = 1 << 16
+"""Bytes of an agent's output that go home at once."""
+POLL_SECONDS = 0.2
+"""Between two looks at processes, where the system has no descriptors of them."""
+_PR_SET_PDEATHSIG = 1
+"""Of Linux."""
+_SILENT = 20
+"""Seconds after which a line to a host that vanished counts as cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a sitter needs. It travels in the task; its keys are in no name, plan or log."""
+
+    host: str
+    """Where the driver listens for sitters."""
+    port: int
+    token: str = field(repr=False)
+    card: bytes = field(repr=False)
+    """JSON of a `core.messages.Card`, for any slot."""
+    threads: int
+    env: Mapping[str, str] = field(repr=False)
+    job: int = 0
+    """Number of the Spark job whose task this is."""
+
+
+def sit_plainly(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function that `mapPartitions` of an RDD takes: one task, one sitter; gives one row when it leaves."""
+
+    def hopyard_slot(rows: Iterator[Any]) -> Iterator[Any]:
+        yield _sat(ticket, rows)
+
+    return hopyard_slot
+
+
+def sit(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The same for `mapInArrow`, which is all that Spark Connect has."""
+
+    def hopyard_slot(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        yield pa.record_batch([pa.array([_sat(ticket, batches)])], names=["host"])
+
+    return hopyard_slot
+
+
+def _sat(ticket: Ticket, given: Iterator[Any]) -> str:
+    """Sit in a task until the sitter leaves; the host's name."""
+    for _ in given:
+        pass
+    hold(ticket, _gpus(), java_above() or os.getppid())
+    return socket.gethostname()
+
+
+def hold(ticket: Ticket, gpus: list[str], executor: int) -> None:
+    """Start a sitter, and wait: until it has ended, or lets this task go.
+
+    Args:
+        ticket: the driver's.
+        gpus: addresses of those that Spark gave to this task.
+        executor: process that this one belongs to; its end ends all.
+
+    Raises:
+        ConnectionError: the driver cannot be dialled.
+    """
+    line = dial(ticket)
+    mine, its = socket.socketpair()
+    with mine:
+        with line, its, warnings.catch_warnings():
+            # Python 3.12 warns of a fork beside threads (pyarrow's): their locks; a sitter calls nothing of theirs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            sitter = os.fork()
+            if sitter == 0:
+                _detached(ticket, line, its, gpus, executor)
+        if not mine.recv(1):
+            os.waitpid(sitter, 0)
+
+
+def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> NoReturn:
+    """The fork. No descriptor of the worker's may stay open: its JVM waits for the end of some. Each leads to /dev/null
+    instead of being closed, as objects that own it live on here, and would close one of ours by its number."""
+    code = 1
+    try:
+        os.setsid()  # what Spark does to its worker, and to all of its group, is not done to this process
+        woken_at_the_end_of_its_parent()
+        gc.freeze()  # leave the pages of memory that are shared with the worker alone
+        null = os.open(os.devnull, os.O_RDWR)
+        for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+            if file not in (2, null, line.fileno(), task.fileno()):
+                with contextlib.suppress(OSError):  # the one of this list
+                    os.fstat(file)
+                    os.dup2(null, file, inheritable=False)
+        stay(ticket, line, task, gpus, executor)
+        code = 0
+    except BaseException:  # noqa: BLE001 - goes to the executor's log; nothing above here may run twice
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def woken_at_the_end_of_its_parent() -> None:
+    """Where this process is stopped (SIGSTOP), it goes on when its task ends: it sees that, and ends its agent. So a
+    job that is cancelled ends also what a sitter minds that does not answer."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def stay(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> None:
+    """Mind agents until the driver says to leave, or is gone, or the executor or the task are.
+
+    Args:
+        ticket: the driver's.
+        line: to the driver.
+        task: to the task; its end is the task's, and one byte lets the task go.
+        gpus: addresses of those that Spark gave to the task.
+        executor: process that all of them belong to.
+    """
+    with line, task:
+        host = socket.gethostname()
+        hello = {"token": ticket.token, "host": host, "executor": f"{host}-{executor}", "gpus": gpus, "job": ticket.job}
+        with contextlib.suppress(OSError):  # the driver has closed; the next look at the line says so
+            line.sendall(json.dumps(hello).encode() + b"\n")
+        _Sitter(ticket, line, task, gpus, executor).run()
+
+
+def dial(ticket: Ticket) -> socket.socket:
+    """A line to the driver; raises ConnectionError that says what to set."""
+    try:
+        line = socket.create_connection((ticket.host, ticket.port), DIAL_SECONDS)
+    except OSError as error:
+        raise ConnectionError(f"{socket.gethostname()} {UNREACHED} at {ticket.host}:{ticket.port} ({error})") from None
+    lasting(line)
+    return line
+
+
+def lasting(line: socket.socket) -> None:
+    """Let the kernel find out when the other side's host has vanished."""
+    line.settimeout(None)
+    keep_alive(line)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT * 1000)
+
+
+class _Sitter:
+    """Owner of one agent at a time."""
+
+    def __init__(
+        self, ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int
+    ) -> None:
+        self._ticket, self._line, self._task, self._gpus = ticket, line, task, gpus
+        self._wait = selectors.DefaultSelector()
+        self._wait.register(line, selectors.EVENT_READ, self._hear)
+        self._wait.register(task, selectors.EVENT_READ, lambda: self._leave("Spark task"))
+        self._executor, self._executor_ends = executor, watched(executor)
+        if self._executor_ends >= 0:
+            self._wait.register(self._executor_ends, selectors.EVENT_READ, lambda: self._leave("executor"))
+        self._heard = b""
+        self._slot = -1
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._kills = oom.Kills()
+        """Since the agent began: kills of before are no kills of it."""
+        self._counter: Path | None = None
+        self._watch = -1
+        self._open = True
+
+    def run(self) -> None:
+        try:
+            while self._open:
+                told = self._executor_ends >= 0 and (self._watch >= 0 or self._agent is None)
+                for key, _ in self._wait.select(None if told else POLL_SECONDS):
+                    key.data()
+                if self._watch < 0 and self._agent is not None and self._agent.poll() is not None:
+                    self._ended()
+                if self._executor_ends < 0 and ended(self._executor):
+                    self._leave("executor")
+        finally:
+            self._end()
+            self._wait.close()
+            if self._executor_ends >= 0:
+                os.close(self._executor_ends)
+
+    def _leave(self, what: str = "") -> None:
+        """Because `what` ended; "": the driver knows."""
+        if what and self._open:
+            self._say({"why": f"its {what} on {socket.gethostname()} ended"})
+        self._open = False
+
+    def _aside(self) -> None:
+        """Let the task go."""
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            self._wait.unregister(self._task)
+            self._task.sendall(b".")
+        self._task.close()
+
+    def _hear(self) -> None:
+        """Orders: {"start": slot}, {"end": slot}, {"aside": true}, {"leave": true}; the line's end is one to leave."""
+        try:
+            data = self._line.recv(4096)
+        except OSError:
+            data = b""
+        if not data:
+            self._leave()
+            return
+        self._heard += data
+        while b"\n" in self._heard:
+            text, _, self._heard = self._heard.partition(b"\n")
+            order = json.loads(text)
+            if "start" in order:
+                self._start(int(order["start"]))
+            elif order.get("end") == self._slot:
+                self._end()
+                self._say({"free": order["end"]})
+            elif "aside" in order:
+                self._aside()
+            elif "leave" in order:
+                self._leave()
+
+    def _start(self, slot: int) -> None:
+        self._end()
+        self._slot = slot
+        try:
+            self._agent = agent = subprocess.Popen(
+                AGENT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment(self._ticket, self._gpus),
+                start_new_session=True,  # what it starts ends with it, by its process group
+            )
+        except OSError as error:
+            self._say({"ended": slot, "story": f"no process could be started: {error}"})
+            return
+        assert agent.stdin is not None and agent.stdout is not None
+        card = json.loads(self._ticket.card) | {"slot": slot}
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.write(json.dumps(card).encode() + b"\n")
+            agent.stdin.flush()
+        os.set_blocking(agent.stdout.fileno(), False)
+        self._wait.register(agent.stdout, selectors.EVENT_READ, self._printed)
+        self._kills = oom.Kills()
+        self._counter = self._kills.watch(agent.pid)
+        self._watch = watched(agent.pid)
+        if self._watch >= 0:
+            self._wait.register(self._watch, selectors.EVENT_READ, self._ended)
+
+    def _printed(self) -> None:
+        """Pass on what the agent printed."""
+        agent = self._agent
+        if agent is None or agent.stdout is None:
+            return
+        try:
+            data = os.read(agent.stdout.fileno(), BLOCK)
+        except BlockingIOError:
+            return
+        if data:
+            self._say({"log": self._slot, "text": data.decode(errors="replace")})
+        else:
+            self._wait.unregister(agent.stdout)
+
+    def _ended(self) -> None:
+        """The agent ended by itself, or was killed."""
+        if self._agent is None:
+            return
+        slot, pid, code = self._slot, self._agent.pid, self._agent.wait()
+        memory = code == -signal.SIGKILL and self._kills.killed(self._counter)
+        self._end()
+        words = f"process {pid} on {socket.gethostname()} {story(code)}{oom.RAN_OUT if memory else ''}"
+        self._say({"ended": slot, "story": words, "memory": memory})
+
+    def _end(self) -> None:
+        """End the agent, and all that it started; pass on its last words."""
+        agent, self._agent = self._agent, None
+        if agent is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.kill()
+        agent.wait()
+        assert agent.stdin is not None and agent.stdout is not None
+        with contextlib.suppress(KeyError):
+            self._wait.unregister(agent.stdout)
+        if self._watch >= 0:
+            self._wait.unregister(self._watch)
+            os.close(self._watch)
+            self._watch = -1
+        with contextlib.suppress(BlockingIOError, OSError):
+            while data := os.read(agent.stdout.fileno(), BLOCK):
+                self._say({"log": self._slot, "text": data.decode(errors="replace")})
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.close()
+        agent.stdout.close()
+        self._slot = -1
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._line.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._open = False
+
+
+def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
+    """Of an agent: this task's, without what Spark sets for its own Python workers."""
+    made = dict(os.environ)
+    for name in list(made):  # PYTHONHASHSEED is 0 there, and none elsewhere; others hold secrets of Spark
+        if name in ("PYTHONHASHSEED", "SPARK_AUTH_SOCKET_TIMEOUT") or name.startswith("PYTHON_WORKER_FACTORY"):
+            del made[name]
+    made.update(dict.fromkeys(THREADS, str(ticket.threads)))
+    made["PYTHONPATH"] = python_path()
+    made["PYTHONUNBUFFERED"] = "1"
+    if gpus:
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        made.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    made.update(ticket.env)
+    return made
+
+
+def _gpus() -> list[str]:
+    from pyspark import TaskContext
+
+    task: Any = TaskContext.get()
+    found = task.resources().get("gpu") if task is not None else None
+    return [] if found is None else list(found.addresses)

@@ -1,0 +1,145 @@
+"""Blocks of a feed opened: batches of NumPy arrays, or of Python rows, of pieces of one block or several."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.errors import DataError
+from hopyard.feeds.protocol import PICKLE
+from hopyard.feeds.rows import unpacked
+from hopyard.feeds.streams import Block
+from hopyard.formats.arrow import Array, is_list, is_text, null_rows, to_numpy
+from hopyard.formats.vectors import is_vector, lists
+
+Pieces = Sequence[tuple[Block, int, int]]
+"""(block, first row, row after the last)."""
+
+
+def columns_of(pieces: Pieces, feed: str) -> dict[str, Array]:
+    """Column → array of all rows of the pieces: a view of one block, a copy where there are several.
+
+    Raises:
+        DataError: a column has nulls or lists of different lengths, or blocks differ in columns or shapes.
+    """
+    parts = [
+        {name: values[start:stop] for name, values in _columns(block, feed).items()} for block, start, stop in pieces
+    ]
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for part in parts[1:]:
+        if part.keys() != first.keys():
+            raise DataError(f"feed {feed!r}: rows have the columns {list(first)}, later ones {list(part)}")
+    return {name: _joined([part[name] for part in parts], name, feed) for name in first}
+
+
+def rows_of(pieces: Pieces, feed: str) -> list[Any]:
+    """Python rows of the pieces."""
+    del feed
+    rows: list[Any] = []
+    for block, start, stop in pieces:
+        rows += _rows(block)[start:stop]
+    return rows
+
+
+def _columns(block: Block, feed: str) -> dict[str, Array]:
+    if "columns" not in block.made:
+        if block.kind == PICKLE:
+            made = _of_rows(_rows(block), feed)
+        else:
+            batch = _batch(block)
+            made = {
+                name: _writable(column(batch.column(number), name, feed), block.body)
+                for number, name in enumerate(batch.schema.names)
+            }
+        block.made["columns"] = made
+    columns: dict[str, Array] = block.made["columns"]
+    return columns
+
+
+def _rows(block: Block) -> list[Any]:
+    if "rows" not in block.made:
+        if block.kind == PICKLE:
+            block.made["rows"] = pickle.loads(block.body)  # noqa: S301 - its sender showed the token
+        else:
+            block.made["rows"] = unpacked(_batch(block))
+    made: list[Any] = block.made["rows"]
+    return made
+
+
+def _batch(block: Block) -> Any:
+    return pa.ipc.read_record_batch(pa.py_buffer(block.body), block.schema)
+
+
+def column(array: Any, name: str, feed: str) -> Array:
+    """Rows of one Arrow column: numbers and booleans (rows,), lists of one length and vectors (rows, n, …), times
+    datetime64, text and bytes objects (None where null).
+
+    Raises:
+        DataError: it has nulls, lists that differ in length, or a type that is no array.
+    """
+    where = f"feed {feed!r}"
+    if is_vector(array.type):
+        parts = [batch.column(0) for batch in lists(pa.record_batch([array], [name]))]
+        array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    kind = array.type
+    if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return np.array([*array.to_pylist(), None], dtype=object)[:-1]  # never (rows, characters)
+    bad = null_rows(array) if is_list(kind) or array.null_count else None
+    if bad is not None and bad.any():
+        raise DataError(
+            f"column {name!r} of {where}: {int(bad.sum())} of {len(array)} rows of a block hold null; drop or fill "
+            "them before feeding (df.na.drop, df.na.fill), or take Python rows with feed.rows"
+        )
+    if pa.types.is_nested(kind) and not is_list(kind):
+        raise DataError(f"column {name!r} of {where} has type {kind}, which is no array; select others, or take rows")
+    return to_numpy(array, name, where)
+
+
+def _writable(array: Array, body: Array) -> Array:
+    """The same values where the program may write: as a view of the block's own memory where they lie in it."""
+    if array.flags.writeable:
+        return array
+    at = array.ctypes.data - body.ctypes.data
+    if not (array.flags.c_contiguous and at >= 0 and at + array.nbytes <= body.nbytes):
+        return array.copy()
+    return body[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+
+
+def _of_rows(rows: list[Any], feed: str) -> dict[str, Array]:
+    """Columns of Python rows that did not come as numbers."""
+    made: dict[str, Array] = {}
+    wide = all(isinstance(row, (tuple, list)) and len(row) == len(rows[0]) for row in rows)
+    names = list(getattr(rows[0], "__fields__", None) or [f"_{n + 1}" for n in range(len(rows[0]))]) if wide else []
+    parts = zip(*rows, strict=True) if wide else [rows]
+    for name, values in zip(names or ["value"], parts, strict=True):
+        if any(value is None for value in values):
+            raise DataError(f"column {name!r} of feed {feed!r} holds None; leave such rows out, or take feed.rows")
+        try:
+            array = np.array(values)
+        except ValueError:
+            array = None
+        if array is None or array.dtype.kind in "USO":
+            if array is None or isinstance(values[0], (list, tuple, np.ndarray)):
+                raise DataError(
+                    f"column {name!r} of feed {feed!r} holds lists or arrays that differ in length or type; pad them "
+                    "before feeding, or take Python rows with feed.rows"
+                )
+            array = np.empty(len(values), object)
+            array[:] = values
+        made[name] = array
+    return made
+
+
+def _joined(parts: list[Array], name: str, feed: str) -> Array:
+    shapes = {part.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise DataError(
+            f"column {name!r} of feed {feed!r}: rows differ in shape, {sorted(shapes)}; pad or cut them before feeding"
+        )
+    return np.concatenate(parts)

@@ -1,0 +1,206 @@
+"""Rows to a program and its answers back: what runs in a Spark task of an inference.
+
+Answers come in the order of the rows, as many as there are. An inference is computed when its result is used, and again
+when it is used again: no books are kept on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hopyard.errors import DataError, HopyardError, SpecError
+from hopyard.feeds.protocol import END, SCHEMA
+from hopyard.feeds.sender import Line, Road, framed
+from hopyard.feeds.spark_tasks import ROWS, Batches, cut, task
+from hopyard.formats.arrow import is_list
+
+
+def ask(road: Road, partition: int, attempt: int, blocks: Iterable[Any]) -> Iterator[tuple[Any, int]]:
+    """Send a partition and give its answers in order: (values as the program gave them, for how many rows).
+
+    A thread sends while answers are read.
+
+    Raises:
+        ConnectionError: the worker ended; names it.
+        HopyardError: the program takes no more rows, or answered wrongly; with its reason.
+    """
+    with Line(road, partition, attempt, answers=True) as line:
+        if line.unwanted:
+            raise _stopped(road)
+        sending = _Sending(line, blocks)
+        sending.start()
+        got = 0
+        try:
+            while sending.more(got):
+                values, rows = line.answer()
+                if line.unwanted:
+                    raise _stopped(road)
+                got += rows
+                yield values, rows
+        except (HopyardError, OSError):
+            if sending.error is None:
+                raise
+        finally:
+            line.close()
+            sending.join()
+        if sending.error is not None:
+            raise sending.error
+
+
+def inferring(road: Road, schema: Any, zone: str = "UTC") -> Batches:
+    """For `mapInArrow`: what the program answers to the rows of each partition, as columns of `schema`.
+
+    Args:
+        road: to the program.
+        schema: of the answers: Arrow's, a StructType, or text as "prediction double".
+        zone: time zone of the session, for answers that are times.
+
+    Raises:
+        SpecError: `schema` is none of these.
+    """
+    schema = _schema(schema, zone)
+
+    def hopyard_infer(batches: Iterator[Any]) -> Iterator[Any]:
+        partition, attempt = task()
+        for values, rows in ask(road, partition, attempt, (batch for batch in batches if batch.num_rows)):
+            yield answered(values, rows, schema)
+
+    return hopyard_infer
+
+
+def inferring_rows(road: Road, rows: int = ROWS) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
+    """For `mapPartitionsWithIndex`: what the program answers, row by row.
+
+    Lists come as they are, arrays of shape (rows,) as Python values, others as arrays, dicts of these as tuples.
+    """
+
+    def hopyard_infer(partition: int, given: Iterable[Any]) -> Iterator[Any]:
+        for values, _ in ask(road, partition, task()[1], cut(given, rows)):
+            yield from by_row(values)
+
+    return hopyard_infer
+
+
+def by_row(values: Any) -> list[Any]:
+    """Answers, one for each row."""
+    if isinstance(values, Mapping):
+        return list(zip(*(by_row(part) for part in values.values()), strict=True))
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return list(values.tolist())
+    return list(values)
+
+
+def answered(values: Any, rows: int, schema: Any) -> Any:
+    """Answers as a record batch of `schema`; a single column need not be named.
+
+    Raises:
+        DataError: columns are missing or too much, or values do not fit their type.
+    """
+    if not isinstance(values, Mapping):
+        named = isinstance(values, list) and values and isinstance(values[0], (tuple, list))
+        if len(schema) == 1:
+            values = {schema.names[0]: values}
+        elif named and all(len(row) == len(schema) for row in values):
+            values = dict(zip(schema.names, map(list, zip(*values, strict=True)), strict=True))
+        else:
+            raise DataError(
+                f"the program answered {type(values).__name__}, the schema has the columns {schema.names}; answer a "
+                "dict from column to array"
+            )
+    if set(values) != set(schema.names):
+        raise DataError(f"the program answered the columns {sorted(values)}, the schema has {sorted(schema.names)}")
+    columns = []
+    for column in schema:
+        try:
+            columns.append(_arrow(values[column.name], column.type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"the program's answer {column.name!r} does not fit type {column.type}: {error}") from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _arrow(values: Any, kind: Any) -> Any:
+    if not isinstance(values, np.ndarray):
+        inner = kind
+        while is_list(inner):
+            inner = inner.value_type
+        if pa.types.is_integer(inner):  # Arrow would cut 2.7 to 2 without a word; its cast does not
+            return pa.array(list(values)).cast(kind)
+        return pa.array(list(values), kind)
+    if values.ndim == 1:
+        return pa.array(values).cast(kind) if values.dtype.kind in "biuf" else pa.array(values.tolist(), kind)
+    made = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        rows = int(np.prod(values.shape[:axis]))
+        offsets = np.arange(rows + 1, dtype=np.int32) * values.shape[axis]
+        made = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), made)
+    return made.cast(kind)
+
+
+class _Sending(threading.Thread):
+    """Sends the rows of an inference."""
+
+    def __init__(self, line: Line, blocks: Iterable[Any]) -> None:
+        super().__init__(name="ask", daemon=True)
+        self._line, self._blocks = line, blocks
+        self._changed = threading.Condition()
+        self._rows = 0
+        self._all = False
+        self.error: BaseException | None = None
+        """Why not all rows were sent, where the reason lies here; known after `join`."""
+
+    def run(self) -> None:
+        number = 0
+        try:
+            for kind, body, rows in framed(self._blocks):
+                with self._changed:
+                    self._rows += rows
+                    self._changed.notify_all()
+                self._line.send(kind, body, number, rows)
+                number += kind != SCHEMA
+            with self._changed:
+                self._all = True
+                self._changed.notify_all()
+            self._line.send(END, b"", number, self._rows)
+        except OSError:  # who reads the answers hears it too, with the reason
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again by who reads the answers
+            self.error = error
+            self._line.close()
+        finally:
+            with self._changed:
+                self._all = True
+                self._changed.notify_all()
+
+    def more(self, got: int) -> bool:
+        """Whether answers are to come after `got` rows have theirs; waits until that is known."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._all or self._rows > got)
+            return self._rows > got
+
+
+def _schema(given: Any, zone: str) -> Any:
+    if isinstance(given, pa.Schema):
+        return given
+    from pyspark.errors import ParseException
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import DataType, StructType
+
+    try:
+        made = DataType.fromDDL(given) if isinstance(given, str) else given
+    except ParseException as error:
+        raise SpecError(f'schema = {given!r} is no such text; "prediction double" is') from error
+    if not isinstance(made, StructType):
+        raise SpecError(f'schema = {given!r}: a StructType or text as "prediction double" is needed')
+    return to_arrow_schema(made, timezone=zone)
+
+
+def _stopped(road: Road) -> HopyardError:
+    return HopyardError(
+        f"feed {road.feed!r}: the program takes no more rows for inference, it has ended or terminated its feed; an "
+        "inference is computed each time its result is used: use it before the program ends, or cache it"
+    )

@@ -1,0 +1,225 @@
+"""The road of rows into a program, as far as both of its ends share it: doors, the handshake, frames.
+
+A program's process has a *door*: a unix socket, and one of TCP where others must reach it from other machines. Whoever
+dials shows that it knows the token of the program, which itself never travels, and so does who answers: rows and
+answers may be pickles. Then frames go both ways: a head of fixed size, and a body. Knows neither Spark nor what a feed
+is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hopyard.system.network import java_above, keep_alive
+
+WORDS, SCHEMA, ARROW, PICKLE, END = b"J", b"S", b"A", b"P", b"E"
+"""Kinds of frames: a JSON object, an Arrow schema, a record batch, pickled rows (or answers), a partition's end."""
+
+_HEAD = struct.Struct("<cqqq16s")
+_NONCE = 16
+_WORDS_BYTES = 1 << 16
+"""What a stranger may say before it must have shown the token; also the most that words may take."""
+_HANDSHAKE_SECONDS = 10.0
+"""For a stranger to show that it knows the token."""
+_ANSWER_SECONDS = 60.0
+"""For a door to answer: its process may be busy with an import that lets no other thread run."""
+_BUFFER = 1 << 20
+"""Bytes of a socket's buffers: with the system's 208 KB a block of 4 MB takes 20 switches between two processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where one process of a program takes rows. Plain values, so that it can be told as JSON."""
+
+    machine: str
+    """`machine()` of the process."""
+    path: str
+    """Its unix socket."""
+    host: str = ""
+    port: int = 0
+    """Of its TCP socket; 0: it has none."""
+    executor: str = ""
+    """`executor()` of the process: which of Spark's executors hosts it; empty: none."""
+
+    @property
+    def near(self) -> bool:
+        """Whether its unix socket can be reached from here: same machine, and the same file system."""
+        return self.machine == machine() and os.access(self.path, os.W_OK)  # another user's is not
+
+
+class Head(NamedTuple):
+    """What stands before a body."""
+
+    kind: bytes
+    number: int
+    """Which block of its partition; of an end: how many there were."""
+    rows: int
+    size: int
+    """Bytes of the body."""
+    digest: bytes
+    """BLAKE3 of the body, 16 bytes; zeros where nobody compares."""
+
+
+def machine() -> str:
+    """An identity of this host that others do not have, also where all hosts have one name."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}-{boot}"
+
+
+def executor() -> str:
+    """The Spark executor that this process belongs to, as "host-pid" of the next Java process above it; else ""."""
+    process = java_above()
+    return f"{socket.gethostname()}-{process}" if process else ""
+
+
+def knock(door: Door, token: str, hello: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
+    """Dial a door and say what for; gives the line and the answer to `hello`.
+
+    Raises:
+        OSError: nobody answers there, or somebody who does not know the token.
+    """
+    if door.near:
+        line = socket.socket(socket.AF_UNIX)
+        where: Any = door.path
+    elif door.port:
+        line = socket.socket(socket.AF_INET)
+        where = (door.host, door.port)
+    else:
+        raise ConnectionError(f"it is on another machine ({door.machine}) and listens on its own machine only")
+    try:
+        line.settimeout(_ANSWER_SECONDS)
+        tuned(line)
+        line.connect(where)
+        theirs = read(line, _NONCE)
+        mine = os.urandom(_NONCE)
+        text = json.dumps(hello).encode()
+        _send_words(line, mine + _mac(token, b"hello", theirs, mine, text) + text)
+        said = _read_words(line)
+        if not hmac.compare_digest(said[:32], _mac(token, b"reply", mine, theirs, said[32:])):
+            raise ConnectionError("who answers there does not know the token of this program")
+        line.settimeout(None)
+        return line, json.loads(said[32:])
+    except BaseException:
+        line.close()
+        raise
+
+
+class Visitor:
+    """Somebody at the door, before it was let in. `admit` gives its hello, `reply` opens the line."""
+
+    def __init__(self, line: socket.socket, token: str) -> None:
+        self._line, self._token = line, token
+        self._mine = os.urandom(_NONCE)
+        self._theirs = b""
+
+    def admit(self) -> dict[str, Any]:
+        """What the visitor wants.
+
+        Raises:
+            OSError, ValueError: it does not know the token, or took too long to show it.
+        """
+        self._line.settimeout(_HANDSHAKE_SECONDS)
+        tuned(self._line)
+        self._line.sendall(self._mine)
+        said = _read_words(self._line)
+        self._theirs, mac, text = said[:_NONCE], said[_NONCE : _NONCE + 32], said[_NONCE + 32 :]
+        if not hmac.compare_digest(mac, _mac(self._token, b"hello", self._mine, self._theirs, text)):
+            raise ConnectionError("the visitor does not know the token")
+        hello = json.loads(text)
+        if not isinstance(hello, dict):
+            raise ValueError(f"hello is {type(hello).__name__}; an object is needed")
+        return hello
+
+    def reply(self, answer: Mapping[str, Any]) -> None:
+        """Let the visitor in, or tell it where to go."""
+        text = json.dumps(answer).encode()
+        _send_words(self._line, _mac(self._token, b"reply", self._theirs, self._mine, text) + text)
+        self._line.settimeout(None)
+
+
+def send(
+    line: socket.socket, kind: bytes, body: Any = b"", number: int = 0, rows: int = 0, digest: bytes = b""
+) -> None:
+    """Send one frame; waits for as long as the other side does not take it."""
+    view = memoryview(body)
+    line.sendall(_HEAD.pack(kind, number, rows, view.nbytes, digest))
+    if view.nbytes:
+        line.sendall(view)
+
+
+def say(line: socket.socket, **words: Any) -> None:
+    """Send a frame of words."""
+    send(line, WORDS, json.dumps(words).encode())
+
+
+def hear(line: socket.socket) -> Head:
+    """The head of the next frame; ConnectionError when there is none."""
+    return Head._make(_HEAD.unpack(read(line, _HEAD.size)))
+
+
+def heard(line: socket.socket, head: Head) -> dict[str, Any]:
+    """The words that `head` announces."""
+    if head.kind != WORDS or not 0 <= head.size <= _WORDS_BYTES:
+        raise ConnectionError(f"words were expected, a frame of kind {head.kind!r} and {head.size} bytes came")
+    return dict(json.loads(read(line, head.size)))
+
+
+def read(line: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes; ConnectionError when the line ends before."""
+    data = bytearray(size)
+    read_into(line, memoryview(data))
+    return bytes(data)
+
+
+def read_into(line: socket.socket, view: memoryview) -> None:
+    """Fill `view`; ConnectionError when the line ends before."""
+    at = 0
+    while at < len(view):
+        got = line.recv_into(view[at:], 0, socket.MSG_WAITALL)
+        if not got:
+            raise ConnectionError("the line ended")
+        at += got
+
+
+def skip(line: socket.socket, size: int) -> None:
+    """Read `size` bytes and drop them."""
+    scrap = memoryview(bytearray(min(size, _BUFFER)))
+    while size:
+        part = scrap[: min(size, len(scrap))]
+        read_into(line, part)
+        size -= len(part)
+
+
+def tuned(line: socket.socket) -> None:
+    """Buffers for blocks; on TCP the kernel finds out when the other host has vanished."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+    if line.family == socket.AF_UNIX:
+        return
+    keep_alive(line)
+
+
+def _mac(token: str, what: bytes, *parts: bytes) -> bytes:
+    return hmac.new(token.encode(), what + b"".join(parts), hashlib.sha256).digest()
+
+
+def _send_words(line: socket.socket, data: bytes) -> None:
+    line.sendall(struct.pack("<i", len(data)) + data)
+
+
+def _read_words(line: socket.socket) -> bytes:
+    size = struct.unpack("<i", read(line, 4))[0]
+    if not 0 <= size <= _WORDS_BYTES:
+        raise ConnectionError(f"{size} bytes were announced; at most {_WORDS_BYTES} are allowed")
+    return read(line, size)

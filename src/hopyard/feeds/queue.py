@@ -1,0 +1,483 @@
+"""One feed as it arrives: a queue of blocks, bounded in bytes, and books of what was taken, so that rows come once.
+
+Threads that receive call `claim`, `room`, `put`, `over`, `lost`; the program's thread calls `take`. Blocks that any
+task may add to stand in one stream. In inference each partition has a stream of its own, and the program stays with one
+until it is over: its answers go back to that task. Knows no sockets, and not what a block holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from hopyard.core.programs.exactly_once import Books
+from hopyard.core.programs.uneven import Count, Uneven
+from hopyard.errors import DataError, HopyardError
+from hopyard.feeds.spill import Filed, Spool, buffer
+from hopyard.feeds.streams import Block, Stream, Taken
+
+LIMIT = 64 << 20
+"""Bytes of one feed that may wait in a process; the tasks that send more wait with them."""
+
+
+class Inlet:
+    """Owner of one feed's blocks in one process.
+
+    Args:
+        name: of the feed.
+        folder: for blocks beyond `limit` of feeds that must not hold their senders up (see `room`).
+        limit: bytes that may wait in memory.
+        tell: told the name and how many batches came, for feeds whose workers end together.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, limit: int = LIMIT, tell: Callable[[str, Count], None] | None = None
+    ) -> None:
+        self.name = name
+        self._folder = folder
+        self._spool = Spool(folder)
+        self._limit = limit
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._telling = threading.Lock()
+        self._shared = Stream()
+        self._streams: list[Stream] = []
+        self._asking: list[Stream] = []
+        """Whose task is still there."""
+        self._bytes = 0
+        """In memory, and promised by `room`."""
+        self._books = Books(name)
+        self._error: HopyardError | None = None
+        self._unwanted = False
+        self._ended = False
+        self._uneven: Uneven | None = None
+        """Not known before the driver or a task has said it."""
+        self.received = 0
+        """Rows that came, each once."""
+        self.taken = 0
+        """Rows that `take` gave."""
+        self._moved = time.monotonic()
+        """When the program took or answered something, or had nothing to do."""
+        self._answering = self._waiting = False
+        """Whether its thread is in `answering`, or waits in `take`."""
+        self._size = 0
+        """Rows of a batch; 0: the program has not asked for one."""
+        self._let = 0
+        """Batches that `turn` let go."""
+        self._told: Count | None = None
+        self._allowed = Count(0, False)
+
+    # The receiving side
+
+    def claim(self, epoch: int, partition: int, worker: int) -> int | None:
+        """Which worker gets a partition: that which the first attempt named. None: the attempt comes too late.
+
+        Others may want rows though this process does not.
+        """
+        with self._changed:
+            if not self._begun(epoch):
+                return None
+            return self._books.claim(partition, worker)
+
+    def open(self, epoch: int, partition: int, line: Any = None, patience: float | None = None) -> Stream | None:
+        """A stream for an attempt, its own where it waits for answers on `line`; None: it is not wanted.
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        with self._changed:
+            self._check()
+            if not self._current(epoch):
+                return None
+            if line is None:
+                return self._shared
+            stream = Stream(line, partition, patience=patience)
+            self._streams.append(stream)
+            self._asking.append(stream)
+            self._uneven = self._uneven or "join"
+            return stream
+
+    def room(self, stream: Stream, size: int) -> Any | None:
+        """Wait for room, and give an array of `size` bytes; None when the rows are not wanted any more.
+
+        A feed whose workers end together never waits: a task that did could keep from its slot the very task that the
+        slowest worker waits for. What is beyond the limit `put` then lays into a file.
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        with self._changed:
+            while True:
+                self._check()
+                if self._unwanted or self._ended:
+                    return None
+                full = self._bytes and self._bytes + size > self._limit
+                if not full or (stream.line is not None and not stream.blocks):  # each inference may have one block
+                    break
+                if self._may_file(stream):
+                    break
+                self._changed.wait()
+            self._bytes += size
+        return buffer(size)
+
+    def give_back(self, size: int) -> None:
+        """Room that was not used after all."""
+        with self._changed:
+            self._bytes -= size
+            self._changed.notify_all()
+
+    def seen(self, epoch: int, partition: int, number: int, digest: bytes) -> bool:
+        """Whether block `number` of a partition was taken from another attempt.
+
+        Raises:
+            HopyardError: the feed has failed, or the block differs from the one that was taken.
+        """
+        with self._changed:
+            self._check()
+            return self._current(epoch) and self._same(partition, number, digest)
+
+    def put(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
+        """Take a block for which `room` was given. False: it came from another attempt meanwhile, or is not wanted.
+
+        Raises:
+            HopyardError: the feed has failed, as it does where the block differs from the one that was taken, or the
+                disk has no room for it.
+        """
+        size = len(block.body)
+        if self._overfull(block):
+            try:
+                block.body = self._spool.write(block.body)
+            except OSError as error:
+                self.give_back(size)
+                if self._unwanted:
+                    return False
+                raise self._disk_failed(f"{size:,} bytes could not be written to", error) from error
+        filed = isinstance(block.body, Filed)
+        with self._changed:
+            taken = False
+            try:
+                taken = self._takes(block, epoch, number, digest)
+            finally:
+                if not taken and isinstance(block.body, Filed):
+                    self._spool.free(block.body)
+                if filed or not taken:
+                    self._bytes -= size
+                    self._changed.notify_all()
+            if not taken:
+                return False
+            if not self._at_work():
+                self._moved = time.monotonic()
+            block.stream.blocks.append(block)
+            self.received += block.rows
+            self._changed.notify_all()
+        self._report()
+        return True
+
+    def over(self, stream: Stream, epoch: int, partition: int, total: int) -> None:
+        """An attempt came to the end of its partition, after `total` blocks.
+
+        Raises:
+            HopyardError: the feed has failed, or another attempt had more blocks.
+        """
+        with self._changed:
+            self._check()
+            if stream.line is not None:
+                stream.state = "over"
+            elif self._current(epoch):
+                with self._failing():
+                    self._books.over(partition, total)
+            self._changed.notify_all()
+
+    def lost(self, stream: Stream) -> None:
+        """An attempt broke off. What was taken of it counts, except in inference."""
+        with self._changed:
+            if stream in self._asking:
+                self._asking.remove(stream)
+            if stream.line is not None and stream.state == "open":
+                stream.state = "lost"
+                self._bytes -= sum(len(block.body) for block in stream.blocks)
+                stream.blocks.clear()
+            self._changed.notify_all()
+
+    # What the driver says
+
+    @property
+    def uneven(self) -> Uneven | None:
+        """The rule by which the feed ends; None: not known yet."""
+        return self._uneven
+
+    @uneven.setter
+    def uneven(self, rule: Uneven) -> None:
+        with self._changed:
+            self._uneven = rule
+            self._changed.notify_all()
+        self._report()
+
+    def end(self) -> None:
+        """No more partitions will come."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._report()
+
+    def fail(self, error: HopyardError) -> None:
+        """Raise `error` in the program, and in all tasks that send. The first one counts."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
+            self._drop()
+            asking = list(self._asking)
+        for stream in asking:
+            stream.line.leave(failed=str(error))
+
+    def allow(self, allowed: Count) -> None:
+        """So many batches may be given out; `allowed.ended`: and no more ever."""
+        with self._changed:
+            self._allowed = allowed
+            self._changed.notify_all()
+
+    # The program's side
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether the program is through with this feed."""
+        return self._unwanted
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will come that is not here, nor is anything here: the end was said and all was taken."""
+        with self._changed:
+            left = any(stream.blocks or stream.state == "open" for stream in self._streams) or self._shared.blocks
+            return self._unwanted or (self._ended and not left)
+
+    def terminate(self) -> None:
+        """Take no more: what is queued goes away, and all that still comes."""
+        with self._changed:
+            self._unwanted = True
+            self._drop()
+            asking = list(self._asking)
+        for stream in asking:
+            stream.line.leave(unwanted=True)
+        self._report()  # workers that end together do not wait for this one
+
+    def take(self, wait: float | None = None) -> Taken:
+        """The next block, waiting up to `wait` seconds (None: as long as it takes).
+
+        Raises:
+            HopyardError: the feed has failed, as it does where a block cannot be read back from the disk.
+        """
+        found = self._awaited(wait)
+        if found.block is not None and isinstance(found.block.body, Filed):  # read while others may put
+            size = found.block.body.size
+            try:
+                found.block.body = self._spool.read(found.block.body)
+            except OSError as error:
+                raise self._disk_failed(f"{size:,} bytes could not be read back from", error) from error
+        return found
+
+    def _awaited(self, wait: float | None) -> Taken:
+        until = None if wait is None else time.monotonic() + wait
+        with self._changed:
+            while True:
+                self._check()
+                if self._unwanted:
+                    return Taken("end")
+                found = self._next()
+                if found is not None:
+                    return found
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return Taken("pause")
+                self._waiting = True
+                try:
+                    self._changed.wait(left)
+                finally:
+                    self._waiting, self._moved = False, time.monotonic()
+
+    @contextlib.contextmanager
+    def answering(self, stream: Stream, rows: int) -> Iterator[None]:
+        """While answers to the next rows of a stream go: a task that takes them slowly is not the program's fault."""
+        self._answering = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                stream.owed -= rows
+                self._moved, self._answering = time.monotonic(), False
+
+    @property
+    def patience(self) -> float | None:
+        """The shortest of those that ask; None: nobody asks, or all wait for ever."""
+        with self._changed:
+            return min((stream.patience for stream in self._asking if stream.patience is not None), default=None)
+
+    @property
+    def stalled(self) -> float:
+        """Seconds for which the program had rows of an inference to take or to answer, and did neither."""
+        with self._changed:
+            return time.monotonic() - self._moved if self._at_work() and not self._answering else 0.0
+
+    def rule(self, wait: float | None = None) -> Uneven | None:
+        """How this feed ends; waits until it is known. None: not known within `wait`.
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._uneven or self._error or self._unwanted or self._ended, wait)
+            self._check()
+            return self._uneven or ("join" if self._unwanted or self._ended else None)
+
+    def turn(self, batch: int, size: int, wait: float | None = None) -> Literal["give", "again", "end", "pause"]:
+        """Of a feed whose workers end together: whether batch number `batch`, of `size` rows, may be given out.
+
+        "give": its rows are here. "again": no more come, others go on: rows that were there before. "end": no more
+        batches. "pause": not known within `wait`.
+
+        Raises:
+            HopyardError: the feed has failed.
+        """
+        with self._changed:
+            self._size, self._let = size, batch
+        self._report()
+
+        def found() -> Literal["give", "again", "end"] | None:
+            if self._error is not None or self._unwanted:
+                return "end"
+            more = batch < self._allowed.batches
+            if self._uneven == "repeat" and batch < self._count().batches:
+                return "give"
+            if more and self._uneven == "repeat":
+                return "again" if self._ended else None
+            if more:
+                return "give"
+            return "end" if self._allowed.ended else None
+
+        with self._changed:
+            self._changed.wait_for(found, wait)
+            self._check()
+            what = found() or "pause"
+            self._let = batch + (what in ("give", "again"))
+            return what
+
+    # Inside
+
+    def _current(self, epoch: int) -> bool:
+        """Whether rows of an epoch are wanted."""
+        return self._begun(epoch) and not self._unwanted
+
+    def _begun(self, epoch: int) -> bool:
+        return self._books.begun(epoch) and not self._ended
+
+    def _may_file(self, stream: Stream) -> bool:
+        """Whether blocks of a stream wait in a file rather than hold their sender up."""
+        return self._uneven not in (None, "join") and stream.line is None
+
+    def _overfull(self, block: Block) -> bool:
+        """Whether a block for which `room` was given is beyond the limit; one alone never is."""
+        with self._changed:
+            return self._may_file(block.stream) and self._bytes > max(self._limit, len(block.body))
+
+    def _takes(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
+        """Whether a block is wanted, and new; then it is in the books."""
+        self._check()
+        if block.stream.line is not None:
+            return not (self._unwanted or block.stream.state == "lost")
+        if not self._current(epoch) or self._same(block.partition, number, digest):
+            return False
+        self._books.take(block.partition, digest)
+        return True
+
+    def _disk_failed(self, what: str, error: OSError) -> HopyardError:
+        """The failure of the feed that an error of its file is."""
+        failure = HopyardError(
+            f"feed {self.name!r}: {what} {self._folder} on {socket.gethostname()} ({error}), where rows beyond "
+            f"{self._limit:,} bytes wait by uneven={self._uneven!r} (now {self._spool.bytes:,} bytes): free space "
+            'there, or set TMPDIR to a folder on a larger disk, or feed with uneven="join", which holds senders up'
+        )
+        self.fail(failure)
+        return failure
+
+    def _same(self, partition: int, number: int, digest: bytes) -> bool:
+        with self._failing():
+            return self._books.seen(partition, number, digest)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error of the books is the feed's."""
+        try:
+            yield
+        except DataError as error:
+            self._error = self._error or error
+            self._drop()
+            raise
+
+    def _next(self) -> Taken | None:
+        if self._shared.blocks:
+            return self._given(self._shared)
+        if self._streams:
+            stream = self._streams[0]
+            if stream.blocks:
+                return self._given(stream)
+            if stream.state != "open":
+                self._streams.pop(0)
+                return Taken("over" if stream.state == "over" else "lost", None, stream)
+            return None
+        return Taken("end") if self._ended else None
+
+    def _given(self, stream: Stream) -> Taken:
+        block = stream.blocks.popleft()
+        if not isinstance(block.body, Filed):
+            self._bytes -= len(block.body)
+        self.taken += block.rows
+        self._moved = time.monotonic()
+        self._changed.notify_all()
+        return Taken("block", block, stream)
+
+    def _drop(self) -> None:
+        """Let go of all that waits."""
+        for stream in [self._shared, *self._streams]:
+            for block in stream.blocks:
+                if isinstance(block.body, Filed):
+                    self._spool.free(block.body)
+            stream.blocks.clear()
+        self._streams.clear()
+        self._bytes = 0
+        self._changed.notify_all()
+
+    def _report(self) -> None:
+        """Tell how many batches are here, where it matters and has changed."""
+        if self._tell is None or self._uneven in (None, "join"):
+            return
+        with self._telling:  # of its own: counts go out in order, and nobody waits for the network to take a block
+            with self._changed:
+                known = self._size or self._unwanted or (self._ended and not self.received)
+                count = self._count() if known else self._told  # else nobody can say yet how many batches the rows are
+            if count is not None and count != self._told:
+                self._told = count
+                self._tell(self.name, count)
+
+    def _count(self) -> Count:
+        """Batches that came, given out or not; once the program takes no more, those that it took."""
+        if self._unwanted:
+            return Count(self._let, True)
+        if not self._size:
+            return Count(0, self._ended)
+        full, rest = divmod(self.received, self._size)
+        return Count(full + bool(rest and self._ended), self._ended)
+
+    def _at_work(self) -> bool:
+        """Whether the next step is the program's: rows are here and it does not wait for any, or it has rows to answer
+        of which no more come."""
+        if self._waiting:
+            return any(stream.owed for stream in self._asking if stream.state == "over")
+        return any(stream.owed or stream.blocks for stream in self._asking)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,400 @@
+"""The door of a program's process: sockets on one side, the inlets of its feeds on the other.
+
+Each line that is let in carries one attempt at one partition: a hello that says of which feed, blocks, an end, and the
+way back an acknowledgement or answers. The worker at whose door an attempt must knock first (`partition % workers`)
+keeps the books on who takes it, so that another attempt goes to the same worker. A program that ended its feed, or
+itself, drains what still comes; one that died leaves its senders a broken line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import select
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from hopyard.core.programs.uneven import Count, Uneven
+from hopyard.errors import HopyardError
+from hopyard.feeds.protocol import (
+    ARROW,
+    END,
+    PICKLE,
+    SCHEMA,
+    Door,
+    Head,
+    Visitor,
+    executor,
+    hear,
+    machine,
+    read,
+    read_into,
+    say,
+    send,
+    skip,
+)
+from hopyard.feeds.queue import LIMIT, Inlet
+from hopyard.feeds.streams import Block, Stream
+from hopyard.system.network import LOOPBACK, is_loopback
+
+log = logging.getLogger(__name__)
+
+_LONGEST = 100
+"""Bytes of a unix socket's path; systems end at 104 to 108."""
+_SCHEMA_BYTES = 64 << 20
+_LEAVE_SECONDS = 1.0
+_ACCEPT_SECONDS = 0.1
+"""Until a door that could not take a line (no descriptors are left, …) tries again."""
+
+
+class Intake:
+    """Owner of the door and the inlets of one process of a program. Threads of its own listen and receive.
+
+    Args:
+        folder: where the socket's folder is made, and blocks beyond the limit lie.
+        host: address of this process that other machines can dial.
+        token: of the program.
+        index: of this worker among those that are fed.
+        count: how many are.
+        apart: whether tasks may come from other machines.
+        limit: bytes of one feed that may wait.
+        tell: see `Inlet`.
+
+    Raises:
+        OSError: no socket can be opened there. Nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        host: str,
+        token: str,
+        index: int,
+        count: int,
+        apart: bool,
+        *,
+        limit: int = LIMIT,
+        tell: Callable[[str, Count], None] | None = None,
+    ) -> None:
+        self.index, self.count = index, count
+        self._token, self._limit, self._tell = token, limit, tell
+        self._lock = threading.Lock()
+        self._inlets: dict[str, Inlet] = {}
+        self._lines: set[socket.socket] = set()
+        self._guarded: set[str] = set()
+        """Feeds that a thread guards against a program which does not answer."""
+        self._done = False
+        self._error = ""
+        """Why it is done, where the program failed."""
+        self._closed = False
+        self._folder = folder
+        port = 0
+        with contextlib.ExitStack() as opened:
+            path = _dialable(_private(folder, opened), opened)
+            self._listeners = [opened.enter_context(_listening(path))]
+            if apart:
+                here = socket.create_server((LOOPBACK if is_loopback(host) else host, 0), backlog=512)
+                self._listeners.append(opened.enter_context(here))
+                port = int(here.getsockname()[1])
+            self._opened = opened.pop_all()
+        self.where = Door(machine(), str(path), host if apart else "", port, executor())
+        for listener in self._listeners:
+            threading.Thread(target=self._listen, args=(listener,), name="intake", daemon=True).start()
+
+    def inlet(self, feed: str) -> Inlet:
+        """That of a feed; made when it is first named, by the program or by a task."""
+        with self._lock:
+            found = self._inlets.get(feed)
+            late = found is None and self._done
+            if found is None:
+                found = self._inlets[feed] = Inlet(feed, self._folder, self._limit, self._tell)
+        if late:  # without the lock, as it tells
+            self._end(found)
+        return found
+
+    def opened(self, feed: str, uneven: Uneven = "join") -> None:
+        """A feed will come, with this rule for its end."""
+        self.inlet(feed).uneven = uneven
+
+    def ended(self, feed: str) -> None:
+        """All partitions of all epochs were sent: the feed ends after what is queued."""
+        self.inlet(feed).end()
+
+    def failed(self, feed: str, text: str) -> None:
+        """The feed cannot go on: `text` is raised in the program, and in the tasks that still send."""
+        self.inlet(feed).fail(HopyardError(text))
+
+    def allowed(self, feed: str, batches: int, final: bool) -> None:
+        """The word of `core.uneven.allowed`, by way of the driver."""
+        self.inlet(feed).allow(Count(batches, final))
+
+    def waiting(self, feed: str) -> int:
+        """Rows of a feed that the program has not taken yet."""
+        inlet = self.inlet(feed)
+        return 0 if inlet.unwanted else inlet.received - inlet.taken
+
+    def finish(self, error: str = "") -> None:
+        """The program is through with all feeds, also those to come, as when its main has returned; tasks are told, and
+        drained. Where it failed, they fail with its error; the first one counts.
+        """
+        with self._lock:
+            self._done = True
+            self._error = self._error or error
+            inlets = list(self._inlets.values())
+        for inlet in inlets:
+            self._end(inlet)
+
+    def close(self) -> None:
+        """Close the door and cut all lines: to who still sends, this worker has ended."""
+        with self._lock:
+            self._closed = True
+            lines = [*self._listeners, *self._lines]
+        for line in lines:
+            _cut(line)
+        self.finish()
+        self._opened.close()
+
+    def _end(self, inlet: Inlet) -> None:
+        if self._error:
+            inlet.fail(HopyardError(self._error))
+        else:
+            inlet.terminate()
+
+    def _listen(self, listener: socket.socket) -> None:
+        short = False
+        while True:
+            try:
+                line, _ = listener.accept()
+                self._received(line)
+                short = False
+            except (OSError, RuntimeError) as error:  # closed; or no descriptor, no thread is left, who dialed has gone
+                if self._closed:
+                    return
+                if not short:  # once, not ten times a second
+                    log.warning("the door for rows could not take a line, and goes on trying: %s", error)
+                short = True
+                time.sleep(_ACCEPT_SECONDS)
+
+    def _received(self, line: socket.socket) -> None:
+        with self._lock:
+            if self._closed:
+                line.close()
+                return
+            self._lines.add(line)
+        try:
+            threading.Thread(target=self._serve, args=(line,), name="intake", daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._lines.discard(line)
+            line.close()
+            raise
+
+    def _serve(self, line: socket.socket) -> None:
+        visitor = Visitor(line, self._token)
+        try:
+            self._admitted(line, visitor, visitor.admit())
+        except (OSError, ValueError, KeyError) as error:
+            log.debug("a line to the feed ended: %s", error)
+        finally:
+            with self._lock:
+                self._lines.discard(line)
+            line.close()
+
+    def _admitted(self, line: socket.socket, visitor: Visitor, hello: dict[str, Any]) -> None:
+        inlet = self.inlet(hello["feed"])
+        epoch, partition = int(hello["epoch"]), int(hello["partition"])
+        answers = bool(hello.get("answers"))
+        try:
+            if not answers:
+                inlet.uneven = hello.get("uneven", "join")
+                if not hello.get("claimed"):
+                    worker = inlet.claim(epoch, partition, int(hello["worker"]))
+                    if worker not in (None, self.index):
+                        visitor.reply({"worker": worker})
+                        return
+            stream = inlet.open(epoch, partition, Back(line) if answers else None, hello.get("timeout"))
+        except HopyardError as error:
+            visitor.reply({"failed": str(error)})
+            return
+        if stream is None:
+            visitor.reply({"unwanted": True})
+            return
+        visitor.reply({"worker": self.index})
+        if stream.patience is not None:
+            self._watch(inlet)
+        try:
+            _Attempt(inlet, line, stream, epoch, partition).run()
+        finally:
+            inlet.lost(stream)
+
+    def _watch(self, inlet: Inlet) -> None:
+        """Let an inference fail whose rows wait too long."""
+        with self._lock:
+            if inlet.name not in self._guarded:
+                self._guarded.add(inlet.name)
+                threading.Thread(target=self._guard, args=(inlet,), name="patience", daemon=True).start()
+
+    def _guard(self, inlet: Inlet) -> None:
+        while not (self._closed or inlet.unwanted):
+            patience = inlet.patience
+            if patience is not None and inlet.stalled > patience:
+                inlet.fail(
+                    HopyardError(
+                        f"feed {inlet.name!r}: worker {self.index} has neither taken nor answered a row for "
+                        f"{patience:g} seconds, though rows wait for it: does its main read ctx.feed({inlet.name!r}) "
+                        "and answer each batch? infer(timeout=…) says how long to wait"
+                    )
+                )
+                return
+            time.sleep(min(1.0, (patience or 4.0) / 4))
+
+
+class Back:
+    """The way back to a task that waits for answers. The program's thread answers; any thread may end it."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._lock = threading.Lock()
+
+    def answer(self, values: Any, rows: int) -> None:
+        """Answers for the next `rows` rows; OSError when the task has gone."""
+        data = pickle.dumps(values, 5)
+        with self._lock:
+            send(self._line, PICKLE, data, rows=rows)
+
+    def leave(self, **words: Any) -> None:
+        """Say why there are no more answers. A task that is not reading meanwhile finds a broken line instead."""
+        if not self._lock.acquire(timeout=_LEAVE_SECONDS):
+            _cut(self._line)
+            return
+        try:
+            with contextlib.suppress(OSError, ValueError):  # the task has gone, and its line was closed
+                ready = select.poll()
+                ready.register(self._line, select.POLLOUT)
+                if ready.poll(_LEAVE_SECONDS * 1000):
+                    say(self._line, **words)
+                else:
+                    _cut(self._line)
+        finally:
+            self._lock.release()
+
+
+class _Attempt:
+    """One attempt at one partition, on its line."""
+
+    def __init__(self, inlet: Inlet, line: socket.socket, stream: Stream, epoch: int, partition: int) -> None:
+        self._inlet, self._line, self._stream = inlet, line, stream
+        self._epoch, self._partition = epoch, partition
+        self._schema: Any = None
+        self._rows = 0
+
+    def run(self) -> None:
+        while True:
+            head = hear(self._line)
+            try:
+                if head.kind == END:
+                    self._inlet.over(self._stream, self._epoch, self._partition, head.number)
+                    if self._stream.line is None:
+                        say(self._line, rows=self._rows)
+                    else:
+                        self._line.recv(1)  # the line is the program's now, until the task hangs up
+                    return
+                if head.kind == SCHEMA and 0 < head.size <= _SCHEMA_BYTES:
+                    self._schema = pa.ipc.read_schema(pa.py_buffer(read(self._line, head.size)))
+                elif head.kind in (ARROW, PICKLE) and head.size >= 0:
+                    if not self._block(head):
+                        self._leave(unwanted=True)
+                        return
+                else:
+                    raise ConnectionError(f"a frame of kind {head.kind!r} and {head.size} bytes")
+            except HopyardError as error:
+                self._leave(failed=str(error))
+                return
+
+    def _block(self, head: Head) -> bool:
+        """Receive one block, or skip it where it was taken before. False: no more are wanted."""
+        self._rows += head.rows
+        one_way = self._stream.line is None
+        try:
+            if one_way and self._inlet.seen(self._epoch, self._partition, head.number, head.digest):
+                skip(self._line, head.size)
+                return True
+            body = self._inlet.room(self._stream, head.size)
+        except HopyardError:
+            skip(self._line, head.size)
+            raise
+        if body is None:
+            skip(self._line, head.size)
+            return False
+        try:
+            read_into(self._line, memoryview(body))
+        except OSError:
+            self._inlet.give_back(head.size)
+            raise
+        block = Block(head.kind, head.rows, body, self._schema, self._stream, self._partition)
+        self._inlet.put(block, self._epoch, head.number, head.digest)
+        return not self._inlet.unwanted
+
+    def _leave(self, **words: Any) -> None:
+        """Say why no more is taken, and take what is under way, so that the words arrive."""
+        if self._stream.line is None:
+            say(self._line, **words)
+        else:
+            self._stream.line.leave(**words)
+        scrap = bytearray(1 << 20)
+        while self._line.recv_into(scrap):
+            pass
+
+
+def _private(folder: Path, opened: contextlib.ExitStack) -> Path:
+    """A folder of this user alone, in `folder`; removed with `opened`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="feed-", dir=folder)).resolve()
+    opened.callback(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _dialable(folder: Path, opened: contextlib.ExitStack) -> Path:
+    """Path of a socket in `folder` that is short enough to be bound and dialed. One that is too long (a deep TMPDIR)
+    leads by way of a descriptor of this process, which `opened` closes: this leaves nothing behind when it is killed.
+    """
+    path = folder / "rows"
+    if len(os.fsencode(path)) < _LONGEST:
+        return path
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    opened.callback(os.close, held)
+    short = Path(f"/proc/{os.getpid()}/fd/{held}/rows")
+    if not short.parent.exists():
+        raise OSError(
+            f"the path of the socket {path} on {socket.gethostname()} has {len(os.fsencode(path))} bytes, of which a "
+            f"socket may have {_LONGEST - 1} where there is no /proc; set TMPDIR to a shorter path"
+        )
+    return short
+
+
+def _listening(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(512)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _cut(line: socket.socket) -> None:
+    """Wake whoever waits on it. The owner closes it."""
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)

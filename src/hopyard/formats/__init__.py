@@ -1,0 +1,1 @@
+"""Codecs that know neither data sets nor Spark."""

@@ -1,0 +1,284 @@
+"""tf.train.Example, both ways: the bytes of records to Arrow columns and back, and which columns there are at all.
+
+A feature is a list of whole numbers, of 32-bit floats, or of bytes. Which of them, and whether one value or a list, is
+said by each record for itself; so the columns are known when all records were seen (`Seen`), and not from the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from hopyard.checks import closest
+from hopyard.errors import DataError, SpecError
+from hopyard.formats.example_proto import KINDS, message, parsed
+
+_WORDS = {"int64_list": "whole numbers", "float_list": "floats", "bytes_list": "bytes"}
+
+
+class Seen(msgspec.Struct):
+    """What the records showed of one feature so far.
+
+    Attributes:
+        kind: the name of its list; None: it never had a value.
+        many: whether any record has other than one value.
+        where: a record of this kind, for messages.
+    """
+
+    kind: str | None = None
+    many: bool = False
+    where: str = ""
+
+    def take(self, name: str, kind: str, many: bool, where: str) -> None:
+        """One more record, or what others showed.
+
+        Raises:
+            DataError: the kinds differ.
+        """
+        if self.kind not in (None, kind):
+            raise DataError(
+                f"feature {name!r} holds {_WORDS[self.kind or '']} in {self.where} but {_WORDS[kind]} in {where}; "
+                f"write all records with one kind"
+            )
+        if self.kind is None:
+            self.kind, self.where = kind, where
+        self.many = self.many or many
+
+
+def look(found: dict[str, Seen], records: Iterable[bytes], path: str) -> int:
+    """Adds to `found` what the records of a file show; gives their number.
+
+    Raises:
+        DataError: a record is no Example, or a feature has two kinds.
+    """
+    message()  # says what to install
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    number = -1
+    for number, data in enumerate(records):
+        example = parsed(data, path, number)
+        if len(UnknownFieldSet(example)):
+            raise DataError(
+                f"{path}, record {number} is no tf.train.Example: it has fields that an Example lacks, as a "
+                f"SequenceExample has; read such files with TensorFlow"
+            )
+        for name, feature in example.features.feature.items():
+            seen = found.get(name)
+            if seen is None:
+                seen = found[name] = Seen()
+            kind = feature.WhichOneof("kind")
+            if kind is None:  # how a null is written
+                continue
+            many = len(getattr(feature, kind).value) != 1
+            if seen.kind != kind or (many and not seen.many):
+                seen.take(name, kind, many, f"record {number} of {path}")
+    return number + 1
+
+
+def merge(found: dict[str, Seen], others: dict[str, Seen]) -> None:
+    """Adds what other records showed. Raises DataError when a feature has two kinds."""
+    for name, other in others.items():
+        mine = found.setdefault(name, Seen())
+        if other.kind is not None:
+            mine.take(name, other.kind, other.many, other.where)
+
+
+def schema(found: dict[str, Seen], binary: Sequence[str], what: str) -> pa.Schema:
+    """The columns, sorted by name: int64, float32, string or binary, or a list of these; all may have nulls.
+
+    Args:
+        found: of all records.
+        binary: features whose bytes are no text.
+        what: the records, for messages.
+
+    Raises:
+        SpecError: `binary` names what is no feature of bytes.
+    """
+    for name in binary:
+        if name not in found:
+            raise SpecError(f"binary_features names {name!r}, which is no feature of {what}{closest(name, [*found])}")
+        if found[name].kind not in (None, "bytes_list"):
+            raise SpecError(
+                f"binary_features names {name!r}, which holds {_WORDS[found[name].kind or '']} in {found[name].where}, "
+                f"no bytes; leave it out"
+            )
+    fields = []
+    for name, seen in sorted(found.items()):
+        kind = KINDS[seen.kind or "bytes_list"]
+        if pa.types.is_binary(kind) and name not in binary:
+            kind = pa.string()
+        fields.append((name, pa.list_(kind) if seen.many else kind))
+    return pa.schema(fields)
+
+
+def listed(binary_features: Any) -> tuple[str, ...]:
+    """The names that the user gave. Raises SpecError when these are none."""
+    if isinstance(binary_features, str):
+        raise SpecError(f"binary_features = {binary_features!r}: a list of names is needed, [{binary_features!r}]")
+    try:
+        names = tuple(binary_features)
+    except TypeError:
+        names = (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise SpecError(f"binary_features = {binary_features!r}: a list of names is needed")
+    return names
+
+
+def decode(records: Sequence[bytes], columns: pa.Schema, path: str, first: int) -> Any:
+    """A record batch of these columns. A feature that a record lacks is null there.
+
+    Args:
+        records: some that follow each other in a file.
+        columns: some of `schema`.
+        path: of the file, for messages.
+        first: number of the first of these records in it.
+
+    Raises:
+        DataError: a record does not fit the columns, or a text is not UTF-8.
+    """
+    maps = [parsed(data, path, first + number).features.feature for number, data in enumerate(records)]
+    arrays = [_column(maps, field, path, first) for field in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def _column(maps: list[Any], field: Any, path: str, first: int) -> Any:
+    many = pa.types.is_list(field.type)
+    leaf = field.type.value_type if many else field.type
+    text = pa.types.is_string(leaf)
+    kind = pa.binary() if text else leaf
+    attribute = next(name for name, one in KINDS.items() if one == kind)
+    get = attrgetter(f"{attribute}.value")
+    lists: list[Any] = []
+    for number, features in enumerate(maps):
+        feature = features[field.name]  # one that is not there has no kind, as a null
+        values = get(feature)
+        if len(values) != 1 and not (many and len(values)):
+            held = feature.WhichOneof("kind")
+            if held not in (None, attribute) or (held and not many):
+                raise DataError(
+                    f"{path}, record {first + number}: feature {field.name!r} is no {field.type}, which it was when "
+                    f"the columns were looked for; the file was written anew since: begin again"
+                )
+            values = None if held is None else values
+        lists.append(values)
+    if not many:
+        array = pa.array([None if values is None else values[0] for values in lists], kind)
+        return _text(array, field.name, lambda at: _record(path, first + at)) if text else array
+    lengths = np.array([0 if values is None else len(values) for values in lists], np.int64)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    full = [values for values in lists if values is not None and len(values)]
+    if pa.types.is_binary(kind):
+        inner = pa.array([value for values in full for value in values], kind)
+    else:
+        dtype = kind.to_pandas_dtype()
+        inner = pa.array(np.concatenate([np.zeros(0, dtype), *(np.asarray(values, dtype) for values in full)]))
+    if text:
+        inner = _text(
+            inner, field.name, lambda at: _record(path, first + int(np.searchsorted(offsets, at, "right")) - 1)
+        )
+    nulls = pa.array([values is None for values in lists])
+    return pa.ListArray.from_arrays(pa.array(offsets), inner, type=field.type, mask=nulls)
+
+
+def _record(path: str, number: int) -> str:
+    """A record, for messages."""
+    return f"{path}, record {number}"
+
+
+def _text(array: Any, name: str, where: Any) -> Any:
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        for at, value in enumerate(array.to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError as fault:
+                raise DataError(
+                    f"{where(at)}: feature {name!r} is no text ({fault}); if it holds binary data, name it in "
+                    f"binary_features"
+                ) from error
+        raise
+
+
+def encode(batch: Any) -> Iterator[bytes]:
+    """The rows of a record batch as Examples; nulls as features without a value. Equal rows give equal bytes.
+
+    Raises:
+        DataError: a column has a type that is not allowed, or an array has a null in it.
+    """
+    columns = [(field.name, *_lists(batch.column(at), field.name)) for at, field in enumerate(batch.schema)]
+    make = message()
+    for row in range(batch.num_rows):
+        example = make()
+        features = example.features.feature
+        for name, attribute, rows in columns:
+            feature, values = features[name], rows[row]
+            if values is None:
+                continue
+            chosen = getattr(feature, attribute)
+            if attribute == "float_list":
+                chosen.MergeFromString(values)
+            elif values:
+                chosen.value.extend(values)
+            else:
+                chosen.SetInParent()
+        yield example.SerializeToString(deterministic=True)
+
+
+def kind_of(kind: Any) -> str | None:
+    """Which list an Arrow type becomes; None: none, it is not allowed."""
+    test = pa.types
+    if test.is_list(kind) or test.is_large_list(kind):
+        kind = kind.value_type
+    if test.is_boolean(kind) or (test.is_integer(kind) and kind != pa.uint64()):
+        return "int64_list"
+    if test.is_floating(kind):
+        return "float_list"
+    known = test.is_string(kind) or test.is_large_string(kind) or test.is_binary(kind) or test.is_large_binary(kind)
+    return "bytes_list" if known or test.is_null(kind) else None
+
+
+def _lists(array: Any, name: str) -> tuple[str, list[Any]]:
+    """(name of the list, for each row what it holds or None): of floats the bytes of the message, else the values."""
+    attribute = kind_of(array.type)
+    if attribute is None:
+        raise DataError(
+            f"column {name!r} has type {array.type}, which TFRecord lacks; numbers, booleans, text, binary, and arrays "
+            f"of these can be written: cast it"
+        )
+    test = pa.types
+    many = test.is_list(array.type) or test.is_large_list(array.type)
+    nulls = array.is_null().to_pylist()
+    if many:
+        inner, lengths = array.flatten(), array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    else:
+        inner, lengths = array.drop_null(), 1 - np.array(nulls, np.int64)
+    if inner.null_count:
+        raise DataError(
+            f"column {name!r}: an array has a null in it, which TFRecord lacks; fill it, or filter it out of the array"
+        )
+    ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64).tolist()
+    values: Any
+    if attribute == "float_list":
+        flat = inner.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False).astype("<f4", copy=False)
+        made = [_packed(flat[start:stop].tobytes()) for start, stop in pairwise(ends)]
+    else:
+        values = inner.cast(KINDS[attribute], safe=False).to_pylist()
+        made = [values[start:stop] for start, stop in pairwise(ends)]
+    return attribute, [None if null else one for null, one in zip(nulls, made, strict=True)]
+
+
+def _packed(data: bytes) -> bytes:
+    """A FloatList: its field 1, where the values lie one after another. Python numbers would take 30 times as long."""
+    size, head = len(data), bytearray(b"\x0a")
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + data

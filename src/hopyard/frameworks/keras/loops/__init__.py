@@ -1,0 +1,1 @@
+"""Going over rows with Keras, on each of its backends."""

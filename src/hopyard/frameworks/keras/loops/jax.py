@@ -1,0 +1,95 @@
+"""Going over rows with Keras on JAX: a compiled step, called batch by batch.
+
+XLA compiles for fixed shapes, so a short last batch is one compilation more; the arrays of model, optimizer and metrics
+stay on the device from the first batch of a partition to its last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from hopyard.frameworks.keras.rows import Pace, Rows, leaves
+from hopyard.meter import Steps
+
+
+def buffers(model: keras.Model) -> list[Any]:
+    """None: all that a model holds is variables of Keras."""
+    return []
+
+
+def host(variable: Any) -> Any:
+    """A variable's values, a view."""
+    return np.asarray(variable.value)
+
+
+class Loop:
+    """The compiled steps of one model. Owner of its traces.
+
+    Args:
+        model: compiled, and built as far as a batch builds it.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._meter = Steps()
+        self._pace = Pace()
+        self.traces = 0
+        self.notes: list[str] = []
+        self._train, self._test = self._traced(model.train_step), self._traced(model.test_step)
+        if not model.run_eagerly:
+            self._train = jax.jit(self._train, donate_argnums=0)
+            self._test = jax.jit(self._test, donate_argnums=0)
+
+    def train(self, rows: Rows, each: Callable[[Any], Any] | None = None) -> None:
+        """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
+        batch, when it is given, with the variables up to date before and after."""
+        model = self._model
+        groups = [
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        ]
+        if each is None:
+            self._over("train", self._train, groups, rows.batches())
+            return
+        for batch in rows.batches():
+            each(partial(self._over, "train", self._train, groups, [batch]))
+
+    def evaluate(self, rows: Rows) -> None:
+        """Loss and metrics over the rows, left in the variables of the metrics."""
+        model = self._model
+        groups = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
+        self._over("validate", self._test, groups, rows.batches())
+
+    def _traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def traced(state: Any, data: Any) -> Any:
+            self.traces += 1
+            return step(state, data)[1]
+
+        return traced
+
+    def _over(self, phase: str, step: Callable[..., Any], groups: list[Any], batches: Any) -> None:
+        """JAX returns from a step before it is computed. Now and then it is waited for: else hundreds of steps, counted
+        already, would be computed after the last one was begun, and nothing would advance meanwhile."""
+        state: Any = tuple([variable.value for variable in group] for group in groups)
+        ahead, begin = 0, time.perf_counter()
+        for batch in batches:
+            with self._meter.step(phase, leaves(batch)[0].shape[0]):
+                state = step(state, batch)
+            ahead += 1
+            if ahead >= self._pace.batches:
+                jax.block_until_ready(state)  # type: ignore[no-untyped-call]
+                now = time.perf_counter()
+                self._pace.took(ahead, now - begin)
+                ahead, begin = 0, now
+        for group, values in zip(groups, state, strict=True):
+            for variable, value in zip(group, values, strict=True):
+                variable.assign(value)

@@ -1,0 +1,299 @@
+"""`Model`: a compiled Keras 3 model as a Trainable, on TensorFlow, JAX or PyTorch.
+
+What a step is stays Keras' own: `train_step` and `test_step` of the model, also where the user wrote them. How steps
+follow each other depends on the backend (`keras_tensorflow`, `keras_jax`, `keras_torch`). Losses and metrics stay in
+the variables where Keras adds them up, and are read once for each partition.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hopyard.errors import SpecError
+from hopyard.frameworks.keras import metrics as keras_sums
+from hopyard.frameworks.keras import settings as keras_settings
+from hopyard.frameworks.keras import state as keras_state
+from hopyard.frameworks.keras.callbacks import Hooks
+from hopyard.frameworks.keras.checks import SINGLE, Info, arrange, label_fault, misfit, zeros
+from hopyard.frameworks.keras.rows import One, Rows
+from hopyard.frameworks.keras.sharing import likeness
+from hopyard.ports import Feed
+from hopyard.spec import Batch, Sums, Values
+
+__all__ = ["Model"]
+
+
+class Model:
+    """What a recipe returns for Keras where there is more to say than the compiled model itself.
+
+    Args:
+        model: a compiled keras.Model: Sequential, functional, or a subclass, with its own `train_step` if it has one.
+        batch_size: rows; None: the config's `batch_size`, else 32.
+        class_weight: class → weight of its rows while training, as in `fit`; times the rows' own weights where the
+            data has some.
+        callbacks: what is to happen at the begin and end of epochs and training batches, for example
+            keras.callbacks.LearningRateScheduler. They may change model and optimizer, whose variables hop; what they
+            keep in themselves does not. Those that watch batches cost a call for each batch.
+
+    Raises:
+        SpecError: names the argument, what was given, what is allowed.
+    """
+
+    copies = True
+    """`load` copies: it may be given views of shared memory."""
+    framework = "keras"
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        batch_size: int | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ) -> None:
+        for fault in _faults(model, class_weight):
+            raise SpecError(f"hopyard.keras.Model: {fault}")
+        self._settings = keras_settings.settings()
+        self.model = model
+        self.batch_size: int | None = batch_size
+        self.class_weight = None if class_weight is None else dict(class_weight)
+        self._hooks = Hooks(model, callbacks)
+        backend: Any = importlib.import_module(f"hopyard.frameworks.keras.loops.{keras.backend.backend()}")
+        self._host: Callable[[Any], Any] = backend.host
+        self._buffers: Callable[[keras.Model], Sequence[Any]] = backend.buffers
+        self._new_loop: Callable[[keras.Model], Any] = backend.Loop
+        self._loop: Any = None
+        self._metrics: dict[str, keras.Metric] = {}
+        self._seeds: list[Any] = []
+        self._checked = False
+        self._likeness: str | None = None
+        self._known: tuple[Info, Info] | None = None
+
+    def expect(self, inputs: Info, targets: Info) -> None:
+        """Told what the data looks like, before anything else: creates variables that wait for it.
+
+        Args:
+            inputs: input name → (shape of one row, NumPy dtype); a single one is "inputs".
+            targets: the same of the labels; a single one is "targets".
+
+        Raises:
+            SpecError: the model takes other inputs.
+        """
+        self._known = inputs, targets
+        if fault := misfit(self.model, inputs, targets):
+            raise SpecError(fault)
+        if not self._built():
+            self._build(self._zeros())
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+        assert self.likeness is not None  # told now: some metrics tell more once they have seen a batch
+
+    @property
+    def likeness(self) -> str:
+        """Models of equal likeness differ in nothing but their State; "" is like no other. See ARCHITECTURE: built
+        models are shared between configurations only if so."""
+        if self._likeness is None:
+            shared = "" if self._hooks else likeness(self.model)
+            self._likeness = f"{shared} {self.class_weight}" if shared else ""
+        return self._likeness
+
+    @property
+    def traces(self) -> int:
+        """How often a step was traced (compiled) so far."""
+        return 0 if self._loop is None else int(self._loop.traces)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What cannot be exact, as far as the traced steps tell."""
+        return () if self._loop is None else tuple(self._loop.notes)
+
+    def state(self) -> dict[str, Any]:
+        """Every variable of model and optimizer; with callbacks, the epoch too.
+
+        Raises:
+            SpecError: the model has no variables yet.
+        """
+        if not self.model.built or not self.model.optimizer.built:
+            raise SpecError(
+                "the model has no variables yet, because it has seen no data: give it a keras.Input, or train on a "
+                "batch first"
+            )
+        tree = keras_state.take(self.model, self._host, self._buffers(self.model))
+        return tree | {"epoch": self._hooks.state()} if self._hooks else tree
+
+    def load(self, tree: Any) -> None:
+        """Copy a State into the compiled model.
+
+        Raises:
+            SpecError: it is of a model that was built differently; then this one is unchanged.
+        """
+        if self._hooks and "epoch" not in tree:
+            raise SpecError(
+                "the State is of a model without callbacks: the recipe must build the same for the same config"
+            )
+        keras_state.put(self.model, tree, self._buffers(self.model))
+        if self._hooks:
+            self._hooks.load(tree["epoch"])
+
+    def train_partition(self, feed: Feed) -> Sums:
+        """Train over a partition; sums of loss and metrics as seen while training."""
+        rows = Rows(feed, self._arrange, self.class_weight)
+        self._ready(rows)
+        if feed.seed is not None:
+            keras_state.reseed(self._seeds, feed.seed)
+        self._hooks.begin()
+        self.model.reset_metrics()
+        self._loop.train(rows, self._hooks.around)
+        return self._read(rows.rows)
+
+    def evaluate_partition(self, feed: Feed) -> Sums:
+        """Loss and metrics over a partition; changes nothing."""
+        rows = Rows(feed, self._arrange, None)
+        self._ready(rows)
+        before = [np.array(self._host(variable)) for variable in self._seeds]
+        if feed.seed is not None:
+            keras_state.reseed(self._seeds, feed.seed)
+        self.model.reset_metrics()
+        self._loop.evaluate(rows)
+        for variable, values in zip(self._seeds, before, strict=True):
+            variable.assign(values)
+        return self._read(rows.rows)
+
+    def train(self, batch: Batch) -> Sums:
+        """One step. The first one also checks that the metrics can be added up over partitions."""
+        sums = self.train_partition(One(batch))
+        if not self._checked and batch.rows > 1:
+            self._checked = True
+            if not any(rows for _, rows in sums.values()):
+                raise SpecError(
+                    "a train_step of your own keeps its loss in no metric, so nobody can know it: update a "
+                    'keras.metrics.Mean(name="loss") of the model in it, as Keras\' guide to custom steps does'
+                )
+            self._check_metrics(Rows(One(batch), self._arrange, None))
+        return sums
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Loss and metrics of one batch; changes nothing."""
+        return self.evaluate_partition(One(batch))
+
+    def predict(self, batch: Batch) -> Any:
+        """Outputs as NumPy arrays, rows first; several as a dict by the names of the outputs."""
+        outputs = self.model.predict_on_batch(self._arrange(batch.inputs, None)[0])
+        if isinstance(outputs, (list, tuple)):
+            names = getattr(self.model, "output_names", None) or [str(n) for n in range(len(outputs))]
+            return dict(zip(names, map(np.asarray, outputs), strict=True))
+        return np.asarray(outputs) if not isinstance(outputs, dict) else outputs
+
+    def end_epoch(self) -> None:
+        """Tell the callbacks."""
+        self._hooks.end()
+
+    def result(self, name: str, total: Values, rows: float) -> float:
+        """The value of metric `name` from its sum over `rows` rows."""
+        if not self._metrics and self._known is not None:
+            self._begin(self._zeros())
+        if name not in self._metrics:
+            raise SpecError(f"no metric {name!r}; the model has {', '.join(map(repr, self._metrics)) or 'none yet'}")
+        return keras_sums.result(self._metrics[name], total, rows)
+
+    def fault(self, batch: Batch, low: float, high: float) -> str:
+        """What is wrong with a label column of [low, high] for this model; "" when nothing is."""
+        return label_fault(self.model, low, high)
+
+    def _arrange(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return arrange(self.model, x, y)
+
+    def _zeros(self) -> Any:
+        assert self._known is not None
+        x, y = self._arrange(*(zeros(info, single) for info, single in zip(self._known, SINGLE, strict=True)))
+        return (x,) if y is None else (x, y)
+
+    def _built(self) -> bool:
+        return bool(self.model.built) and all(layer.built for layer in self.model._flatten_layers())
+
+    def _ready(self, rows: Rows) -> None:
+        keras_settings.apply(self._settings)  # a step is traced under those of its recipe
+        if self._loop is None:
+            self._begin(rows.example())
+
+    def _begin(self, example: Any) -> None:
+        """Create what only a batch can: variables of metrics, of losses by output, and of a model without an Input."""
+        self._build(example)
+        self._metrics = keras_sums.named(self.model)
+        self._seeds = keras_state.seeds(self.model)
+        self._loop = self._new_loop(self.model)
+
+    def _build(self, example: Any) -> None:
+        # Keras does so itself at the start of `fit`; there is no public way to do it without a step
+        self.model._symbolic_build(data_batch=example)
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+
+    def _check_metrics(self, rows: Rows) -> None:
+        """Raises SpecError when a metric cannot be put together from partitions."""
+        if not (
+            tried := {name: metric for name, metric in self._metrics.items() if not keras_sums.is_additive(metric)}
+        ):
+            return
+        before = [np.array(self._host(variable)) for variable in self._seeds]
+        kept = []
+        for parts in ([0], [1], [0, 1]):
+            self.model.reset_metrics()
+            for part in parts:
+                self._loop.evaluate(rows.half(part))
+            kept.append(keras_sums.holdings(tried, self._host))
+        drawn = [np.array(self._host(variable)) for variable in self._seeds]
+        for variable, values in zip(self._seeds, before, strict=True):
+            variable.assign(values)
+        if not all(map(np.array_equal, before, drawn)):
+            return  # it draws in inference too: halves cannot be compared
+        keras_sums.check(tried, *kept)
+
+    def _read(self, rows: float) -> Sums:
+        sums = keras_sums.read(self._metrics, self._host, rows)
+        tracker = self.model._loss_tracker
+        if (
+            tracker is not None and sums.get("loss", (0.0, 0.0))[1] == 0
+        ):  # one step keeps its loss itself, the other not
+            sums |= keras_sums.read({"loss": tracker}, self._host, rows)
+        return sums
+
+
+def _averages_late(optimizer: Any) -> bool:
+    """Whether its averages of the weights would never be used."""
+    return bool(getattr(optimizer, "use_ema", False) and not optimizer.ema_overwrite_frequency)
+
+
+def _faults(model: Any, class_weight: Any) -> Iterator[str]:
+    """The arguments that cannot be."""
+    if not isinstance(model, keras.Model):
+        yield f"model = {type(model).__module__}.{type(model).__qualname__}: a compiled keras.Model is needed"
+        return
+    if not model.compiled:
+        yield (
+            f"model {model.name!r} is not compiled: call model.compile(optimizer=…, loss=…, metrics=[…]) before the "
+            "recipe returns it"
+        )
+    elif model.optimizer is None:
+        yield f"model {model.name!r} is compiled without an optimizer: give compile(optimizer=…) one"
+    elif any(map(_averages_late, (model.optimizer, getattr(model.optimizer, "inner_optimizer", None)))):
+        yield (
+            "the optimizer has use_ema=True without ema_overwrite_frequency: Keras puts the averages in at the end of "
+            "`fit`, but here each epoch is validated, and may be the best, with the weights that train. Give the "
+            "optimizer ema_overwrite_frequency=…, in steps"
+        )
+    if class_weight is not None and not (
+        isinstance(class_weight, Mapping)
+        and all(isinstance(label, (int, np.integer)) for label in class_weight)
+        and all(
+            isinstance(weight, (int, float, np.integer, np.floating)) and 0 <= weight < math.inf
+            for weight in class_weight.values()
+        )
+    ):
+        yield f"class_weight = {class_weight!r}: a dict of class number → weight, a number >= 0, is needed"

@@ -1,0 +1,87 @@
+"""What the State of a Keras model is, and how it is copied into a model that is already compiled.
+
+A State holds every variable of model and optimizer by position (Keras numbers its paths anew in each process): weights,
+statistics of batch norm, seed generators, momenta, step, learning rate, loss scale; and on PyTorch the buffers of torch
+modules in the model, of which Keras knows nothing. A learning-rate schedule is a function of the step. Variables of
+metrics are not part of it: they are read and reset with each partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hopyard.core.runs.order import keyed
+from hopyard.errors import SpecError
+from hopyard.frameworks.tree import lift_array, lower_array
+from hopyard.ports import Leaf
+
+SEED = "seed_generator_state"
+"""Keras' name of the variable of a `SeedGenerator`."""
+
+
+def take(model: keras.Model, host: Callable[[Any], Any], buffers: Sequence[Any] = ()) -> dict[str, Any]:
+    """The State as arrays.
+
+    Args:
+        model: of which.
+        host: `host(variable)` gives a variable's values as a NumPy array.
+        buffers: what else belongs to the State; like variables.
+    """
+    return {role: [lower_array(host(variable)) for variable in held] for role, held in _roles(model, buffers).items()}
+
+
+def put(model: keras.Model, tree: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
+    """Copy in.
+
+    Args:
+        model: into which.
+        tree: what `take` gave.
+        buffers: what else belongs to the State.
+
+    Raises:
+        SpecError: it is of a model that was built differently; nothing is changed then.
+    """
+    pairs = []
+    for role, here in _roles(model, buffers).items():
+        saved = tree.get(role, [])
+        if len(saved) != len(here):
+            raise SpecError(
+                f"the State has {len(saved)} variables of the {role}, the built one {len(here)}: the recipe must build "
+                "the same for the same config"
+            )
+        for variable, value in zip(here, saved, strict=True):
+            array = lift_array(value) if isinstance(value, Leaf) else np.asarray(value)
+            if tuple(array.shape) != tuple(variable.shape):
+                raise SpecError(
+                    f"{role} variable {variable.path!r} has shape {tuple(variable.shape)}, the State's has "
+                    f"{tuple(array.shape)}: the recipe must build the same for the same config"
+                )
+            if str(array.dtype) != str(variable.dtype) and not (array.dtype.kind in "iu" and "int" in variable.dtype):
+                raise SpecError(  # whole numbers are wider on one backend than on another
+                    f"{role} variable {variable.path!r} is of {variable.dtype}, the State's of {array.dtype}: the "
+                    "recipe must build the same for the same config"
+                )
+            pairs.append((variable, array))
+    for variable, array in pairs:
+        # seeds are signed on one backend, unsigned on another; a copy, as JAX would go on to use the memory it is given
+        variable.assign(array.astype(variable.dtype) if variable.name == SEED else np.array(array))
+
+
+def _roles(model: keras.Model, buffers: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    held = {"model": model.variables, "optimizer": model.optimizer.variables}
+    return held | {"buffers": buffers} if buffers else held
+
+
+def seeds(model: keras.Model) -> list[Any]:
+    """The variables of the model's seed generators."""
+    return [variable for variable in model.variables if variable.name == SEED]
+
+
+def reseed(found: Sequence[Any], seed: int) -> None:
+    """Start each seed generator anew, from a number of its own."""
+    for position, variable in enumerate(found):
+        variable.assign(np.array([keyed(seed, "keras", position) & 0x7FFFFFFF, 0], dtype=variable.dtype))

@@ -1,0 +1,313 @@
+"""`Model`: a torch module with its optimizer and loss, as a Trainable.
+
+The loop is plain and waits for nothing: losses stay on the device as tensors until the partition ends. Whatever
+training changes is in the State (see `torch_state`); whatever is drawn while training follows the seed that the agent
+sets before each partition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from hopyard.errors import SpecError
+from hopyard.frameworks.torch import state as torch_state
+from hopyard.frameworks.torch.checks import label_fault
+from hopyard.frameworks.torch.metrics import AUC, F1, Tally, accuracy
+from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
+from hopyard.ports import Feed
+from hopyard.spec import Batch, Sums, Values
+
+__all__ = ["AUC", "F1", "Model", "accuracy"]
+
+_HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Model:
+    """What a recipe returns for torch.
+
+    Args:
+        module: called as `module(inputs)`, or `module(**inputs)` when inputs are a dict.
+        optimizer: made over the module's parameters.
+        loss: `loss(outputs, targets)`, the mean of a batch; one value per row (`reduction="none"`) when rows have
+            weights, then the batch's loss is Σ w·l / Σ w.
+        metrics: name → `f(outputs, targets) -> one value per row`, or an object with `update` and `result` (`AUC`).
+        scheduler: of the learning rate, made over `optimizer`.
+        scheduler_every: "epoch" or "batch": when it steps.
+        batch_size: rows; None: the config's `batch_size`, else 32.
+        clip_norm: largest norm of all gradients together.
+        autocast: "bfloat16" or "float16" (or torch's dtype): runs forward and loss in mixed precision. float16 on CUDA
+            scales the loss.
+        augment: `augment(inputs, generator) -> inputs` on the device, before each training step; whatever it draws
+            comes from `generator`, which is seeded for each partition.
+
+    Raises:
+        SpecError: names the argument, what was given, what is allowed.
+    """
+
+    copies = True
+    """`load` copies: it may be given views of shared memory."""
+    framework = "torch"
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[..., torch.Tensor],
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        scheduler: Any = None,
+        scheduler_every: Literal["epoch", "batch"] = "epoch",
+        batch_size: int | None = None,
+        clip_norm: float | None = None,
+        autocast: Literal["bfloat16", "float16"] | torch.dtype | None = None,
+        augment: Callable[[Any, torch.Generator], Any] | None = None,
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.loss = loss
+        self.metrics = dict(metrics or {})
+        self.scheduler = scheduler
+        self.scheduler_every = scheduler_every
+        self.batch_size: int | None = batch_size
+        self.clip_norm = clip_norm
+        self.autocast = _HALVES.get(autocast) if isinstance(autocast, str) else autocast
+        self.augment = augment
+        for fault in _faults(self, autocast):
+            raise SpecError(f"hopyard.torch.Model: {fault}")
+        first = next(module.parameters(), None)
+        self.device = torch.device("cpu") if first is None else first.device
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._scaler: torch.amp.GradScaler | None = None
+        self._generator: tuple[int | None, torch.Generator | None] = (None, None)
+        self._set_scaler()
+
+    def place(self, device: str | torch.device) -> None:
+        """Move module, loss and optimizer state to `device`; parameters keep their identity."""
+        self.device = torch.device(device)
+        self.module.to(self.device)
+        if isinstance(self.loss, torch.nn.Module):
+            self.loss.to(self.device)
+        torch_state.move_optimizer(self.optimizer, self.device)
+        self._set_scaler()
+
+    def state(self) -> dict[str, Any]:
+        """Everything training changes. The tensors are the live ones: copy (lay, encode) before training on."""
+        tree: dict[str, Any] = {
+            "module": torch_state.take_module(self.module),
+            "optimizer": torch_state.take_optimizer(self.optimizer),
+        }
+        if isinstance(self.loss, torch.nn.Module):
+            tree["loss"] = torch_state.take_module(self.loss)
+        if self.scheduler is not None:
+            tree["scheduler"] = torch_state.take_scheduler(self.scheduler)
+        if self._scaler is not None:
+            tree["scaler"] = self._scaler.state_dict()
+        return tree
+
+    def load(self, tree: Any) -> None:
+        """Copy a State into what is built; tensors, Leaves and NumPy arrays will do.
+
+        Raises:
+            SpecError: it is of a model that was built differently; then this one is unchanged or half changed.
+        """
+        torch_state.put_module(self.module, tree["module"])
+        if isinstance(self.loss, torch.nn.Module):
+            torch_state.put_module(self.loss, tree["loss"])
+        torch_state.put_optimizer(self.optimizer, tree["optimizer"])
+        if self.scheduler is not None:
+            torch_state.put_scheduler(self.scheduler, tree["scheduler"])
+        self._set_scaler()
+        if self._scaler is not None and "scaler" in tree:
+            self._scaler.load_state_dict(tree["scaler"])
+        self._generator = (None, None)
+
+    def train_partition(self, feed: Feed) -> Sums:
+        """Train over a partition; sums of loss and metrics as seen while training."""
+        self._generator = (None, None)
+        return self._train(feed)
+
+    def evaluate_partition(self, feed: Feed) -> Sums:
+        """Loss and metrics over a partition; changes nothing."""
+        return self._evaluate(feed)
+
+    def train(self, batch: Batch) -> Sums:
+        """One step. Consecutive batches of one seed draw on from one generator."""
+        return self._train([batch])
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Loss and metrics of one batch; changes nothing."""
+        return self._evaluate([batch])
+
+    def predict(self, batch: Batch) -> Any:
+        """Outputs as NumPy arrays, rows first; see `outputs_to_numpy`."""
+        self.module.eval()
+        with torch.inference_mode(), self._precision():
+            return outputs_to_numpy(self._forward(tensors(batch.inputs, self.device)))
+
+    def end_epoch(self) -> None:
+        """Step a scheduler that goes by epochs."""
+        if self.scheduler is not None and self.scheduler_every == "epoch":
+            self.scheduler.step()
+
+    def result(self, name: str, total: Values, rows: float) -> float:
+        """The value of metric `name` from its sum over `rows` rows."""
+        metric = self.metrics.get(name)
+        if metric is not None and hasattr(metric, "result"):
+            return float(metric.result(np.asarray(total, dtype=np.float64)))
+        if isinstance(total, (list, np.ndarray)):
+            raise SpecError(f"metric {name!r} has an array for its sum, but no result(total) -> float")
+        return total / rows if rows else float("nan")
+
+    def fault(self, batch: Batch, low: float, high: float) -> str:
+        """What is wrong with a label column of [low, high] for this model, tried with one batch; "" when nothing is."""
+        whole = isinstance(batch.targets, np.ndarray) and batch.targets.dtype.kind in "iu"
+        self.module.eval()
+        with torch.inference_mode():
+            outputs = self._forward(tensors(batch.inputs, self.device))
+        return label_fault(outputs, low, high, self.loss, whole)
+
+    def _train(self, batches: Iterable[Batch]) -> Sums:
+        self.module.train()
+        if isinstance(self.loss, torch.nn.Module):
+            self.loss.train()
+        tally = Tally(self.metrics)
+        for batch in batches:
+            inputs, targets, weights, rows = self._take(batch)
+            if not rows:
+                continue  # all weights are 0: nothing to learn, and no mean
+            if self.augment is not None and batch.seed is not None:
+                inputs = self.augment(inputs, self._draw(batch.seed))
+            self.optimizer.zero_grad(set_to_none=True)
+            with self._precision():
+                outputs = self._forward(inputs)
+                loss = self._mean(outputs, targets, weights, batch.rows)
+            self._step(loss)
+            tally.add(loss, rows, outputs, targets, weights)
+        return tally.sums()
+
+    def _evaluate(self, batches: Iterable[Batch]) -> Sums:
+        self.module.eval()
+        if isinstance(self.loss, torch.nn.Module):
+            self.loss.eval()
+        tally = Tally(self.metrics)
+        with torch.inference_mode():
+            for batch in batches:
+                inputs, targets, weights, rows = self._take(batch)
+                if not rows:
+                    continue
+                with self._precision():
+                    outputs = self._forward(inputs)
+                    loss = self._mean(outputs, targets, weights, batch.rows)
+                tally.add(loss, rows, outputs, targets, weights)
+            return tally.sums()
+
+    def _take(self, batch: Batch) -> tuple[Any, Any, torch.Tensor | None, float]:
+        """(inputs, targets, weights, rows) on the device; rows is the sum of the weights where there are some."""
+        rows = float(batch.rows) if batch.weights is None else float(np.sum(batch.weights, dtype=np.float64))
+        device = self.device
+        return tensors(batch.inputs, device), tensors(batch.targets, device), tensors(batch.weights, device), rows
+
+    def _forward(self, inputs: Any) -> Any:
+        return self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
+
+    def _mean(self, outputs: Any, targets: Any, weights: torch.Tensor | None, rows: int) -> torch.Tensor:
+        """The loss of a batch, a tensor without axes."""
+        loss = self.loss(outputs, targets)
+        if weights is None and loss.ndim == 0:
+            return loss
+        if loss.numel() != rows or loss.ndim == 0:
+            raise SpecError(
+                f"loss gave shape {tuple(loss.shape)} for {rows} rows{' with weights' if weights is not None else ''}: "
+                + ("its mean, or one value per row, is needed" if weights is None else "one value per row is needed")
+                + '; torch\'s losses give one per row with reduction="none"'
+            )
+        values = loss.reshape(-1)
+        return values.mean() if weights is None else (values * weights).sum() / weights.sum()
+
+    def _step(self, loss: torch.Tensor) -> None:
+        if self._scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if self.clip_norm is not None:
+            if self._scaler is not None:
+                self._scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        if self.scheduler is not None and self.scheduler_every == "batch":
+            self.scheduler.step()
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.autocast)
+
+    def _draw(self, seed: int) -> torch.Generator:
+        held, generator = self._generator
+        if held != seed or generator is None:
+            generator = torch.Generator(self.device).manual_seed(seed)
+            self._generator = (seed, generator)
+        return generator
+
+    def _set_scaler(self) -> None:
+        """A new one for each trial: its scale is part of the State."""
+        wanted = self.autocast is torch.float16 and self.device.type == "cuda"
+        self._scaler = torch.amp.GradScaler("cuda") if wanted else None
+
+
+def _faults(model: Model, autocast: Any) -> Iterator[str]:
+    """The arguments that cannot be."""
+    lazy = [name for name, p in model.module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
+    if lazy:
+        yield f"module: parameter {lazy[0]!r} has no shape yet; call the module once on a row of the data"
+    if isinstance(model.optimizer, torch.optim.LBFGS):
+        yield "optimizer: LBFGS calls the loss several times for a step; write a Trainable of your own for it"
+    inside = {id(parameter) for parameter in model.module.parameters()}
+    if inside and not any(id(p) in inside for group in model.optimizer.param_groups for p in group["params"]):
+        yield "optimizer: none of its parameters is one of the module's; give it module.parameters()"
+    if not callable(model.loss):
+        yield f"loss = {model.loss!r}: loss(outputs, targets) is needed"
+    for name, metric in model.metrics.items():
+        if name == "loss":
+            yield 'metrics: "loss" is always there; give yours another name'
+        if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "result")):
+            yield (
+                f"metrics[{name!r}] = {metric!r}: f(outputs, targets) -> one value per row, or an object with update "
+                "and result, is needed"
+            )
+    if isinstance(model.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        yield (
+            "scheduler: ReduceLROnPlateau needs a metric before the next epoch, but validation of an epoch may overlap "
+            "training of the next; one that counts steps or epochs is needed"
+        )
+    if getattr(model.scheduler, "optimizer", model.optimizer) is not model.optimizer:
+        yield "scheduler: it was made over another optimizer"
+    if model.scheduler_every not in ("epoch", "batch"):
+        yield f'scheduler_every = {model.scheduler_every!r}: "epoch" or "batch" is needed'
+    size, clip = model.batch_size, model.clip_norm
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        yield f"batch_size = {size!r}: a whole number of at least 1, or None, is needed"
+    if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
+        yield f"clip_norm = {clip!r}: a number above 0, or None, is needed"
+    if autocast is not None and model.autocast not in _HALVES.values():
+        yield f'autocast = {autocast!r}: "bfloat16", "float16" or None is needed'
+    if model.augment is not None and not _takes_two(model.augment):
+        yield f"augment = {model.augment!r}: augment(inputs, generator) -> inputs is needed"
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True

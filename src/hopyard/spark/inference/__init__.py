@@ -1,0 +1,1 @@
+"""Models and functions over the rows of a DataFrame."""

@@ -1,0 +1,90 @@
+"""Predictions for a DataFrame, of any Spark session: a lazy transformation, computed in executors through Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from hopyard.errors import SpecError
+from hopyard.formats.vectors import is_vector
+from hopyard.spark.inference.bundle import TRANSFORM, Portable, portable
+from hopyard.spark.inference.loaded import probe
+from hopyard.spark.inference.map_batches import map_batches
+from hopyard.spark.inference.scoring import Score, added, scored
+from hopyard.sparkapi.dataframe import mapped, new_columns, once
+
+__all__ = ["map_batches", "predict", "with_scores"]
+
+
+def predict(
+    model: Any,
+    df: Any,
+    *,
+    predictionCol: str = "prediction",
+    which: Literal["best", "last"] = "best",
+) -> Any:
+    """The DataFrame with one more column: the model's outputs, as `run.best.predict` gives them.
+
+    Lazy, as any transformation. The model goes to executors once, and each Python worker opens it once. The encoding of
+    the training data is applied; vectors of pyspark.ml may stand for lists. Rows are given to the model in blocks of at
+    least its own batch size and at most spark.sql.execution.arrow.maxRecordsPerBatch; each task uses one thread. Rows
+    that the data's transform= drops stay, and have NaN for a prediction.
+
+    Args:
+        model: a Run (its best trial), a Trial, or the directory that `run.best.save(directory)` wrote. Such a directory
+            lacks the `transform=` that the training data may have had: apply it to `df` before.
+        df: a DataFrame, classic or Connect, with the feature columns of the training data.
+        predictionCol: name of the new column: a double where the model gives one number a row, else an array; for a
+            model of several outputs a struct of these.
+        which: whose weights, of a trial.
+
+    Raises:
+        SpecError, DataError: no such model, a column is missing or there already. What is wrong with rows (nulls, other
+            shapes, categories that training never saw) is found when they are computed; the message names the column.
+    """
+    made = portable(model, which)
+    check(df, made)
+    score = Score(made.ticket(df.sparkSession), "values", predictionCol)
+    return with_scores(df, made, score, added(score, probe(made)))
+
+
+def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) -> Any:
+    """`df` with the columns of a Score.
+
+    Args:
+        df: the DataFrame.
+        model: whose predictions they are.
+        score: what is added.
+        fields: what `added` gave for some rows: name → Arrow array of the column's type.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField, StructType
+
+    check(df, model)
+    for name in fields:
+        if not isinstance(name, str) or not name:
+            raise SpecError(f"the new column's name is {name!r}: a text is needed")
+    new_columns(df, fields, "with predictionCol=")
+    schema = StructType([*df.schema.fields, *[StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]])
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        return scored(score, batches)
+
+    return mapped(df, run, schema)
+
+
+def check(df: Any, model: Portable) -> None:
+    """Raises SpecError or DataError unless `df` is a DataFrame with the columns that the model's encoding needs."""
+    if not hasattr(df, "mapInArrow"):
+        raise SpecError(f"df = {type(df).__name__}: a Spark DataFrame is needed; for others there is run.best.predict")
+    if TRANSFORM in model.files:
+        return  # only the transform knows which columns it makes the features from
+    fields = [field for field in model.about.manifest.fields if field.role == "inputs"]
+    once(df, [column.name for field in fields for column in field.columns], "the DataFrame")
+
+
+def _type(array: Any, from_arrow_type: Any) -> Any:
+    """Spark's type of an Arrow array; a vector of pyspark.ml is that, not a struct."""
+    from pyspark.ml.linalg import VectorUDT
+
+    return VectorUDT() if is_vector(array.type) else from_arrow_type(array.type)

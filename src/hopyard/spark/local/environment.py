@@ -1,0 +1,135 @@
+"""What a Spark on this machine is launched with, and whether all that it needs is there.
+
+The only place of this room that finds the installed pyspark, and it does so without importing it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopyard.errors import ResourceError, UsageError
+from hopyard.spark.local import homes as folders
+from hopyard.spark.local import java
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The pyspark of this Python.
+
+    Attributes:
+        version: such as "4.3.0".
+        home: where its scripts and jars are.
+    """
+
+    version: str
+    home: Path
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Major and minor version."""
+        return _number(self.version)
+
+
+def pyspark(environ: Mapping[str, str]) -> Installed:
+    """The installed pyspark, or the Spark of SPARK_HOME.
+
+    Raises:
+        UsageError: there is none, it is older than 4.0, it has no jars, or SPARK_HOME is another version's.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise UsageError(
+            f"pyspark is not installed: {java.EXTRA}, which brings a Java too, or pip install 'hopyard[spark]'"
+        )
+    folder = Path(spec.origin).parent
+    text = folder / "version.py"
+    found = re.search(r"""__version__.*=\s*["'](.+?)["']""", text.read_text() if text.is_file() else "")
+    version = found[1] if found else "0.0"
+    if _number(version) < (4, 0):
+        raise UsageError(f"pyspark {version} is installed in {folder}, 4.0 or newer is needed: {java.EXTRA}")
+    given = environ.get("SPARK_HOME")
+    homes = [Path(given)] if given else [folder / "spark-distribution", folder, folder.parent.parent]
+    home = next((home for home in homes if (home / "bin" / "spark-submit").is_file()), None)
+    core = next(iter(sorted((home / "jars").glob("spark-core_*.jar"))), None) if home is not None else None
+    if home is None or core is None:
+        where = f"SPARK_HOME={given}" if given else f"pyspark {version} in {folder}"
+        advice = "unset SPARK_HOME, or set it to a Spark" if given else "that of the package pyspark has it"
+        raise UsageError(f"{where} has no Spark to launch (bin/spark-submit and jars/spark-core_*.jar): {advice}")
+    theirs = core.stem.partition("_")[2].partition("-")[2]
+    if given and _number(theirs) != _number(version):
+        raise UsageError(
+            f"SPARK_HOME={given} is Spark {theirs}, and the pyspark of this Python is {version}: unset SPARK_HOME, or "
+            f"pip install 'pyspark=={theirs}'"
+        )
+    return Installed(version, home)
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Name → value of what any Spark needs that is launched from `environ`: JAVA_HOME, PYSPARK_PYTHON, and where the
+    machine's name cannot be looked up SPARK_LOCAL_IP. What is set there and right keeps its value.
+
+    Raises:
+        UsageError: no pyspark, no Java that it runs on, no bash; says what was found where.
+        ResourceError: no folder can be written for the launcher.
+    """
+    spark = pyspark(environ)
+    if shutil.which("bash", path=environ.get("PATH", "")) is None:
+        raise UsageError(
+            "Spark's scripts need bash, which is not on the PATH: install it (apk add bash, apt install bash)"
+        )
+    one = java.choose(java.look(environ, spark.number), spark.number)
+    try:
+        home = folders.java_home(one)
+    except OSError as error:
+        raise _unwritable(error) from error
+    found = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable}
+    if environ.get("SPARK_LOCAL_IP"):
+        found["SPARK_LOCAL_IP"] = environ["SPARK_LOCAL_IP"]
+    elif not _has_address(socket.gethostname()):
+        found["SPARK_LOCAL_IP"] = LOOPBACK
+    return found
+
+
+def alone(environ: Mapping[str, str]) -> dict[str, str]:
+    """`variables` for a Spark that this machine keeps to itself: bound to loopback, its executors' logs in the cache.
+
+    Raises:
+        As `variables`.
+    """
+    found = variables(environ)
+    found.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    if not environ.get("SPARK_HOME"):
+        try:
+            found["SPARK_HOME"] = str(folders.spark_home(pyspark(environ).home))
+        except OSError as error:
+            raise _unwritable(error) from error
+    return found
+
+
+def _number(version: str) -> tuple[int, int]:
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
+    return numbers[0], numbers[1] if len(numbers) > 1 else 0
+
+
+def _has_address(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
+
+
+def _unwritable(error: OSError) -> ResourceError:
+    return ResourceError(
+        f"no folder for Spark's launcher can be made, neither in the cache nor among the temporary files: {error}; set "
+        f"XDG_CACHE_HOME or TMPDIR to a place with room that can be written"
+    )

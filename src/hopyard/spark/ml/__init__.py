@@ -1,0 +1,1 @@
+"""A pyspark.ml Estimator and its Model."""

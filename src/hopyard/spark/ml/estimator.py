@@ -1,0 +1,191 @@
+"""`HopyardEstimator`: model selection as a pyspark.ml Estimator."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from hopyard.data.dataset import Dataset
+from hopyard.driver.pickling import PYTHON, dump
+from hopyard.driver.runs.api import fit, select
+from hopyard.driver.runs.run import Run
+from hopyard.engines.spark import Spark
+from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.search.listed import Configs
+from hopyard.spark.inference.bundle import portable
+from hopyard.spark.ml.dataset import Prepared, Rows
+from hopyard.spark.ml.files import FileReader, FileWriter
+from hopyard.spark.ml.model import HopyardModel
+from hopyard.spark.ml.params import TABLE, begin, has, value
+from hopyard.sparkapi.session import is_connect
+from hopyard.store.layout import fresh
+
+__all__ = ["HopyardEstimator", "HopyardModel"]
+
+
+@has(*TABLE)
+class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardEstimator"]):
+    """Trains many configurations of a recipe on a DataFrame and gives the best model.
+
+        estimator = HopyardEstimator(recipe=recipe, space=space, search=hy.Random(16), epochs=3, validation=0.2)
+        model = estimator.fit(df)
+        model.transform(df)
+
+    Every Param of `hopyard.spark.ml.params` may be given to the constructor, or by its setter. Either `config`, or
+    `search` with `space`, says what to train. The features are one vector or array column, `featuresCol`, or several
+    columns, `featuresCols`. Vectors and arrays of floating point are one float32 matrix; an array of whole
+    numbers or of arrays keeps its type and shape.
+
+    A label is of classes when it is a column of whole numbers, booleans, or categories that `encode` names; or when it
+    was made by StringIndexer; or when `outputs` says so ("logits", "probabilities"): then a double such as 1.0 counts
+    as the whole number, as pyspark.ml has them. Any other label is a value.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        begin(self, given)
+
+    def fitMultiple(self, dataset: Any, paramMaps: Sequence[Any]) -> Iterator[tuple[int, HopyardModel]]:
+        """(index, model) of each param map. The rows are read once for all maps that say the same of them: a
+        CrossValidator then materialises each fold once."""
+        prepared = Prepared(dataset)
+        return _Each([partial(self.copy(given)._fitted, prepared) for given in paramMaps], prepared.close)
+
+    def _fit(self, dataset: Any) -> HopyardModel:
+        """Raises SpecError or DataError before anything is trained, and what `hy.select` raises."""
+        prepared = Prepared(dataset)
+        try:
+            return self._fitted(prepared)
+        finally:
+            prepared.close()
+
+    def _fitted(self, prepared: Prepared) -> HopyardModel:
+        rows = Rows.of(self)
+        rows.check(prepared.df)
+        self._check()
+        session = prepared.df.sparkSession
+        engine = value(self, "engine") or Spark(session, workers=value(self, "workers") or _slots(session))
+        run = self._run(prepared.get(rows), engine, rows.validates)
+        made = HopyardModel.of(portable(run), df=prepared.df)
+        made.run = run
+        made._resetUid(self.uid)
+        return self._copyValues(made)
+
+    def _run(self, data: Dataset, engine: Any, validates: bool) -> Run:
+        root = fresh(Path(value(self, "runDirectory")))
+        metric = value(self, "metric") or ("val_loss" if validates else None)
+        given: dict[str, Any] = {name: value(self, name) for name in ("epochs", "parallel", "seed", "store")}
+        given |= {
+            "heartbeat_timeout": value(self, "heartbeatTimeout"),
+            "stall_timeout": value(self, "stallTimeout"),
+            "unit_timeout": value(self, "unitTimeout"),
+            "durable_timeout": value(self, "durableTimeout"),
+        }
+        given |= {"engine": engine, "mode": value(self, "mode") or "min"}
+        given["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
+        recipe, config = value(self, "recipe"), value(self, "config")
+        if config is not None:
+            return fit(recipe, config, data, metric=metric, **given)
+        search, space = value(self, "search"), value(self, "space")
+        return select(recipe, space, data, search=search, metric=metric or "loss", **given)
+
+    def _check(self) -> None:
+        """Raises SpecError unless it is said what to train."""
+        if value(self, "recipe") is None:
+            raise SpecError("recipe is not set: a function is needed, recipe(config) or recipe(config, ctx)")
+        if (metric := value(self, "metric")) is not None and value(self, "mode") is None:
+            raise SpecError(
+                f'mode is not set: metric = {metric!r} needs "min" or "max", which of its values is the best'
+            )
+        config, search, space = (value(self, name) for name in ("config", "search", "space"))
+        if (config is None) == (search is None) or (config is not None and space is not None):
+            raise SpecError(
+                "what to train is not said once: set config alone, or search and space alone, for example "
+                "search=hy.Random(8), space=hy.Space(lr=hy.loguniform(1e-4, 1e-1))"
+            )
+        if search is not None and space is None and not isinstance(search, Configs):
+            raise SpecError(f"search = {search!r} needs a space: set space=hy.Space(…)")
+
+    def write(self) -> MLWriter:
+        """`estimator.write().overwrite().save(path)`. Params that are Python values (recipe, space, search, …) are
+        pickled: only load what comes from people you trust. An engine is left behind."""
+        given = {param.name: self._paramMap[param] for param in self._paramMap if param.name != "engine"}
+        pickled = {name: dump(one, name) for name, one in given.items() if not _plain(one)}
+        left = frozenset({*pickled, "engine"})
+        return FileWriter(self, {"params": {"python": PYTHON.encode(), **pickled}}, {}, left)
+
+    @classmethod
+    def read(cls) -> MLReader[HopyardEstimator]:
+        """`HopyardEstimator.load(path)`."""
+
+        def made(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardEstimator:
+            pickled = dict(files["params"])
+            python = pickled.pop("python").decode()
+            if python != PYTHON:
+                raise RunDirectoryError(
+                    f"the estimator was written by Python {python}, this is {PYTHON}: pickled functions do not survive "
+                    "that; make it anew"
+                )
+            return cls(**{name: cloudpickle.loads(data) for name, data in pickled.items()})
+
+        return FileReader(cls, made)
+
+
+class _Each:
+    """The results of functions, each called once, for as many threads as ask. When all have ended, or one has failed
+    and none runs, `ended` is called."""
+
+    def __init__(self, functions: Sequence[Callable[[], HopyardModel]], ended: Callable[[], None]) -> None:
+        self._functions = functions
+        self._numbers = count()
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._left = len(functions)
+        self._running = 0
+        self._failed = False
+
+    def __iter__(self) -> _Each:
+        return self
+
+    def __next__(self) -> tuple[int, HopyardModel]:
+        number = next(self._numbers)  # of two threads no two get the same
+        if number >= len(self._functions):
+            raise StopIteration
+        with self._lock:
+            self._running += 1
+        try:
+            return number, self._functions[number]()
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._left -= 1
+                if not self._running and (self._failed or not self._left):
+                    self._ended()
+
+
+def _slots(session: Any) -> int:
+    """Tasks that a classic session runs at once."""
+    if is_connect(session):
+        raise SpecError("workers is not set: in a Connect session it must be said how many")
+    return int(session.sparkContext.defaultParallelism)
+
+
+def _plain(value: Any) -> bool:
+    """Whether JSON gives it back as it is."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,98 @@
+"""Params and bytes in a folder that Spark can reach: how Estimator and Model are written and read.
+
+    metadata/   pyspark.ml's own: class, uid, Params as JSON; values that JSON lacks are left out
+    files/      Parquet: group, name, part, bytes
+
+Spark writes both, so that any file system of the session will do, and a Connect session too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from hopyard.errors import RunDirectoryError
+from hopyard.sparkapi.session import is_connect
+
+PART = 32 << 20
+"""Bytes of one row: Spark holds rows in memory, and none may have more than 2 GB."""
+
+Groups = Mapping[str, Mapping[str, bytes]]
+
+
+class FileWriter(MLWriter):
+    """Writes an instance of Params.
+
+    Args:
+        instance: what is written.
+        groups: group → name → content.
+        extra: more for the metadata.
+        left: names of Params that are not written as JSON.
+    """
+
+    def __init__(
+        self, instance: Any, groups: Groups, extra: dict[str, Any], left: frozenset[str] = frozenset()
+    ) -> None:
+        super().__init__()
+        self._instance, self._groups, self._extra, self._left = instance, groups, extra, left
+
+    def save(self, path: str) -> None:
+        """To a folder, which must not be there unless `overwrite()` was said."""
+        if is_connect(self.sparkSession):
+            self.saveImpl(path)  # what pyspark does first, to overwrite, needs the JVM
+        else:
+            super().save(path)
+
+    def saveImpl(self, path: str) -> None:
+        """What `save` does once the folder is free."""
+        mode = "overwrite" if self.shouldOverwrite else "error"
+        given = {p.name: v for p, v in self._instance._paramMap.items() if p.name not in self._left}
+        session: Any = self.sparkSession
+        text = DefaultParamsWriter._get_metadata_to_save(
+            self._instance, session, {"hopyard": self._extra}, paramMap=given
+        )
+        rows = [
+            (group, name, at // PART, bytearray(content[at : at + PART]))
+            for group, files in self._groups.items()
+            for name, content in files.items()
+            for at in range(0, max(1, len(content)), PART)
+        ]
+        session.createDataFrame([(text,)], "value string").coalesce(1).write.mode(mode).text(f"{path}/metadata")
+        made = session.createDataFrame(rows, "group string, name string, part int, bytes binary")
+        made.write.mode(mode).parquet(f"{path}/files")
+
+
+class FileReader(MLReader[Any]):
+    """Reads what FileWriter wrote.
+
+    Args:
+        kind: the class that must have been written.
+        make: (group → name → content, extra) → the instance, its Params apart.
+    """
+
+    def __init__(self, kind: type, make: Callable[[dict[str, dict[str, bytes]], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._kind, self._make = kind, make
+
+    def load(self, path: str) -> Any:
+        """The instance.
+
+        Raises:
+            RunDirectoryError: something else was written there.
+        """
+        session: Any = self.sparkSession
+        metadata = json.loads(session.read.text(f"{path}/metadata").first()[0])
+        if "hopyard" not in metadata or metadata["class"].rpartition(".")[2] != self._kind.__name__:
+            raise RunDirectoryError(f"{path}: it holds a {metadata['class']}, not a {self._kind.__name__}")
+        groups: dict[str, dict[str, bytes]] = {}
+        rows = session.read.parquet(f"{path}/files").orderBy("group", "name", "part").collect()
+        for row in rows:
+            files = groups.setdefault(row["group"], {})
+            files[row["name"]] = files.get(row["name"], b"") + bytes(row["bytes"])
+        made = self._make(groups, metadata["hopyard"])
+        made._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(made, metadata)
+        return made

@@ -1,0 +1,206 @@
+"""The Params of the Estimator and its Model: one table, from which Params, setters and getters are made.
+
+A Param of pyspark.ml takes any value and checks little. Here each has a check that says what is allowed; it runs when
+the value is set, also by a param map, so that nothing is trained on a slip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params
+
+from hopyard.checks import closest
+from hopyard.errors import SpecError
+from hopyard.search.listed import Search
+from hopyard.space import Space
+from hopyard.spec import Hopper, Timeouts
+from hopyard.training.recipes import wants_context
+
+Check = Callable[[str, Any], Any]
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One Param: what it means, its check, its default (None: it is not set)."""
+
+    doc: str
+    check: Check
+    default: Any = None
+
+
+def _text(name: str, value: Any) -> Any:
+    if isinstance(value, str) and value:
+        return value
+    raise SpecError(f"{name} = {value!r}: a text is needed, not an empty one")
+
+
+def _text_or_none(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    raise SpecError(f'{name} = {value!r}: a text is needed; "" for no such column')
+
+
+def _names(name: str, value: Any) -> Any:
+    if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
+        return list(value)
+    raise SpecError(f"{name} = {value!r}: a list of column names is needed")
+
+
+def _whole(least: int | None, name: str, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        raise SpecError(f"{name} = {value!r}: a whole number{f' of at least {least}' if least else ''} is needed")
+    return value
+
+
+def _fraction(name: str, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise SpecError(
+            f"{name} = {value!r}: a fraction in [0, 1) is needed; a column of true and false: validationCol"
+        )
+    return float(value)
+
+
+def _seconds(field: str, name: str, value: Any) -> Any:
+    try:
+        Timeouts(**{field: value})
+    except SpecError as error:
+        raise SpecError(str(error).replace(field, name, 1)) from None
+    return value
+
+
+def _one_of(allowed: tuple[str, ...], name: str, value: Any) -> Any:
+    if value in allowed:
+        return value
+    raise SpecError(f"{name} = {value!r}: one of {', '.join(map(repr, allowed))} is needed")
+
+
+def _recipe(name: str, value: Any) -> Any:
+    wants_context(value)
+    return value
+
+
+def _of(kinds: type | tuple[type, ...], what: str, name: str, value: Any) -> Any:
+    if isinstance(value, kinds):
+        return value
+    raise SpecError(f"{name} = {value!r}: {what} is needed")
+
+
+def _search(name: str, value: Any) -> Any:
+    if isinstance(value, Search) and not isinstance(value, type):
+        return value
+    raise SpecError(f"{name} = {value!r}: hy.Grid(), hy.Random(n) or hy.Configs([...]) is needed")
+
+
+def _engine(name: str, value: Any) -> Any:
+    if not isinstance(value, type) and callable(getattr(value, "open", None)) and hasattr(value, "workers"):
+        return value
+    raise SpecError(f"{name} = {value!r}: an engine such as hy.Local(workers=2) is needed")
+
+
+OUTPUTS = ("auto", "logits", "probabilities", "values")
+
+TABLE: dict[str, Row] = {
+    "featuresCol": Row("column of features: a vector, or an array of numbers", _text, "features"),
+    "featuresCols": Row("columns of features, in the place of featuresCol", _names),
+    "labelCol": Row("column of the label", _text, "label"),
+    "weightCol": Row("column of row weights", _text),
+    "predictionCol": Row("new column: of classes the number as a double; else the output", _text, "prediction"),
+    "probabilityCol": Row('new column of class probabilities, a vector; "" for none', _text_or_none, "probability"),
+    "outputs": Row(
+        'what the model gives: "logits" or "probabilities" of classes, "values", or "auto": by the label and some '
+        "made-up rows",
+        partial(_one_of, OUTPUTS),
+        "auto",
+    ),
+    "recipe": Row("recipe(config) or recipe(config, ctx): returns a model that can train", _recipe),
+    "space": Row("hyperparameters to search", partial(_of, Space, "a hy.Space")),
+    "config": Row("the one configuration to train, in the place of space and search", partial(_of, dict, "a dict")),
+    "search": Row("how to search the space", _search),
+    "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
+    "mode": Row('"min" or "max": which value of the metric is the best', partial(_one_of, ("min", "max"))),
+    "validation": Row("fraction of the rows that validate", _fraction, 0.0),
+    "validationCol": Row("column of true and false: the rows that validate", _text),
+    "seed": Row("of everything random", partial(_whole, None), 0),
+    "partitions": Row("into which the training rows are cut", partial(_whole, 1), 8),
+    "parallel": Row("how trials share the workers", partial(_of, Hopper, "hy.Hopper()")),
+    "epochs": Row("passes over the training rows", partial(_whole, 1), 1),
+    "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
+    "engine": Row("an engine in the place of hopyard.Spark(session, workers)", _engine),
+    "store": Row("path or URL that driver and executors share", _text),
+    "heartbeatTimeout": Row(
+        "seconds without a heartbeat after which a worker is lost", partial(_seconds, "heartbeat_timeout"), 15.0
+    ),
+    "stallTimeout": Row(
+        "seconds without progress after which a worker is lost", partial(_seconds, "stall_timeout"), 600.0
+    ),
+    "unitTimeout": Row(
+        "seconds that one unit may take, whatever progress it makes; by default any number",
+        partial(_seconds, "unit_timeout"),
+    ),
+    "durableTimeout": Row(
+        "seconds within which a State is stored, or its maker is replaced", partial(_seconds, "durable_timeout"), 600.0
+    ),
+    "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
+    "encode": Row("column → how categories become numbers", partial(_of, Mapping, "a dict from column to encoding")),
+    "standardize": Row("True, or a list of feature columns", partial(_of, (bool, list), "a boolean or a list"), False),
+}
+
+
+def has(*names: str) -> Callable[[Class], Class]:
+    """Gives a class the Params of these names, with `setName` and `getName` for each."""
+
+    def give(kind: Class) -> Class:
+        for name in names:
+            row = TABLE[name]
+            param = Param(Params._dummy(), name, row.doc, _converter(name))
+            setattr(kind, name, param)
+            setattr(kind, f"set{name[0].upper()}{name[1:]}", _setter(name, row))
+            setattr(kind, f"get{name[0].upper()}{name[1:]}", _getter(name, row))
+        return kind
+
+    return give
+
+
+def begin(instance: Any, given: Mapping[str, Any]) -> None:
+    """Sets the defaults of a new instance, and what its constructor was given.
+
+    Raises:
+        SpecError: an unknown name, or a value that is not allowed.
+    """
+    names = [param.name for param in instance.params]
+    instance._setDefault(**{name: TABLE[name].default for name in names if TABLE[name].default is not None})
+    for name, value in given.items():
+        if name not in names:
+            raise SpecError(f"{type(instance).__name__}({name}=…): there is no such Param{closest(name, names)}")
+        instance._set(**{name: value})
+
+
+def value(instance: Any, name: str) -> Any:
+    """What is set, or the default, or None."""
+    param = instance.getParam(name)
+    return instance.getOrDefault(param) if instance.isDefined(param) else None
+
+
+def _converter(name: str) -> Callable[[Any], Any]:
+    return partial(TABLE[name].check, name)
+
+
+def _setter(name: str, row: Row) -> Any:
+    def put(self: Any, value: Any) -> Any:
+        return self._set(**{name: value})
+
+    put.__name__, put.__doc__ = f"set{name[0].upper()}{name[1:]}", f"Set {name}: {row.doc}."
+    return put
+
+
+def _getter(name: str, row: Row) -> Any:
+    def get(self: Any) -> Any:
+        return value(self, name)
+
+    get.__name__, get.__doc__ = f"get{name[0].upper()}{name[1:]}", f"{name}: {row.doc}; None when it is not set."
+    return get

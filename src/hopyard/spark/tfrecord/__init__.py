@@ -1,0 +1,1 @@
+"""DataFrames to TFRecord files, and back."""

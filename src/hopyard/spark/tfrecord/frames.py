@@ -1,0 +1,232 @@
+"""DataFrames to TFRecord files and back, in the executors, through Arrow: no Hadoop jar, no RDD, no TensorFlow.
+
+Tasks tell the driver what went wrong, as `data.frame` explains; they write under names that nobody reads, and the
+driver gives the files of the tasks that counted their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from hopyard.data.shared.storage import absolute
+from hopyard.data.sources.tfrecord import batches, find
+from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
+from hopyard.formats.example import Seen, encode, kind_of, listed, look, merge, schema
+from hopyard.formats.tfrecord import framed, records
+from hopyard.spark.tfrecord.target import Target, part
+from hopyard.sparkapi.dataframe import alive, checked, collected, mapped
+from hopyard.sparkapi.session import is_stopped
+
+ROWS = 10_000
+"""Most rows of a batch that a task gives to Spark."""
+TASKS = 1000
+"""Most tasks of a reading job; beyond that a task reads several files, one after another."""
+
+_ERRORS: dict[str, type[HopyardError]] = {kind.__name__: kind for kind in (DataError, SpecError, ResourceError)}
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a task tells the driver."""
+
+    number: int
+    """Of its partition."""
+    name: str = ""
+    """Of the file that it wrote."""
+    rows: int = 0
+    seen: dict[str, Seen] = {}
+    error: tuple[str, str] | None = None
+    """(name of its class, message)."""
+
+
+def save_tfrecords(df: Any, path: str | os.PathLike[str], *, mode: Literal["error", "overwrite"] = "error") -> None:
+    """Writes a DataFrame as TFRecord files of tf.train.Example: part-r-00000, …, one for each of its partitions.
+
+    Whole numbers and booleans become int64 lists; float and double become float lists, whose values have 32 bits: a
+    double keeps about 7 digits, and beyond 3.4e38 it becomes infinite; text (as UTF-8) and binary become bytes lists;
+    arrays of these become lists of their length. A null is a feature without a value, which TensorFlow takes for one
+    that is missing. Files get their names when all are written, at last _SUCCESS.
+
+    Args:
+        df: a DataFrame, classic or Connect.
+        path: a directory, or its fsspec URL, that driver and executors share.
+        mode: "error": the directory must be empty or not be there; "overwrite": what is in it is removed, after the
+            new files were written, so `df` may come from it.
+
+    Raises:
+        SpecError: the directory has files, or executors do not see it; a value is not allowed.
+        DataError: a column has a type that TFRecord lacks, or an array has a null in it; names the column.
+        ResourceError: no room there. In each case nothing is left behind.
+    """
+    if mode not in ("error", "overwrite"):
+        raise SpecError(f'mode = {mode!r}: "error" or "overwrite" is needed')
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise SpecError(f"path = {path!r}: a directory or its URL is needed")
+    _writable(checked(df, "df"))
+    target = Target(absolute(path), mode == "overwrite")
+    writing = _Writing(target.hidden)
+    try:
+        target.make()
+        told = _run(df, mapped(df, _teller(writing.part), "told binary"))
+        target.finish([(one.name, f"part-r-{one.number:05d}") for one in told])
+    finally:
+        target.close()
+
+
+def load_tfrecords(spark: Any, path: str | os.PathLike[str] | list[Any], binary_features: Sequence[str] = ()) -> Any:
+    """The records of TFRecord files of tf.train.Example as a DataFrame; its columns are the features, sorted by name.
+
+    One Spark job reads all records to find the columns: bigint, double (of the 32 bits that are stored), string or
+    binary; an array of these if any record has other than one value. A feature that a record lacks is null there. The
+    rows are read when the DataFrame is computed, a file by one task, in the order of the files' names.
+
+    Args:
+        spark: a session, classic or Connect.
+        path: a directory, file or glob, their fsspec URL, or a list of these, that driver and executors share. Of
+            directories and globs, what begins with "_" or "." is left out; names that end with ".gz" are decompressed.
+        binary_features: features of bytes that are no text.
+
+    Raises:
+        SpecError: a value is not allowed, or names no feature of bytes.
+        DataError: no file matches, or none has a record; a feature has two kinds; a file is damaged or no TFRecord
+            file: names path, record and byte.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if not hasattr(spark, "createDataFrame"):
+        raise SpecError(f"spark = {type(spark).__name__}: a SparkSession is needed")
+    if is_stopped(spark):
+        raise SpecError("the Spark session was stopped; make another with SparkSession.builder.getOrCreate()")
+    binary = listed(binary_features)
+    files = _Files(tuple(find(path)))
+    numbers = spark.range(0, len(files.paths), 1, min(len(files.paths), TASKS))
+    found: dict[str, Seen] = {}
+    rows = 0
+    for told in _run(numbers, numbers.mapInArrow(_teller(files.look), "told binary")):
+        merge(found, told.seen)
+        rows += told.rows
+    if not rows:
+        raise DataError(f"{files}: there are no records, so no columns are known")
+    reading = _Reading(files, schema(found, binary, str(files)))
+
+    def read(given: Iterator[Any]) -> Iterator[Any]:
+        return reading.rows(given)
+
+    return numbers.mapInArrow(read, from_arrow_schema(reading.given))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What executors look through."""
+
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files, {self.paths[0]} and so on"
+
+    def of(self, given: Iterable[Any]) -> Iterator[str]:
+        """The files with these numbers."""
+        for batch in given:
+            for number in batch.column(0).to_pylist():
+                yield self.paths[number]
+
+    def look(self, number: int, given: Iterable[Any]) -> _Told:
+        """What the features of some files are."""
+        found: dict[str, Seen] = {}
+        rows = sum(look(found, records(path), path) for path in self.of(given))
+        return _Told(number, rows=rows, seen=found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How executors read files."""
+
+    files: _Files
+    columns: Any
+
+    @property
+    def given(self) -> pa.Schema:
+        """The columns as Spark gets them: doubles."""
+        return pa.schema([(field.name, _doubled(field.type)) for field in self.columns])
+
+    def rows(self, given: Iterable[Any]) -> Iterator[Any]:
+        """The rows of some files."""
+        for path in self.files.of(given):
+            for batch in batches(path, self.columns, ROWS):
+                yield batch.cast(self.given)
+
+
+def _doubled(kind: Any) -> Any:
+    if pa.types.is_list(kind):
+        return pa.list_(_doubled(kind.value_type))
+    return pa.float64() if kind == pa.float32() else kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """How executors write rows."""
+
+    url: str
+
+    def part(self, number: int, given: Iterable[Any]) -> _Told:
+        """All rows of a partition to one file."""
+        rows = 0
+        with part(self.url, number) as (name, stream):
+            for batch in given:
+                try:
+                    for data in encode(batch):
+                        stream.write(framed(data))
+                except DataError as error:
+                    raise DataError(f"Spark partition {number}, rows from {rows}: {error}") from None
+                rows += batch.num_rows
+        return _Told(number, name, rows)
+
+
+def _writable(df: Any) -> None:
+    """Raises DataError for a column of a type that TFRecord lacks, before any row is read."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    for field in df.schema.fields:
+        try:
+            kind = kind_of(to_arrow_type(field.dataType, timezone="UTC"))
+        except Exception:  # noqa: BLE001 - a type that Arrow lacks too
+            kind = None
+        if kind is None:
+            raise DataError(
+                f"column {field.name!r} has type {field.dataType.simpleString()}, which TFRecord lacks; numbers, "
+                f"booleans, text, binary, and arrays of these can be written: cast it (a vector: "
+                f"pyspark.ml.functions.vector_to_array), or leave it out"
+            )
+
+
+def _teller(work: Callable[[int, Iterable[Any]], _Told]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """`work` on a partition as a function of its batches that gives one row, what it told."""
+
+    def run(given: Iterable[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        number = context.partitionId() if context is not None else 0
+        try:
+            told = work(number, given)
+        except (DataError, SpecError, ResourceError) as error:
+            told = _Told(number, error=(type(error).__name__, str(error)))
+        yield pa.RecordBatch.from_pydict({"told": pa.array([msgspec.msgpack.encode(told)], pa.binary())})
+
+    return run
+
+
+def _run(source: Any, work: Any) -> list[_Told]:
+    """Runs a job over `source`; gives what its tasks told, in their order, or raises the first error."""
+    alive(source)
+    rows = collected(work)
+    told = sorted((msgspec.msgpack.decode(bytes(row[0]), type=_Told) for row in rows), key=lambda one: one.number)
+    for one in told:
+        if one.error is not None:
+            raise _ERRORS[one.error[0]](one.error[1])
+    return told

@@ -1,0 +1,128 @@
+"""The directory that a DataFrame is written to: tasks write in a hidden folder in it, and at the end files get names.
+
+Knows nothing of what is in the files. `save_tfrecords` tells its user what it raises, so messages speak of `path`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from hopyard import filesystems
+from hopyard.data.shared.storage import Folder
+from hopyard.errors import SpecError
+
+_PROBE = "probe"
+"""A file that the driver makes first: a task that does not see it writes nothing."""
+_HIDDEN = "_temporary-"
+
+
+class Target:
+    """A directory at a path or URL that driver and executors share. One job writes to it, by one object of this class.
+
+    Args:
+        url: of the directory; it need not be there.
+        overwrite: whether what is in it is removed when the new files get their names.
+
+    Raises:
+        SpecError: it is a file, or it holds something that may not be removed.
+    """
+
+    def __init__(self, url: str, overwrite: bool) -> None:
+        self.url, self._overwrite = url, overwrite
+        with reaching(url, "open"):
+            self._system, root = filesystems.open_url(url)
+            self._root = root.rstrip("/")
+            self._new = not filesystems.is_there(self._system, self._root)
+        self._hidden = f"{self._root}/{_HIDDEN}{secrets.token_hex(8)}"
+        self._vacant()
+
+    @property
+    def hidden(self) -> str:
+        """URL of the folder for tasks; `make` makes it."""
+        return f"{self.url}/{posixpath.basename(self._hidden)}"
+
+    def make(self) -> None:
+        """Makes the hidden folder."""
+        with reaching(self.url, "write to"):
+            self._system.makedirs(self._hidden, exist_ok=True)
+            self._system.pipe_file(f"{self._hidden}/{_PROBE}", b"")
+
+    def finish(self, names: Sequence[tuple[str, str]]) -> None:
+        """Gives files of the hidden folder their names: pairs of (name there, name here). At last makes _SUCCESS."""
+        with reaching(self.url, "write to"):
+            self._vacant()
+            for entry in self._entries():
+                self._system.rm(entry, recursive=True)
+            for there, here in names:
+                self._system.mv(f"{self._hidden}/{there}", f"{self._root}/{here}")
+            self._system.pipe_file(f"{self._root}/_SUCCESS", b"")
+
+    def close(self) -> None:
+        """Removes the hidden folder, and the directory if it is empty and was not there before."""
+        with reaching(self.url, "write to"):
+            self._system.invalidate_cache()
+            if self._system.exists(self._hidden):
+                self._system.rm(self._hidden, recursive=True)
+            if self._new and self._system.exists(self._root) and not self._system.ls(self._root, detail=False):
+                self._system.rmdir(self._root)
+
+    def _vacant(self) -> None:
+        with reaching(self.url, "read"):
+            if self._system.isfile(self._root):
+                raise SpecError(f"path = {self.url!r} is a file; name a directory that is empty or not there")
+            there = [posixpath.basename(entry.rstrip("/")) for entry in self._entries()]
+        if not self._overwrite and (there := [name for name in there if not name.startswith(_HIDDEN)]):
+            raise SpecError(
+                f"path = {self.url!r} holds {len(there)} files or folders, {sorted(there)[0]!r} and so on; name a "
+                f'directory that is empty or not there, or remove what is in it with mode="overwrite"'
+            )
+
+    def _entries(self) -> list[str]:
+        """All that is in the directory but the own hidden folder, never from a cache."""
+        self._system.invalidate_cache()
+        if not self._system.isdir(self._root):
+            return []
+        found = [str(entry).rstrip("/") for entry in self._system.ls(self._root, detail=False)]
+        own = posixpath.basename(self._hidden)
+        return [entry for entry in found if posixpath.basename(entry) != own and entry != self._root]
+
+
+@contextmanager
+def part(url: str, number: int) -> Iterator[tuple[str, Any]]:
+    """(name, stream) of a new file in the hidden folder `url`, by a task; it is removed unless the block ends well.
+
+    Raises:
+        SpecError: the folder is not seen here.
+        ResourceError: no room there.
+    """
+    with reaching(url, "write to"):
+        folder = Folder(url)
+        if not folder.has(_PROBE):
+            raise SpecError(
+                f"path: host {socket.gethostname()} does not see in {url} what the driver wrote there; a place that "
+                f"driver and executors share is needed: a path on NFS, or a URL of HDFS, S3 and the like"
+            )
+        name, whole = f"{number:05d}-{secrets.token_hex(6)}", False
+        try:
+            with folder.stream(name) as stream:
+                yield name, stream
+            whole = True
+        finally:
+            if not whole:
+                folder.remove(name)
+
+
+def reaching(url: str, verb: str) -> AbstractContextManager[None]:
+    """Turns what a file system raises into an error that names path=.
+
+    Raises:
+        ResourceError: no room there.
+        SpecError: all else.
+    """
+    step = f"a place that driver and executors share and may write to is needed: {filesystems.SHARED}"
+    return filesystems.reaching(url, verb, SpecError, "path", step)

@@ -1,0 +1,1 @@
+"""What is asked of Spark; knows no data set and no model."""

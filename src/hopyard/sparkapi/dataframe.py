@@ -1,0 +1,152 @@
+"""What is asked of Spark: columns of a DataFrame, the values of some, one job over its partitions.
+
+Knows Spark's public API, the same for classic sessions and Spark Connect (`mapInArrow`, no RDD), and nothing of what
+the job writes. pyspark is imported by whoever has a DataFrame already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from hopyard.errors import DataError, SpecError
+from hopyard.formats.arrow import require
+from hopyard.formats.vectors import without_vectors
+from hopyard.sparkapi.session import is_stopped
+
+
+def is_frame(value: Any) -> bool:
+    """Whether it is a DataFrame of Spark, classic or Connect."""
+    return type(value).__module__.startswith("pyspark.sql.") and hasattr(value, "mapInArrow")
+
+
+def checked(df: Any, argument: str) -> Any:
+    """`df`, if it is a DataFrame that rows can be taken from. Raises SpecError."""
+    if not is_frame(df):
+        hint = "; df.to_spark() gives one" if type(df).__module__.startswith("pyspark.pandas") else ""
+        raise SpecError(f"{argument} = {type(df).__name__}: a pyspark.sql.DataFrame is needed{hint}")
+    alive(df)
+    if df.isStreaming:
+        raise SpecError(f"{argument}: a streaming DataFrame has no end; give a batch one, spark.read…")
+    return df
+
+
+def alive(df: Any) -> None:
+    """Raises SpecError when the session of `df` was stopped."""
+    if is_stopped(df.sparkSession):
+        raise SpecError(
+            "the Spark session of the DataFrame was stopped; make another with SparkSession.builder.getOrCreate(), and "
+            "the DataFrame and the Dataset from it anew"
+        )
+
+
+def on_this_host(df: Any) -> bool:
+    """Whether all executors run on the driver's host."""
+    return str(df.sparkSession.conf.get("spark.master", "")).startswith("local")
+
+
+def schema(df: Any) -> pa.Schema:
+    """The Arrow schema of the batches that tasks get."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return without_vectors(to_arrow_schema(df.schema, timezone="UTC"))  # of which nothing but the type is used
+    except Exception as error:
+        raise DataError(
+            f"the DataFrame has a column that Arrow lacks ({type(error).__name__}: {error}); select the columns that "
+            "are needed, or cast it"
+        ) from error
+
+
+def narrowed(df: Any, names: list[str], where: str) -> Any:
+    """Only the columns `names`. Raises DataError unless each is there once."""
+    once(df, names, where)
+    return df.select([quoted(name) for name in names])
+
+
+def once(df: Any, names: Iterable[str], where: str) -> None:
+    """Raises DataError unless each of `names` is one column of the DataFrame, to Spark too."""
+    names = list(names)
+    require(pa.schema([(name, pa.null()) for name in df.columns]), names, where)
+    same = as_spark_compares(df)
+    for name in names:
+        alike = [other for other in df.columns if same(other) == same(name)]
+        if len(alike) > 1:
+            raise DataError(
+                f"{where} has columns {', '.join(map(repr, alike))}, which are one to Spark: rename all but one, "
+                "or set spark.sql.caseSensitive to true"
+            )
+
+
+def new_columns(df: Any, names: Iterable[str], argument: str) -> None:
+    """Raises SpecError unless `names` can stand behind the columns of the DataFrame: each is new, to Spark too.
+
+    Args:
+        df: the DataFrame.
+        names: of what is added.
+        argument: where they are named, for the message: "with predictionCol=".
+    """
+    same = as_spark_compares(df)
+    there = {same(name): name for name in df.columns}
+    for name in names:
+        if same(name) in there:
+            raise SpecError(
+                f"a new column is to be named {name!r}, and there is {there[same(name)]!r} already, which is the same "
+                f"to Spark; choose another name {argument}"
+            )
+        there[same(name)] = name
+
+
+def as_spark_compares(df: Any) -> Callable[[str], str]:
+    """Names of columns are one to Spark where this gives one text: case counts only if spark.sql.caseSensitive."""
+    sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    return str if sensitive else str.lower
+
+
+def mapped(df: Any, work: Any, schema: Any) -> Any:
+    """`df.mapInArrow(work, schema)` for columns of any name: Spark itself takes a dot or a backtick in one for syntax.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    names = list(df.columns)
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                f"the DataFrame has {names.count(name)} columns named {name!r}: rename all but one, or select those "
+                "that are needed"
+            )
+
+    def named(batches: Any) -> Any:  # goes by value
+        return work(batch.rename_columns(names) for batch in batches)
+
+    return df.toDF(*[f"c{number}" for number in range(len(names))]).mapInArrow(named, schema)
+
+
+def collected(df: Any) -> list[Any]:
+    """Its rows; raises SpecError in the place of errors of Spark whose cause is known."""
+    try:
+        return list(df.collect())
+    except Exception as error:
+        known = _known(df, error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def _known(df: Any, error: Exception) -> SpecError | None:
+    """SpecError where the cause of `error` is known, and would be hard to find in Java's stack traces."""
+    alive(df)
+    if "No module named 'hopyard'" in str(error):
+        return SpecError(
+            "the executors' Python cannot import hopyard: install it there in the same version (spark.pyspark.python "
+            "names their Python), or send an environment that has it with spark.archives"
+        )
+    return None
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark's expressions take it."""
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,292 @@
+"""The end of `store.bulk` that answers: who is let in, whose turn it is, and a thread for each connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hopyard.errors import ResourceError
+from hopyard.spec import Encrypt
+from hopyard.store.arena import Taken
+from hopyard.store.bulk.client import Ask, Reply, always, encode
+from hopyard.store.bulk.connection import ASK, GO, REPLY, Connection, Credentials, admit
+from hopyard.store.bulk.turns import Late, Turns
+from hopyard.system.network import is_loopback, joined, listen
+
+log = logging.getLogger(__name__)
+
+PULSE_SECONDS = 5.0
+STRANGERS = 64
+"""Connections at once that have not shown yet that they belong to the run; one more ends the oldest."""
+HELD_SECONDS = 10.0
+"""For which a turn is kept by a client that gives or takes no byte, once others wait for it. It may ask again."""
+LARGEST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""Bytes that a request may bring: what it brings is in memory here."""
+CLOSE_SECONDS = 10.0
+"""For the requests that are being answered when a server closes."""
+WARN_SECONDS = 60.0
+"""Strangers are told of no more often."""
+
+_ask = msgspec.msgpack.Decoder(Ask)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How a server answers one kind of request."""
+
+    answer: Callable[[Ask, memoryview], bytes | bytearray | memoryview | Taken]
+    """(request, its bytes) → bytes of the answer; FileNotFoundError and ResourceError reach the client as such."""
+    turns: Turns | None = None
+    """How many at once; None: all that come."""
+    known: Callable[[Ask], bool] = lambda ask: False
+    """Whether it is done already, and needs neither turn nor bytes."""
+    largest: int = LARGEST
+    """Bytes that a request may bring."""
+
+
+def secured(encrypt: Encrypt, host: str) -> bool:
+    """Whether what a server sends and takes that is dialled by `host` is encrypted. "between hosts": unless its clients
+    are on its own host, where nobody else can listen."""
+    return encrypt is True or (encrypt == "between hosts" and not is_loopback(host))
+
+
+class Server:
+    """Answers requests, each connection in a thread of its own. One thread more lets connections in.
+
+    Args:
+        host: name under which clients reach this one; see `hosts.address_to_bind`.
+        credentials: of the run.
+        services: what → how it is answered.
+        port: 0: any.
+        encrypt: whether connections are encrypted, see `secured`.
+
+    Raises:
+        ResourceError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        credentials: Credentials,
+        services: Mapping[str, Service],
+        *,
+        port: int = 0,
+        encrypt: Encrypt = False,
+    ) -> None:
+        self._credentials = credentials
+        self._services = dict(services)
+        self._secure = secured(encrypt, host)
+        try:
+            self._listener = listen(host, port)
+        except OSError as error:
+            raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
+        self._listener.setblocking(False)
+        port = int(self._listener.getsockname()[1])
+        self.address = f"{'tls' if self._secure else 'tcp'}://{joined(host, port)}"
+        self._lock = threading.Lock()
+        self._strangers: dict[int, socket.socket] = {}
+        """By number, the oldest first; a second descriptor of each, by which it can be ended."""
+        self._came = 0
+        self._connections: dict[Connection, bool] = {}
+        """Those that were let in → whether a request is being answered."""
+        self._turns: dict[Connection, Turns] = {}
+        """Those whose turn it is."""
+        self._threads: set[threading.Thread] = set()
+        self._open = True
+        self._refused = 0
+        self._warned = -WARN_SECONDS
+        self._wake, self._waker = os.pipe()
+        self._thread = threading.Thread(target=self._accept, name="hopyard-bulk", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a request that is being answered is answered."""
+        self._open = False
+        os.write(self._waker, b"x")
+        self._thread.join()
+        with self._lock:
+            while self._strangers:
+                _shut(self._strangers.popitem()[1])
+            for connection, answering in self._connections.items():
+                if not answering:
+                    connection.shut()
+            threads = list(self._threads)
+        patience = time.monotonic() + CLOSE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, patience - time.monotonic()))
+        with self._lock:
+            for connection in self._connections:
+                connection.shut()
+        os.close(self._wake)
+        os.close(self._waker)
+
+    # ---------------------------------------------------------------- the thread that lets connections in
+
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector, self._listener:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            pulse = time.monotonic() + PULSE_SECONDS
+            while self._open:
+                selector.select(max(0.0, pulse - time.monotonic()))
+                if self._open:
+                    self._let_in()
+                if time.monotonic() >= pulse:
+                    pulse = time.monotonic() + PULSE_SECONDS
+                    with self._lock:
+                        connections, turns = list(self._connections), list(self._turns.items())
+                    for connection in connections:
+                        connection.pulse()
+                    for connection, whose in turns:
+                        if connection.still() >= HELD_SECONDS and whose.wanted:
+                            log.warning("a worker that moves no byte lost its turn; it may ask again")
+                            connection.shut()
+
+    def _let_in(self) -> None:
+        try:
+            line, _ = self._listener.accept()
+            second = line.dup()
+        except BlockingIOError:
+            return
+        except OSError as error:  # no more files may be open; the kernel keeps the connection until there are
+            log.warning("a connection cannot be let in: %s", error)
+            time.sleep(0.1)
+            return
+        with self._lock:
+            if len(self._strangers) >= STRANGERS:
+                _shut(self._strangers.pop(next(iter(self._strangers))))
+            self._came += 1
+            number = self._came
+            self._strangers[number] = second
+            thread = threading.Thread(target=self._serve, args=(line, number), name="hopyard-bulk-line", daemon=True)
+            self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            with self._lock:
+                self._threads.discard(thread)
+                _shut(self._strangers.pop(number))
+            line.close()
+            log.warning("a connection cannot be let in: %s", error)
+
+    # ---------------------------------------------------------------- one thread for each connection
+
+    def _serve(self, line: socket.socket, number: int) -> None:
+        connection = None
+        try:
+            try:
+                connection = admit(line, self._credentials, secure=self._secure)
+            except (OSError, ValueError) as error:
+                self._refuse(error)
+                return
+            finally:
+                with self._lock:
+                    if second := self._strangers.pop(number, None):
+                        second.close()
+                    if connection is not None:
+                        self._connections[connection] = False
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                while self._open:
+                    self._next(connection)
+        finally:
+            with self._lock:
+                if connection is not None:
+                    del self._connections[connection]
+                self._threads.discard(threading.current_thread())
+            if connection is not None:
+                connection.close()
+
+    def _refuse(self, error: Exception) -> None:
+        with self._lock:
+            self._refused += 1
+            if not self._open or time.monotonic() - self._warned < WARN_SECONDS:
+                return
+            count, self._refused, self._warned = self._refused, 0, time.monotonic()
+        log.warning("%d connections of strangers to the port of States were refused: %s", count, error)
+
+    def _next(self, connection: Connection) -> None:
+        connection.wait()
+        with self._lock:
+            self._connections[connection] = True
+        try:
+            ask = _ask.decode(connection.receive(ASK)[1])
+            with contextlib.ExitStack() as turn:
+                reply, found = self._answer(connection, ask, turn)
+                body, intact = (found.data, found.intact) if isinstance(found, Taken) else (found, always)
+                data = memoryview(body).cast("B")
+                connection.send(REPLY, encode(msgspec.structs.replace(reply, size=len(data))))
+                if len(data):
+                    connection.send_body(data, intact)
+        finally:
+            with self._lock:
+                self._connections[connection] = False
+                self._turns.pop(connection, None)
+
+    def _answer(self, connection: Connection, ask: Ask, turn: contextlib.ExitStack) -> tuple[Reply, Any]:
+        """The reply and its bytes. `turn` is given back when they are sent."""
+        service = self._services.get(ask.what)
+        if service is None:
+            return Reply("other", f"nobody here does {ask.what!r}"), b""
+        if ask.size > service.largest:
+            return _too_large(ask, service.largest), b""
+
+        def begun() -> bool:
+            if service.known(ask):
+                return True
+            if service.turns is not None:
+                turn.enter_context(service.turns.one(ask.seconds, connection.gone))
+                with self._lock:
+                    self._turns[connection] = service.turns
+            return False
+
+        reply, known = _tried(connection, begun)
+        if reply.fault or known:
+            return reply, b""
+        data = memoryview(b"")
+        if ask.size >= 0:
+            try:
+                connection.send(GO)
+                data = connection.receive_body(ask.size)
+            except (OSError, MemoryError) as error:  # where the line is the reason, nobody hears it
+                return Reply("other", f"{type(error).__name__}: {error}"), b""
+        return _tried(connection, lambda: service.answer(ask, data))
+
+
+def _too_large(ask: Ask, largest: int) -> Reply:
+    if not largest:
+        return Reply("other", f"{ask.what!r} brings no bytes; {ask.size} were announced")
+    return Reply(
+        "room",
+        f"State {ask.ref} of {ask.size} bytes does not fit into the memory of {socket.gethostname()} ({largest} "
+        "bytes), through which it would go: give store= a place that all workers reach (NFS, HDFS, S3, …)",
+    )
+
+
+def _tried(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, Any]:
+    """Its result; an error as the client is to hear it, since that must not wait for ever."""
+    try:
+        with connection.working():
+            return Reply(), work()
+    except FileNotFoundError as error:
+        return Reply("missing", str(error)), b""
+    except ResourceError as error:
+        return Reply("room", str(error)), b""
+    except Late as error:
+        return Reply("late", str(error)), b""
+    except Exception as error:  # noqa: BLE001 - of any kind of store
+        return Reply("other", f"{type(error).__name__}: {error}"), b""
+
+
+def _shut(line: socket.socket) -> None:
+    with line, contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,120 @@
+"""Which address of this host others can dial, and on which it listens for them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it can be dialled from this host alone: "localhost", or an address such as 127.0.1.1 or ::1. A name that
+    this host knows by such an address, as Debian writes it for a host's own, may be another address elsewhere."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address_towards(host: str) -> str:
+    """The address of this host that those on the way to `host` can dial."""
+    if is_loopback(host):
+        return host if ":" in host else LOOPBACK
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing; the system chooses the interface
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def address_to_bind(host: str) -> str:
+    """Where to listen for those who dial `host`: at that address alone where it is one of this machine; empty, which is
+    every address, where it is not (a router leads here), or where the name means several, or loopback by a name that
+    others may know by another address."""
+    if host == "localhost":
+        return LOOPBACK
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return ""
+    found = {address for address in found if ":" not in address} or found
+    address = found.pop()
+    named = host != address
+    return "" if found or (named and is_loopback(address)) or not _is_here(address) else address
+
+
+def _is_here(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens for those who dial `host`, see `address_to_bind`. Port 0: any.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    address = address_to_bind(host)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=512)
+
+
+def joined(host: str, port: int) -> str:
+    """ "host:port"; an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parted(address: str) -> tuple[str, int]:
+    """Host and port of "host:port", with or without "scheme://" before it."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def java_above() -> int:
+    """The next Java process above this one: of a Python worker of Spark, its executor. 0: there is none."""
+    process = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while process > 1:
+            if os.readlink(f"/proc/{process}/exe").endswith("/java"):  # noqa: PTH115 - the target need not be there
+                return process
+            process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return 0
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that has this IPv4 address; empty when none has, or the system cannot say."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no IPv4 address
+                continue
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return ""
+
+
+_SIOCGIFADDR = 0x8915
+"""Of Linux."""
+
+
+def keep_alive(line: socket.socket) -> None:
+    """Let the kernel find out within 20 s when the other end's host has vanished, and send what is short at once."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

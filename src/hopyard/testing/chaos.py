@@ -1,0 +1,686 @@
+"""A world where everything goes wrong that may: for the tests of the machine, and to write journals for them.
+
+Slots are slow, are lost, are thought lost and answer all the same; States become durable late, out of order or never;
+units fail, run out of memory, or cannot take a State; the store is away for a while; the journal finds no room; the
+driver is killed between any two of its steps and resumed. `step` lets one of these things happen, drawn from `choose`;
+`finish` lets the world be kind from now on, and the run must end.
+
+`Chaos` knows what a run must give, independently of the machine (`expected`), and looks after every step for a broken
+promise (`Broken`). A State's content here is the list of what its trial went over, so a State made from the wrong one
+cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from hopyard.core.facts import Lost, Tick
+from hopyard.core.runs.events import (
+    DECISIONS,
+    Began,
+    Check,
+    Checked,
+    Command,
+    Delete,
+    Dispatch,
+    Done,
+    Durable,
+    Event,
+    Exhausted,
+    Failed,
+    Finish,
+    Finished,
+    Forgotten,
+    Joined,
+    Keep,
+    Left,
+    Line,
+    Proposed,
+    Release,
+    Replace,
+    Resumed,
+    Retried,
+    StoreAway,
+    StoreBack,
+    Warn,
+    decode,
+    encode,
+)
+from hopyard.core.runs.machine import Machine, fold
+from hopyard.spec import Fault, Part, Ref, RunSpec, Sums, Timeouts, Unit, better, packed
+
+Content = tuple[tuple[int, int], ...]
+"""The (epoch, partition) that a State's trial went over, in order."""
+
+
+class Broken(AssertionError):
+    """A promise was broken."""
+
+
+def _hold(true: object, what: str) -> None:
+    if not true:
+        raise Broken(what)
+
+
+@dataclass(eq=False)
+class Agent:
+    """A slot as it really is; the machine may think otherwise."""
+
+    number: int
+    holds: tuple[int, ...] | None
+    task: Dispatch | Check | None = None
+    memory: dict[str, tuple[Ref, Content]] = field(default_factory=dict)
+    """Where → the State that lies there."""
+    pending: list[tuple[Ref, Content]] = field(default_factory=list)
+    """States to be stored."""
+    said: deque[Event] = field(default_factory=deque)
+    """On their way to the driver, in order."""
+    alive: bool = True
+    away: bool = False
+    """It cannot reach the store."""
+
+
+@dataclass
+class Chaos:
+    """One run in a bad world.
+
+    Args:
+        spec: of the run; its `trials` are proposed at the start.
+        choose: n → a number in [0, n).
+        slots: how many are there at most.
+        pins: the partition sets of the slots, in turn; None: each slot holds all.
+        arrays: whether a metric is an additive array, so that folds are needed.
+        sick: trials whose units raise a user error now and then.
+        unfit: trials that do not pass preflight.
+        fragile: one in so many stored States is gone when another driver takes over; 0: none.
+        blind: one in so many hops does not find the State in its maker's memory, though it is there; 0: none.
+        weights: how likely each kind of step is.
+    """
+
+    spec: RunSpec
+    choose: Callable[[int], int]
+    slots: int = 3
+    pins: tuple[tuple[int, ...], ...] | None = None
+    arrays: bool = False
+    sick: frozenset[int] = frozenset()
+    unfit: frozenset[int] = frozenset()
+    fragile: int = 0
+    blind: int = 0
+    weights: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.machine = Machine(self.spec)
+        self.journal: list[bytes] = []
+        self.store: dict[Ref, Content] = {}
+        self.agents: dict[int, Agent] = {}
+        """Those that the driver knows."""
+        self.strays: list[Agent] = []
+        """Those that it thinks lost, and that may live on."""
+        self.clock = 0.0
+        self.joined = 0
+        self.kind = False
+        """Whether no more goes wrong by itself."""
+        self.killed = False
+        self.swept: set[Ref] = set()
+        self.stored: set[Ref] = set()
+        """States of which this driver heard that they are stored."""
+        self.released: set[tuple[int, str]] = set()
+        self.ended = False
+        self.steps = 0
+        self._kinds = [kind for kind, weight in (_WEIGHTS | self.weights).items() for _ in range(weight)]
+
+    # ---------------------------------------------------------------- what may happen
+
+    def start(self) -> None:
+        """The run begins."""
+        self.feed(Began(at=0.0, spec=self.spec))
+        for trial in range(self.spec.trials or 0):
+            self.feed(Proposed(at=self.clock, trial=trial, config={"n": trial}))
+        self.feed(Exhausted(at=self.clock))
+
+    def step(self) -> None:
+        """Something happens."""
+        self.steps += 1
+        self.clock += 0.25
+        if self.killed:
+            self.resume()
+        else:
+            kind = self._kinds[self.choose(len(self._kinds))]
+            getattr(self, kind)()
+        if not self.killed:
+            self.look()
+
+    def finish(self) -> None:
+        """The world is kind from now on; the run ends, and gave what it had to."""
+        self._to_the_end()
+        if self.choose(3) and self._tried_again():
+            self._to_the_end()
+            left = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
+            _hold(set(left) <= self.sick | self.unfit, f"tried again in a kind world, and failed: {left}")
+
+    def _to_the_end(self) -> None:
+        turns = 0
+        self.kind = True
+        while not self.ended:
+            turns += 1
+            _hold(turns < 200 * (1 + self.spec.steps) * (1 + len(self.machine.trials)), "the run does not end")
+            for agent in list(self.agents.values()):
+                if agent.away:
+                    self._back(agent)
+            self.clock += 0.25
+            if self.killed:
+                self.resume()
+            for _ in range(self.slots + len(self.pins or ())):
+                self.join()
+            for agent in [*self.agents.values(), *self.strays]:
+                self._work(agent)
+                while agent.pending:
+                    self._write(agent, 0)
+                while agent.said and not self.killed:
+                    self.feed(agent.said.popleft())
+            if not self.killed:
+                self.look()
+                if not turns % 10:
+                    self.tick()
+        for agent in [*self.agents.values(), *self.strays]:  # what was on its way when the run ended
+            while agent.pending:
+                self._write(agent, 0)
+            while agent.said:
+                self.feed(agent.said.popleft())
+        left = self.stored.intersection(self.store) - self.machine.kept()
+        _hold(not left, f"stored, needed no longer, and never deleted: {left}")
+        self.sweep()
+        self.judge()
+
+    def _tried_again(self) -> bool:
+        """The user asks for what failed through no fault of the recipe."""
+        failed = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
+        wanted = [number for number in failed if self.machine.trials[number].fault != "user"]
+        if not wanted or not self.machine.names:
+            return False
+        self._die()
+        self.resume()
+        self.ended = False
+        for number in wanted:
+            self.feed(Retried(at=self.clock, trial=number))
+        self.look()
+        return True
+
+    def join(self) -> None:
+        """A slot comes, with a new number."""
+        if self.killed or self.ended or len(self.agents) >= max(self.slots, len(self.pins or ())):
+            return
+        holds = None
+        if self.pins is not None:
+            served = [agent.holds for agent in self.agents.values()]
+            holds = next((pin for pin in self.pins if pin not in served), self.pins[self.joined % len(self.pins)])
+        agent = self.agents[self.joined] = Agent(self.joined, holds)
+        self.joined += 1
+        self.feed(Joined(at=self.clock, slot=agent.number, host="h", pid=agent.number, holds=holds))
+
+    def work(self) -> None:
+        """An agent ends its unit."""
+        if agent := self._any([*self.agents.values(), *self.strays]):
+            self._work(agent)
+
+    def write(self) -> None:
+        """An agent stores a State, not always the oldest first."""
+        if agent := self._any([a for a in [*self.agents.values(), *self.strays] if a.pending and not a.away]):
+            self._write(agent, self.choose(len(agent.pending)))
+
+    def hear(self) -> None:
+        """A message arrives."""
+        if agent := self._any([a for a in [*self.agents.values(), *self.strays] if a.said]):
+            self.feed(agent.said.popleft())
+
+    def lose(self) -> None:
+        """A slot is lost: it died, or is only thought dead."""
+        if agent := self._any(list(self.agents.values())):
+            self._part(agent, dead=bool(self.choose(2)))
+            self.feed(Lost(at=self.clock, slot=agent.number, reason="lost"))
+
+    def leave(self) -> None:
+        """A slot with nothing to do is given back."""
+        spare = self.machine.spare(self.clock, 0.0)
+        if agent := self._any([agent for number, agent in self.agents.items() if number in spare]):
+            self._part(agent, dead=True)
+            self.feed(Left(at=self.clock, slot=agent.number, reason="spare"))
+
+    def fail(self) -> None:
+        """A unit fails through no fault of its own."""
+        agent = self._any([a for a in self.agents.values() if isinstance(a.task, Dispatch)])
+        if agent is not None and isinstance(agent.task, Dispatch):
+            self._say_failed(agent, agent.task, "system")
+
+    def starve(self) -> None:
+        """A unit runs out of memory: it says so, or the system kills its worker."""
+        agent = self._any([a for a in self.agents.values() if isinstance(a.task, Dispatch)])
+        if agent is None or not isinstance(agent.task, Dispatch):
+            return
+        if self.choose(2):
+            self._say_failed(agent, agent.task, "memory")
+        else:
+            self._part(agent, dead=True)
+            self.feed(Lost(at=self.clock, slot=agent.number, reason="oom", fault="memory"))
+
+    def wipe(self) -> None:
+        """Somebody removes an agent's shared memory; with luck it still has what is to be stored."""
+        if agent := self._any([agent for agent in self.agents.values() if agent.pending]):
+            agent.memory.clear()
+            if self.choose(3):
+                for ref, _ in agent.pending:  # it finds that when it is about to store them
+                    agent.said.append(Forgotten(at=self.clock, slot=agent.number, ref=ref))
+                agent.pending.clear()
+
+    def away(self) -> None:
+        """The store cannot be reached from a host, or can be again."""
+        if agent := self._any(list(self.agents.values())):
+            if agent.away:
+                self._back(agent)
+            else:
+                agent.away = True
+                agent.said.append(StoreAway(at=self.clock, slot=agent.number, error="away"))
+
+    def _back(self, agent: Agent) -> None:
+        agent.away = False
+        agent.said.append(StoreBack(at=self.clock, slot=agent.number))
+
+    def tick(self) -> None:
+        """Time passes, and perhaps a deadline with it."""
+        if (first := self.machine.earliest()) is not None:
+            self.clock = max(self.clock, first)
+            _hold(self.machine.due(self.clock), "a deadline is not due")
+            self.feed(Tick(at=self.clock))
+
+    def full(self) -> None:
+        """The journal finds no room for the next event: the driver ends before it had any effect."""
+        self._die()
+
+    def kill(self) -> None:
+        """The driver is killed while it takes the next message: between any two of its steps."""
+        agent = self._any([a for a in self.agents.values() if a.said])
+        if agent is None:
+            self._die()
+            return
+        event = agent.said.popleft()
+        where = self.choose(3)
+        commands = self.machine.handle(event)
+        self.journal += [encode(line) for line in (_lines(event, commands) if where else [event])]
+        if where == 2:
+            for command in commands[: self.choose(len(commands) + 1)]:
+                self._obey(command)
+        self._die()
+
+    def resume(self) -> None:
+        """Another driver takes over."""
+        self.killed = False
+        self.stored.clear()
+        self.machine = fold([decode(line) for line in self.journal])
+        gone = tuple(
+            [ref for ref in sorted(self.machine.kept(), key=str) if self.fragile and not self.choose(self.fragile)]
+        )
+        for ref in gone:
+            del self.store[ref]
+            self.swept.add(ref)
+        self.feed(Resumed(at=self.clock, gone=gone))
+        states = [state for trial in self.machine.trials.values() for state in trial.states.values()]
+        _hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
+        self.sweep()
+
+    def sweep(self) -> None:
+        """The driver deletes what is stored and not kept: States whose `Durable` never came, or of a killed driver."""
+        swept = set(self.store) - self.machine.kept()
+        self.swept |= swept
+        for ref in swept:
+            del self.store[ref]
+
+    # ---------------------------------------------------------------- the driver
+
+    def feed(self, event: Event) -> None:
+        """The driver takes an event: journal, machine, commands."""
+        if self.killed:
+            return
+        if isinstance(event, Durable):
+            self.stored.add(event.ref)
+        commands = self.machine.handle(event)
+        self.journal += [encode(line) for line in _lines(event, commands)]
+        for command in commands:
+            self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, (Dispatch, Check)):
+            agent = self.agents.get(command.slot)
+            _hold(agent is not None, f"{command} goes to a slot that is not there")
+            assert agent is not None
+            _hold(agent.task is None, f"{command} goes to a busy slot")
+            if isinstance(command, Dispatch):
+                self._may_start(command.unit)
+            agent.task = command
+        elif isinstance(command, Keep):
+            self._keep(command)
+        elif isinstance(command, Release):
+            _hold((command.slot, command.where) not in self.released, f"{command} a second time")
+            self.released.add((command.slot, command.where))
+            if command.slot in self.agents:
+                self.agents[command.slot].memory.pop(command.where, None)
+        elif isinstance(command, Delete):
+            _hold(command.ref in self.store or command.ref in self.swept, f"{command} of what is not stored")
+            self.store.pop(command.ref, None)
+        elif isinstance(command, Replace):
+            if command.slot in self.agents:
+                self._part(self.agents[command.slot], dead=bool(self.choose(2)))
+        elif isinstance(command, Warn):
+            _hold(not command.defect, command.text)
+        elif isinstance(command, Finish):
+            self.feed(Finished(at=self.clock, status=command.status))
+            self.ended = True
+
+    def _keep(self, command: Keep) -> None:
+        """The maker stores it next, or says that it cannot."""
+        agent = self.agents[command.slot]
+        mine = [ref for ref, _ in agent.pending]
+        if command.ref in mine:
+            agent.pending.insert(0, agent.pending.pop(mine.index(command.ref)))
+        elif command.ref not in self.store and not any(
+            isinstance(event, Durable) and event.ref == command.ref for event in agent.said
+        ):
+            agent.said.append(Forgotten(at=self.clock, slot=agent.number, ref=command.ref))
+
+    def _may_start(self, unit: Unit) -> None:
+        if unit.start is None:
+            return
+        state = self.machine.trials[unit.trial].states.get(unit.start.step)
+        _hold(state is not None and state.ref == unit.start, f"{unit} starts from a State that its trial does not have")
+        assert state is not None
+        if unit.digest:
+            _hold(unit.start in self.store, f"{unit} starts from a stored State that is not stored")
+        else:
+            _hold(unit.where and state.maker in self.machine.slots, f"{unit} starts from a State that nobody has")
+        if unit.where:
+            _hold((state.maker, unit.where) not in self.released, f"{unit} starts from released memory")
+            _hold(state.maker in self.machine.slots, f"{unit} starts from the memory of a lost slot")
+
+    def _die(self) -> None:
+        self.killed = True
+        for agent in list(self.agents.values()):
+            self._part(agent, dead=bool(self.choose(2)))
+
+    # ---------------------------------------------------------------- the agents
+
+    def _any(self, agents: list[Agent]) -> Agent | None:
+        return agents[self.choose(len(agents))] if agents else None
+
+    def _part(self, agent: Agent, dead: bool) -> None:
+        """The driver does not know this agent any longer."""
+        del self.agents[agent.number]
+        agent.alive = not dead
+        if dead:
+            agent.task = None
+            agent.pending.clear()
+            agent.memory.clear()
+            if self.choose(2):
+                agent.said.clear()
+        self.strays.append(agent)
+        del self.strays[: -2 * self.slots]
+
+    def _work(self, agent: Agent) -> None:
+        task, at = agent.task, self.clock
+        if task is None:
+            return
+        if isinstance(task, Check):
+            faults = (f"trial {task.trial} is unfit",) if task.trial in self.unfit else ()
+            agent.task = None
+            agent.said.append(Checked(at=at, slot=agent.number, trial=task.trial, faults=faults, names=("loss",)))
+            return
+        unit = task.unit
+        if unit.trial in self.sick and unit.kind != "fold" and not self.choose(8):
+            self._say_failed(agent, task, "user")
+            return
+        content: Content = ()
+        if unit.start is not None:
+            found = self._find(unit, agent)
+            if found is None:
+                self._say_failed(agent, task, "store", missing=not agent.away)
+                return
+            content = found
+        agent.task = None
+        if unit.kind == "fold":
+            values = {name: sum(array.numbers()) / rows for name, (array, rows) in (unit.totals or {}).items()}
+            agent.said.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=(), seconds=0.0, values=values))
+            return
+        _hold(unit.partitions, f"{unit} has no partitions")
+        _hold(agent.holds is None or set(unit.partitions) <= set(agent.holds), f"{unit} on slot {agent.number}")
+        sums = [self.sums(unit.kind, unit.trial, unit.epoch, p) for p in unit.partitions]
+        parts = tuple([Part(p, packed(one), 0.1) for p, one in zip(unit.partitions, sums, strict=True)])
+        where = ""
+        if unit.kind == "train":
+            where = f"m{unit.lease}"
+            ref = Ref(unit.trial, unit.step + len(parts), unit.lease)
+            state = content + tuple([(unit.epoch, p) for p in unit.partitions])
+            agent.memory[where] = ref, state
+            mine = [p for p in agent.pending if p[0].trial == ref.trial]
+            if len(mine) >= 2 and mine[-1][0].step % self.spec.partitions:
+                agent.pending.remove(mine[-1])
+            agent.pending.append((ref, state))
+        else:
+            _hold(len(content) == (unit.epoch + 1) * self.spec.partitions, f"{unit} validates the wrong State")
+        agent.said.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=parts, seconds=0.1, where=where))
+
+    def _find(self, unit: Unit, taker: Agent) -> Content | None:
+        for agent in [*self.agents.values(), *self.strays]:
+            if agent is not taker and self.blind and not self.choose(self.blind):
+                continue
+            held = agent.memory.get(unit.where)
+            if held is not None and held[0] == unit.start:
+                return held[1]
+        return self.store.get(unit.start) if unit.start is not None and not taker.away else None
+
+    def _say_failed(self, agent: Agent, task: Dispatch, fault: Fault, missing: bool = False) -> None:
+        agent.task = None
+        unit = task.unit
+        agent.said.append(
+            Failed(
+                at=self.clock,
+                slot=agent.number,
+                lease=unit.lease,
+                fault=fault,
+                error="failed",
+                missing=unit.start if missing else None,
+            )
+        )
+
+    def _write(self, agent: Agent, index: int) -> None:
+        ref, content = agent.pending.pop(index)
+        _hold(ref not in self.store, f"{ref} is stored twice")
+        self.store[ref] = content
+        agent.said.append(Durable(at=self.clock, slot=agent.number, ref=ref, digest=str(hash(content)), bytes=1))
+
+    # ---------------------------------------------------------------- what must hold
+
+    def sums(self, kind: str, trial: int, epoch: int, partition: int) -> Sums:
+        """What one partition gives: numbers that no other partition gives."""
+        one = float(Random(f"{kind}/{trial}/{epoch}/{partition}").randrange(1 << 20))  # noqa: S311
+        sums: Sums = {"loss": (one, 1.0 + partition)}
+        if self.arrays:
+            sums["bins"] = [one, one + 1, 2.0], 1.0 + partition
+        return sums
+
+    def expected(self, trial: int, epoch: int) -> dict[str, float]:
+        """The metrics of this epoch: one pass, in the order of partitions."""
+        found: dict[str, float] = {}
+        for prefix, kind, count in (("", "train", self.spec.partitions), ("val_", "validate", self.spec.validation)):
+            every = [self.sums(kind, trial, epoch, partition) for partition in range(count)]
+            for name in every[0] if every else ():
+                total, rows = 0.0, 0.0
+                for sums in every:
+                    values, more = sums[name]
+                    total += sum(values) if isinstance(values, list) else values
+                    rows += more
+                found[prefix + name] = total / rows
+        return found
+
+    def look(self) -> None:
+        """What holds between any two events."""
+        machine, spec = self.machine, self.spec
+        standing = machine.leases.standing()
+        trains = [unit.trial for _, unit in standing.values() if unit.kind == "train"]
+        _hold(len(trains) == len(set(trains)), "a trial is in two places")
+        owners = [slot for slot, _ in standing.values()]
+        _hold(len(owners) == len(set(owners)), "a slot has two leases")
+        for lease, (slot, unit) in standing.items():
+            _hold(slot in machine.slots and machine.slots[slot].busy == lease, f"lease {lease} of a slot without it")
+            trial = machine.trials[unit.trial]
+            _hold(trial.lease == lease if unit.kind == "train" else lease in trial.aside, f"lease {lease} astray")
+        for trial in machine.trials.values():
+            _hold(list(trial.states) == sorted(trial.states), "States out of order")
+            _hold(trial.ended or trial.safe <= trial.step <= spec.steps, f"trial {trial.id} is behind its safe step")
+            _hold(not trial.safe or trial.safe in trial.states, f"trial {trial.id} lost its safe State")
+            for epoch, values in trial.history.items():
+                _hold(values == self.expected(trial.id, epoch), f"trial {trial.id}, epoch {epoch}: {values}")
+            for epoch in trial.history:
+                _hold(epoch not in trial.epochs, "an epoch that is in comes in")
+        missing = machine.kept() - set(self.store)
+        _hold(not missing, f"not stored, but needed: {missing}")
+        self._look_idle()
+        again = fold([decode(line) for line in self.journal]).snapshot()
+        now = machine.snapshot()
+        _hold(again == now, "the journal folds to another state")
+
+    def _look_idle(self) -> None:
+        machine, spec = self.machine, self.spec
+        idle = [slot for slot in machine.slots.values() if not slot.busy]
+        if machine.status == "checking" and idle:
+            used = all(slot.used for slot in idle)
+            fit = any(not (trial.ended or trial.until or (trial.fresh and used)) for trial in machine.trials.values())
+            _hold(not fit or machine.snapshot()["checking"], "nobody checks")
+        if machine.status != "running":
+            return
+        folds = machine.snapshot()["folds"]
+        resting = machine.resting
+        _hold(not (folds and any(slot.id not in resting for slot in idle)), "a fold waits, and a slot")
+        for slot in idle:
+            if slot.id in resting:
+                _hold(
+                    any(trial.alone and not trial.ended for trial in machine.trials.values()), "a slot rests for nobody"
+                )
+                continue
+            holds = range(10**6) if slot.holds is None else slot.holds
+            for trial in machine.trials.values():
+                state = trial.states.get(trial.step)
+                ready = not trial.lease and not trial.ended and trial.step < spec.steps
+                ready = ready and not (trial.until or trial.alone == "train" or (state is not None and state.parked))
+                waits = ready and (trial.id + trial.step) % spec.partitions in holds
+                _hold(not waits, f"slot {slot.id} and trial {trial.id} wait for each other")
+                for epoch, book in trial.epochs.items():
+                    waits = any(partition in holds for partition in book.left or ())
+                    waits = waits and not (trial.ended or trial.until or trial.alone == "validate" or book.parked)
+                    _hold(not waits, f"slot {slot.id} and the validation of {trial.id}, {epoch} wait for each other")
+
+    def judge(self) -> None:
+        """What holds when the run has ended."""
+        machine, spec = self.machine, self.spec
+        completed = 0
+        for trial in machine.trials.values():
+            _hold(trial.ended or machine.faults, f"trial {trial.id} is {trial.status}")
+            wanted = set()
+            if trial.status == "completed":
+                completed += 1
+                _hold(sorted(trial.history) == list(range(spec.epochs)), f"trial {trial.id}: {sorted(trial.history)}")
+                wanted = {spec.steps, (self.best(trial.history) + 1) * spec.partitions}
+                _hold(trial.best == self.best(trial.history), f"trial {trial.id}: best {trial.best}")
+                _hold(set(trial.states) == wanted, f"trial {trial.id} keeps {list(trial.states)}, not {wanted}")
+            elif trial.ended:
+                mine = trial.fault in ("system", "memory") or trial.id in self.sick | self.unfit
+                _hold(mine and trial.fault != "store", f"trial {trial.id} ({trial.fault}): {trial.error}")
+                wanted = {trial.safe, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
+                wanted |= {(epoch + 1) * spec.partitions for epoch in trial.epochs}
+                _hold(set(trial.states) <= wanted, f"trial {trial.id}, failed, keeps {list(trial.states)}")
+            for step, state in trial.states.items():
+                order = tuple([(k // spec.partitions, (trial.id + k) % spec.partitions) for k in range(step)])
+                _hold(self.store.get(state.ref) == order, f"{state.ref} went over {self.store.get(state.ref)}")
+        _hold(set(self.store) == machine.kept(), f"stored {set(self.store)}, kept {machine.kept()}")
+        status = "completed" if completed == len(machine.trials) else "partial" if completed else "failed"
+        _hold(machine.status == status, f"the run is {machine.status}, not {status}")
+        _hold(not len(machine.leases), "a lease stands")
+        for agent in self.agents.values():
+            _hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
+
+    def best(self, history: dict[int, dict[str, float]]) -> int:
+        """The best epoch, by a plain search."""
+        best = None
+        for epoch in sorted(history):
+            metric = self.spec.metric
+            if metric is None or best is None or better(self.spec.mode, history[epoch][metric], history[best][metric]):
+                best = epoch
+        _hold(best is not None, "no epoch")
+        return best or 0
+
+
+def _lines(event: Event, commands: list[Command]) -> list[Line]:
+    """What the driver writes down, as `driver/runs/loop.py` does."""
+    lines: list[Line] = [event]
+    for command in commands:
+        if isinstance(command, DECISIONS):
+            lines.append(command)
+        elif isinstance(command, Replace):
+            lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
+    return lines
+
+
+_WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}
+_WEIGHTS |= {"leave": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}
+
+
+def drawn(seed: int) -> Chaos:
+    """One of endlessly many bad worlds."""
+    random = Random(seed)  # noqa: S311
+    partitions = random.choice([1, 2, 3, 4, 5])
+    validation = random.choice([0, 0, 1, 2, 3])
+    trials = random.choice([1, 2, 3, 5])
+    slots = random.choice([1, 2, 3, 5])
+    pins = None
+    if random.random() < 0.5:
+        every = range(max(partitions, validation))
+        count = random.randint(1, len(every))
+        pins = tuple([tuple([p for p in every if p % count == n]) for n in range(count)])
+    spec = RunSpec(
+        epochs=random.choice([1, 2, 3]),
+        partitions=partitions,
+        validation=validation,
+        trials=trials,
+        seed=seed,
+        metric=random.choice([None, "loss", "val_loss"]) if validation else random.choice([None, "loss"]),
+        mode=random.choice(["min", "max"]),
+        group=random.choice([0, 1, 2, 3]),
+        group_seconds=random.choice([0.0, 1.0]),
+        strikes=random.choice([2, 3, 3, 50]),
+        retries=random.choice([0, 0, 1, 8]),
+        timeouts=Timeouts(unit_timeout=random.choice([20.0, 600.0]), durable_timeout=random.choice([30.0, 600.0])),
+    )
+    return Chaos(
+        spec,
+        random.randrange,
+        slots=slots,
+        pins=pins,
+        arrays=random.random() < 0.4,
+        sick=frozenset([t for t in range(trials) if random.random() < 0.1]),
+        unfit=frozenset([t for t in range(trials) if random.random() < 0.15]),
+        weights={
+            "lose": random.choice([0, 1, 3]),
+            "leave": random.choice([0, 1, 4]),
+            "fail": random.choice([0, 1, 2]),
+            "tick": random.choice([0, 1]),
+            "kill": random.choice([0, 0, 1]),
+            "full": random.choice([0, 0, 1]),
+            "starve": random.choice([0, 0, 2]),
+            "wipe": random.choice([0, 0, 4]),
+            "away": random.choice([0, 0, 1]),
+            "write": random.choice([1, 4, 12]),
+            "hear": random.choice([4, 16, 30]),
+        },
+        fragile=random.choice([0, 2, 3]),
+        blind=random.choice([0, 1, 2, 3]),
+    )

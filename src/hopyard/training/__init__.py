@@ -1,0 +1,1 @@
+"""From a recipe to something that trains, and to answers."""

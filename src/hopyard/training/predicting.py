@@ -1,0 +1,85 @@
+"""A model's answers for rows: one for each row that went in, in that order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hopyard.data.columns import Columns
+from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.errors import DataError, HopyardError
+from hopyard.formats.arrow import Array
+from hopyard.ports import Predicting
+from hopyard.spec import Batch
+
+EXACT = 1 << 53
+"""Whole numbers up to here are float64 too."""
+
+
+def answers(trainable: Predicting, columns: Columns, batch_size: int, same_type: bool = False) -> Any:
+    """Outputs for all rows, each at the place of its row, NaN at those that the transform dropped.
+
+    Args:
+        trainable: the model.
+        columns: what `data.encode.apply` gave.
+        batch_size: rows that it is given at once.
+        same_type: whether the dtype of several numbers a row may not depend on whether rows were dropped.
+
+    Returns:
+        Array of shape (source rows, …), or a dict of such. Whole numbers and booleans are float64 where rows were
+        dropped.
+
+    Raises:
+        HopyardError: the model gives more or fewer answers than it was given rows.
+        DataError: rows were dropped, and answers are of a type that has no NaN.
+    """
+    parts = [trainable.predict(batch) for batch in PartitionFeed(columns, batch_size)]
+    if not parts:  # all rows were dropped: one of zeros tells shapes and types
+        parts = [_each(trainable.predict(_zeros(columns)), lambda array: array[:0])]
+    whole = (
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if isinstance(parts[0], dict)
+        else np.concatenate(parts)
+    )
+    return _each(whole, lambda array: _placed(array, columns, same_type))
+
+
+def _placed(array: Array, columns: Columns, same_type: bool) -> Array:
+    if len(array) != columns.rows:
+        raise HopyardError(f"predict(batch) gave {len(array)} answers for {columns.rows} rows; one for each is needed")
+    if columns.places is None:
+        return array
+    total = columns.rows if columns.source_rows is None else columns.source_rows
+    if columns.rows == total:
+        made = np.empty_like(array)
+    else:
+        made = np.full(
+            (total, *array.shape[1:]), np.nan, _with_nan(array, same_type and array.shape[1:] not in ((), (1,)))
+        )
+    made[columns.places] = array
+    return made
+
+
+def _with_nan(array: Array, same_type: bool) -> Any:
+    """The dtype of the array, or float64 for numbers without NaN. Raises DataError where there is none."""
+    if array.dtype.kind in "fc":
+        return array.dtype
+    exact = array.dtype.kind == "b" or (
+        array.dtype.kind in "iu" and (not array.size or (array.min() >= -EXACT and array.max() <= EXACT))
+    )
+    if same_type or not exact:
+        raise DataError(
+            f"the Dataset's transform dropped rows, and answers of type {array.dtype} have no NaN that could stand in "
+            "their place; drop such rows before predict"
+        )
+    return np.dtype(np.float64)
+
+
+def _zeros(columns: Columns) -> Batch:
+    inputs = _each(columns.inputs, lambda array: np.zeros((1, *array.shape[1:]), array.dtype))
+    return Batch(inputs, None, None, 1)
+
+
+def _each(value: Any, change: Any) -> Any:
+    return {name: change(array) for name, array in value.items()} if isinstance(value, dict) else change(value)

@@ -1,0 +1,97 @@
+"""Going over a partition with something that trains: step by step or its own way, to sums of metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from hopyard import meter
+from hopyard.errors import HopyardError, SpecError
+from hopyard.meter import Steps
+from hopyard.ports import Feed, goes_whole
+from hopyard.spec import Batch, Sums
+from hopyard.training.build import Built
+
+LARGEST_ARRAY = 1 << 20
+"""Numbers of an additive metric: each batch adds so many one by one, exactly."""
+
+
+class NotFinite(HopyardError):
+    """The loss is NaN or infinite."""
+
+
+class _Counted:
+    """A feed whose batches count as progress of the model that iterates over it."""
+
+    def __init__(self, feed: Feed, steps: Steps, phase: str) -> None:
+        self.rows, self.sizes, self.columns, self.order, self.seed = (
+            feed.rows,
+            feed.sizes,
+            feed.columns,
+            feed.order,
+            feed.seed,
+        )
+        self._feed, self._steps, self._phase = feed, steps, phase
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._steps.over(self._feed, self._phase)
+
+
+def over(built: Built, feed: Feed, train: bool) -> Sums:
+    """Go over a partition: the model's own way if it has one, else batch by batch.
+
+    Sums of several batches are added exactly (`math.fsum`), so their order does not matter.
+    """
+    phase = "train" if train else "validate"
+    meter.enter(phase)
+    trainable, feed = built.trainable, _Counted(feed, built.steps, phase)
+    if goes_whole(trainable):
+        return trainable.train_partition(feed) if train else trainable.evaluate_partition(feed)
+    step = trainable.train if train else trainable.evaluate
+    return gather(step(batch) for batch in feed)
+
+
+def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
+    """Metric → (sum, rows) over batches. A sum may be a number, a tensor of one element, or an additive array."""
+    numbers: dict[str, list[Any]] = {}
+    rows: dict[str, float] = {}
+    for report in reports:
+        if not isinstance(report, Mapping) or not all(isinstance(v, tuple) and len(v) == 2 for v in report.values()):
+            raise SpecError(f"train and evaluate return {{name: (sum over the rows, rows)}}, not {report!r:.200}")
+        for name, (total, count) in report.items():
+            if (count_of_numbers := size_of(total)) > LARGEST_ARRAY:
+                raise SpecError(
+                    f"metric {name!r} is an array of {count_of_numbers:,} numbers; at most {LARGEST_ARRAY:,} are added "
+                    "up: report fewer bins, or a number"
+                )
+            detach = getattr(total, "detach", None)  # else it holds on to the graph of its batch
+            numbers.setdefault(name, []).append(total if detach is None else detach())
+            rows[name] = rows.get(name, 0.0) + float(count)
+    return {name: (_added(totals), rows[name]) for name, totals in numbers.items()}
+
+
+def size_of(total: Any) -> int:
+    """How many numbers the sum of a metric has."""
+    if (shape := getattr(total, "shape", None)) is not None:
+        return math.prod(shape)
+    return len(total) if isinstance(total, (list, tuple)) else 1
+
+
+def _added(totals: list[Any]) -> float | list[float]:
+    first = totals[0]
+    if getattr(first, "shape", ()) not in ((), (1,)) or isinstance(first, (list, tuple)):
+        columns = zip(*[[float(x) for x in total] for total in totals], strict=True)
+        return [math.fsum(column) for column in columns]
+    values = [float(total) for total in totals]
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+def finite(sums: Sums, where: str) -> None:
+    """Raises NotFinite when the loss is NaN or infinite: to go on would be a waste."""
+    found = sums.get("loss")
+    if found is not None and not isinstance(found[0], list) and not math.isfinite(found[0]):
+        raise NotFinite(
+            f"the loss is {found[0]} in {where}: this configuration diverged (a lower learning rate, clipped "
+            "gradients or another initialisation may help)"
+        )

@@ -1,0 +1,480 @@
+"""The one live table of a run: on a terminal drawn in place, in a notebook too, and elsewhere as plain lines.
+
+It keeps no thread. The driver calls `see` after each batch of events and about once a second when nothing happens;
+what is drawn, at most four times a second, is drawn there, and never takes more than a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any, Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table as Grid
+from rich.text import Text
+
+from hopyard.core.runs.events import Began, Checked, Line, Resumed, Retried
+from hopyard.core.runs.liveness import Stall
+from hopyard.core.runs.machine import Machine
+from hopyard.core.runs.records import TrialBook
+from hopyard.spec import RunSpec, Unit
+from hopyard.views import words
+from hopyard.views.timeline import Chart
+
+EVERY = 0.25
+"""Seconds between two drawings, at least."""
+SHARE = 0.05
+"""Of the driver's time that drawing may take."""
+METRICS = 4
+"""Columns of metrics, at most."""
+_EIGHTHS: tuple[str, ...] = ("", *"▏▎▍▌▋▊▉")
+_COLOURS = {
+    "running": "cyan",
+    "validating": "cyan",
+    "hopping": "dim",
+    "storing": "dim",
+    "stalled": "yellow",
+    "completed": "green",
+    "failed": "red",
+    "waiting": "dim",
+    "delayed": "yellow",
+}
+
+
+class Table:
+    """What people look at while a run runs.
+
+    Args:
+        spec: of the run.
+        console: where to draw; default: the terminal's standard error, so that a script's own output stays clean.
+        clock: seconds since the epoch of Unix, the clock of the journal.
+        stalls: the slots that make no progress.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        console: Console | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        stalls: Callable[[], Mapping[int, Stall]] = dict,
+    ) -> None:
+        self.spec = spec
+        self._clock = clock
+        self._stalls = stalls
+        self._stalled: Mapping[int, Stall] = {}
+        """As of the last look."""
+        self._chart = Chart(keep=False)
+        self._differing = words.Differing()
+        self._trials = 0
+        self._epochs: dict[int, set[int]] = {}
+        """Trial → the epochs that were told of in plain lines."""
+        self._failed: set[int] = set()
+        self._marks = 0
+        self._drawn = 0.0
+        self._pause = 0.0
+        self._begun = False
+        self._closed = False
+        self._live: Live | None = None
+        self._handle: Any = None
+        self._console = console if console is not None else Console(stderr=True)
+        self._face: Literal["terminal", "notebook", "plain"] = "plain"
+        if console is None and _notebook():
+            self._face = "notebook"
+        elif self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._face = "terminal"
+
+    def see(self, lines: list[Line], machine: Machine) -> None:
+        """What happened since the last call. What the machine knows beyond these lines (of a run that goes on) is
+        drawn, but not told again in plain lines.
+
+        Microseconds when it does not draw.
+        """
+        if not self._begun:
+            self._begun = True
+            if not lines or not isinstance(lines[0], Began):
+                self._skip(machine)
+        touched: dict[int, None] = {}
+        for line in lines:
+            trial = self._chart.see(line)
+            if trial >= 0:
+                touched[trial] = None
+            if isinstance(line, Resumed):
+                self._skip(machine)
+            elif isinstance(line, Retried):
+                self._tell_again(line, machine)
+        if self._face == "plain":
+            self._tell_stalls(machine)
+            self._tell(lines, touched, machine)
+            return
+        now = self._clock()
+        if 0 <= now - self._drawn < self._pause or self._closed:
+            return
+        began = time.perf_counter()
+        self._stalled = self._stalls()
+        self._draw(machine, now)
+        self._drawn = now
+        self._pause = max(EVERY, (time.perf_counter() - began) / SHARE)
+
+    def close(self, machine: Machine) -> None:
+        """The last drawing; the table stays on the screen."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._face == "plain":
+            for trial in machine.trials.values():
+                self._tell_epochs(trial, machine)
+            self._print(self._end(machine))
+            return
+        self._draw(machine, self._chart.at or self._clock())
+        if self._live is not None:
+            self._live.stop()
+        elif self._face == "notebook":
+            return
+        self._console.print(Text(self._end(machine)), soft_wrap=True)
+
+    # ---------------------------------------------------------------- plain lines
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+    def _skip(self, machine: Machine) -> None:
+        """All that was before a resume has been told."""
+        self._epochs = {trial.id: set(trial.history) for trial in machine.trials.values()}
+        self._failed = {trial.id for trial in machine.trials.values() if trial.status == "failed"}
+        self._marks = len(self._chart.marks)
+
+    def _tell_again(self, line: Retried, machine: Machine) -> None:
+        """What comes of a trial that is tried again is news, and so is its next failure."""
+        self._failed.discard(line.trial)
+        trial = machine.trials.get(line.trial)
+        if trial is not None and line.trial in self._epochs:
+            self._epochs[line.trial] &= set() if line.recipe else set(trial.history)
+
+    def _tell(self, lines: list[Line], touched: dict[int, None], machine: Machine) -> None:
+        for line in lines:
+            if isinstance(line, Checked) and machine.status == "running":
+                slots = words.count(len(machine.slots), "worker")
+                self._print(f"training: {self._scale(machine)}, on {slots}")
+        marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
+        for mark in marks:
+            if mark.what in ("interrupted", "stopped"):
+                self._print(f"{mark.what}: {mark.text}")
+            elif mark.what in ("lost", "resumed"):
+                self._print(mark.text)
+        for number in touched:
+            trial = machine.trials.get(number)
+            if trial is None:
+                continue
+            self._tell_epochs(trial, machine)
+            if trial.status == "failed" and number not in self._failed:
+                self._failed.add(number)
+                self._print(f"trial {number}  failed ({trial.fault}): {trial.error}  {words.named(trial.config)}")
+
+    def _tell_stalls(self, machine: Machine) -> None:
+        """Each stall once."""
+        before, self._stalled = self._stalled, self._stalls()
+        for slot, stall in self._stalled.items():
+            if slot not in before:
+                limit = machine.spec.timeouts.stall_timeout
+                self._print(
+                    f"worker {slot} stalled: no progress for {stall.seconds:.0f} seconds in phase {stall.phase!r}; it "
+                    f"is replaced after {limit:g} (stall_timeout)"
+                )
+
+    def _tell_epochs(self, trial: TrialBook, machine: Machine) -> None:
+        """Those that were not told. Validations end in any order: an epoch waits for those before it, unless they will
+        not come."""
+        told = self._epochs.setdefault(trial.id, set())
+        if len(trial.history) == len(told):
+            return
+        for before, epoch in enumerate(sorted(trial.history)):
+            if epoch != before and not trial.ended and not self._closed:
+                break
+            if epoch not in told:
+                told.add(epoch)
+                self._print(self._line(trial, epoch, machine))
+
+    def _line(self, trial: TrialBook, epoch: int, machine: Machine) -> str:
+        metrics = trial.history[epoch]
+        names = [name for name in words.columns(machine) if name in metrics]
+        shown = "  ".join(f"{name} {words.number(metrics[name])}" for name in names)
+        config = words.named(trial.config, self._names(machine))
+        head = f"trial {trial.id}  epoch {epoch + 1}/{self.spec.epochs}"
+        return "  ".join(text for text in (head, shown, config) if text)
+
+    def _end(self, machine: Machine) -> str:
+        done = sum(trial.status == "completed" for trial in machine.trials.values())
+        text = f"{self._state(machine)}: {done} of {words.count(len(machine.trials), 'trial')} in "
+        text += words.duration(self._chart.elapsed(self._chart.at))
+        idle = self._chart.idle()
+        if idle is not None:
+            text += f", {idle:.1%} idle"
+        best = words.best(machine)
+        if best is not None and best.best is not None and self.spec.metric:
+            found = words.number(best.value(self.spec.metric))
+            text += f"; best: trial {best.id}, epoch {best.best + 1}, {self.spec.metric} {found}"
+            config = words.named(best.config, self._names(machine))
+            text += f"  {config}" if config else ""
+        return text
+
+    def _scale(self, machine: Machine) -> str:
+        trials = self.spec.trials if self.spec.trials is not None else len(machine.trials)
+        return f"{words.count(trials, 'trial')} × {words.count(self.spec.epochs, 'epoch')}"
+
+    # ---------------------------------------------------------------- drawing
+
+    def _draw(self, machine: Machine, now: float) -> None:
+        if self._face == "notebook":
+            self._show(machine, now)
+            return
+        if self._live is None:
+            own = sys.stdout.isatty()  # what the script prints stays where it goes, a file for example
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=own)
+            self._live.start()
+        height = self._console.size.height - 1
+        self._live.update(self.render(machine, now, height, self._console.size.width), refresh=True)
+
+    def _show(self, machine: Machine, now: float) -> None:
+        """In a notebook: HTML, updated in place."""
+        paper = Console(file=io.StringIO(), record=True, width=120, height=40, force_jupyter=False)
+        paper.print(self.render(machine, now, 40, 120))
+        code = '<pre style="font-family:ui-monospace,Menlo,Consolas,monospace;line-height:1.25">{code}</pre>'
+        page = paper.export_html(inline_styles=True, code_format=code)
+        display = importlib.import_module("IPython.display")
+        if self._handle is None:
+            self._handle = display.display(display.HTML(page), display_id=True)
+        else:
+            self._handle.update(display.HTML(page))
+
+    def render(self, machine: Machine, now: float, height: int, width: int) -> Group:
+        """The whole picture in `height` lines: the head, then the trials (of a fit: the epochs) that fit."""
+        rows = max(1, height - 5 - len(_troubles(machine, now)))
+        body = self._fit(machine, now, rows) if self.spec.trials == 1 else self._search(machine, now, rows, width)
+        return Group(self._head(machine, now), *body)
+
+    def _head(self, machine: Machine, now: float) -> Text:
+        trials = machine.trials.values()
+        total = (self.spec.trials or len(machine.trials)) * self.spec.steps
+        done = sum(trial.step for trial in trials if trial.status != "failed")
+        done += sum(self.spec.steps for trial in trials if trial.status == "failed")
+        share = done / total if total else 0.0
+        text = Text(no_wrap=True, overflow="ellipsis")
+        text.append(f"{self._state(machine)} ", "bold")
+        text.append(_bar(share, 16), "cyan")
+        text.append(f" {share:.0%}  {self._scale(machine)}  {words.count(len(machine.slots), 'slot')}")
+        idle = self._chart.idle(now)
+        if idle is not None:
+            text.append(f"  idle {idle:.1%}")
+        text.append(f"  {words.duration(self._chart.elapsed(max(now, self._chart.at)))}")
+        eta = self._eta(machine)
+        if eta is not None:
+            text.append(f", about {words.duration(eta)} left")
+        lost = len(self._chart.lost)
+        if lost:
+            text.append(f"  {words.count(lost, 'worker')} lost", "yellow")
+        if self._stalled:
+            longest = max(stall.seconds for stall in self._stalled.values())
+            text.append(f"  {len(self._stalled)} stalled for {words.duration(longest)}", "yellow")
+        away = [slot for slot in machine.slots.values() if slot.away]
+        if away:
+            since = now - min(slot.away_since for slot in away)
+            text.append(f"  store away since {words.duration(since)}", "red")
+        return text
+
+    def _state(self, machine: Machine) -> str:
+        if machine.status not in ("checking", "running"):
+            return machine.status
+        if self._chart.marks and self._chart.marks[-1].what in ("interrupted", "stopped"):
+            return self._chart.marks[-1].what
+        if self._closed:  # the driver ends, and could not say so
+            return "interrupted"
+        return "preflight" if machine.status == "checking" else machine.status
+
+    def _eta(self, machine: Machine) -> float | None:
+        """Seconds until the run ends: its work over its slots, but no less than its longest trial."""
+        if machine.status != "running" or not self._chart.units or not machine.slots:
+            return None
+        each = [self._left(trial) for trial in machine.trials.values() if not trial.ended]
+        if not each:
+            return 0.0
+        missing = max(0, (self.spec.trials or 0) - len(machine.trials))
+        return max(*each, sum(each) * (1 + missing / len(machine.trials)) / len(machine.slots))
+
+    def _left(self, trial: TrialBook) -> float:
+        checks = (self.spec.epochs - len(trial.history)) * self.spec.validation
+        return trial.remaining + checks * (trial.check_seconds or 0.3 * trial.seconds)
+
+    def _names(self, machine: Machine) -> list[str]:
+        """The parameters that differ between trials."""
+        if self._trials != len(machine.trials):
+            for trial in islice(machine.trials.values(), self._trials, None):
+                self._differing.see(trial.config)
+            self._trials = len(machine.trials)
+        return self._differing.names
+
+    def _search(self, machine: Machine, now: float, rows: int, width: int) -> list[Grid | Text]:
+        """One row a trial: all of them, or the running ones, the best and a summary."""
+        best = words.best(machine)
+        trials = list(machine.trials.values())
+        if len(trials) > rows:
+            trials = _chosen(machine, best, max(1, rows - 1))
+        names = self._names(machine)
+        metrics = words.columns(machine)[: METRICS if width >= 140 else 3 if width >= 110 else 2]
+        live = machine.status == "running"
+        room = width // 3 if live else width - 22 - 11 * len(metrics)
+        work = {unit.trial: (slot, unit) for slot, unit in machine.leases.standing().values()}
+        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
+        grid.add_column("", width=1)
+        grid.add_column("trial", justify="right", no_wrap=True, min_width=5)
+        grid.add_column("config", no_wrap=True, overflow="ellipsis", max_width=max(12, room))
+        grid.add_column("status", no_wrap=True, min_width=7 if live else 9)
+        grid.add_column("epoch", no_wrap=True, min_width=9 if live else 5)
+        for name in metrics:
+            style = "bold" if name == self.spec.metric else ""
+            grid.add_column(
+                Text(name, "bold underline" if style else "bold"), justify="right", no_wrap=True, style=style
+            )
+        if live:
+            grid.add_column("left", justify="right", no_wrap=True)
+            grid.add_column("worker", no_wrap=True, overflow="ellipsis")
+        for trial in trials:
+            mark = "★" if trial is best else ""
+            found = trial.metrics
+            slot, unit = work.get(trial.id, (-1, None))
+            status = "stalled" if slot in self._stalled else self._status(trial, unit is not None)
+            cells: list[Text | str] = [mark, str(trial.id), words.named(trial.config, names)]
+            cells += [Text(status, _COLOURS.get(status, "")), self._epoch(trial, slot, unit, now)]
+            cells += [words.number(found.get(name)) if found else "" for name in metrics]
+            left = self._left(trial) if trial.seconds and trial.status == "running" else None
+            if live:
+                cells += ["" if left is None else words.duration(left), self._worker(machine, slot)]
+            grid.add_row(*cells, style="bold" if trial is best else "red" if trial.status == "failed" else "")
+        body: list[Grid | Text] = [grid]
+        hidden = len(machine.trials) - len(trials)
+        if hidden:
+            body.append(_rest(machine, trials))
+        failed = next((trial for trial in reversed(machine.trials.values()) if trial.status == "failed"), None)
+        if failed is not None:
+            text = f"trial {failed.id} failed ({failed.fault}): {' '.join(failed.error.split())}"
+            body.append(Text(text, "red", no_wrap=True, overflow="ellipsis"))
+        return [*body, *_troubles(machine, now)]
+
+    def _fit(self, machine: Machine, now: float, rows: int) -> list[Grid | Text]:
+        """One row an epoch, the newest ones."""
+        if not machine.trials:
+            return []
+        trial = next(iter(machine.trials.values()))
+        metrics = words.columns(machine)
+        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        grid.add_column("", width=1)
+        grid.add_column("epoch", no_wrap=True, min_width=9)
+        for name in metrics:
+            grid.add_column(name, justify="right", no_wrap=True, style="bold" if name == self.spec.metric else "")
+        grid.add_column("worker", no_wrap=True)
+        for epoch in sorted(trial.history)[-max(1, rows - 1) :]:
+            best = bool(self.spec.metric) and epoch == trial.best and trial.good(self.spec.metric)
+            found = trial.history[epoch]
+            cells = [f"{epoch + 1}/{self.spec.epochs}", *(words.number(found.get(name)) for name in metrics), ""]
+            grid.add_row("★" if best else "", *cells, style="bold" if best else "")
+        work = [(slot, unit) for slot, unit in machine.leases.standing().values()]
+        if not trial.ended:
+            slot, unit = work[0] if work else (-1, None)
+            where = self._worker(machine, slot)
+            grid.add_row("", self._epoch(trial, slot, unit, now), *("" for _ in metrics), where)
+        text = Text(words.named(trial.config), "dim", no_wrap=True, overflow="ellipsis")
+        body: list[Grid | Text] = [text, grid] if trial.config else [grid]
+        if trial.status == "failed":
+            body.append(Text(f"failed ({trial.fault}): {' '.join(trial.error.split())}", "red"))
+        return [*body, *_troubles(machine, now)]
+
+    def _status(self, trial: TrialBook, working: bool) -> str:
+        if trial.ended:
+            return trial.status
+        if trial.until and not working:
+            return "delayed"
+        if trial.step == self.spec.steps:
+            return "validating" if working else "storing" if len(trial.history) == self.spec.epochs else "waiting"
+        return "running" if working else "hopping" if trial.step else "waiting"
+
+    def _epoch(self, trial: TrialBook, slot: int, unit: Unit | None, now: float) -> str:
+        """`2/3 ███▌ `: the epoch it is in, and how far."""
+        spec = self.spec
+        if trial.ended:
+            return f"{len(trial.history)}/{spec.epochs}"
+        step = float(trial.step)
+        if unit is not None and unit.kind == "train" and trial.seconds:
+            span = self._chart.open.get(slot)
+            if span is not None and span.lease == unit.lease:
+                step += min(max(0.0, now - span.start) / trial.seconds, 0.99 * len(unit.partitions))
+        epoch = min(int(step) // spec.partitions, spec.epochs - 1)
+        return f"{epoch + 1}/{spec.epochs} {_bar(step / spec.partitions - epoch, 5)}"
+
+    def _worker(self, machine: Machine, slot: int) -> str:
+        found = machine.slots.get(slot)
+        if found is None:
+            return ""
+        hosts = {seat.host for seat in islice(machine.slots.values(), 100)}
+        return f"{slot} {found.host}" if len(hosts) > 1 else str(slot)
+
+
+def _bar(share: float, width: int) -> str:
+    """`████▌   `, in eighths."""
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    full, part = divmod(eighths, 8)
+    return ("█" * full + _EIGHTHS[part]).ljust(width, "░")
+
+
+def _chosen(machine: Machine, best: TrialBook | None, rows: int) -> list[TrialBook]:
+    """The best trial, then running ones, then the next best; by number."""
+    found: dict[int, TrialBook] = {}
+    if best is not None:
+        found[best.id] = best
+    for wanted in ("running", "ranked", "waiting"):
+        if len(found) >= rows:
+            break
+        source = words.ranked(machine) if wanted == "ranked" else machine.trials.values()
+        for trial in source:
+            if len(found) >= rows:
+                break
+            if trial.status == wanted or (wanted == "ranked" and trial.best is not None):
+                found[trial.id] = trial
+    return [found[number] for number in sorted(found)]
+
+
+def _rest(machine: Machine, shown: list[TrialBook]) -> Text:
+    """`and 84 more: 40 completed, 44 waiting`."""
+    seen = {trial.id for trial in shown}
+    counts: dict[str, int] = {}
+    for trial in machine.trials.values():
+        if trial.id not in seen:
+            counts[trial.status] = counts.get(trial.status, 0) + 1
+    parts = [f"{counts[name]:,} {name}" for name in ("running", "completed", "failed", "waiting") if name in counts]
+    return Text(f"  and {sum(counts.values()):,} more: {', '.join(parts)}", "dim")
+
+
+def _troubles(machine: Machine, now: float) -> list[Text]:
+    """What keeps trials waiting, and why the store cannot be reached: at most one line each."""
+    delayed = [trial for trial in machine.trials.values() if trial.until and not trial.ended]
+    away = next((slot for slot in machine.slots.values() if slot.away), None)
+    lines = []
+    if delayed:
+        first = min(delayed, key=lambda trial: trial.until)
+        others = f" and {words.count(len(delayed) - 1, 'other')}" if len(delayed) > 1 else ""
+        wait = words.duration(max(0.0, first.until - now))
+        lines.append(f"trial {first.id}{others}: tried again in {wait} after a fault of the {first.waits_for}")
+    if away is not None:
+        lines.append(f"worker {away.id} tries again: {away.away}")
+    return [Text(" ".join(line.split()), "yellow", no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def _notebook() -> bool:
+    """Whether this process is a notebook's kernel, found without importing anything."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")

@@ -1,0 +1,298 @@
+"""Who worked on what, when: the lines of a journal as spans on lanes, and what is added up over them.
+
+A *span* is one unit on one slot, from its `Dispatch` to its end. A *seat* is one slot, from its `Joined` until it was
+gone. A *lane* is a row of the chart: a slot that joins takes the lane of one that is gone from the same host, so a
+replaced worker stays where people look for it. Times are the journal's; no clock is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hopyard.core.facts import Lost
+from hopyard.core.runs.events import (
+    Check,
+    Checked,
+    Dispatch,
+    Done,
+    Durable,
+    Failed,
+    Finished,
+    Interrupted,
+    Joined,
+    Left,
+    Line,
+    Resumed,
+)
+from hopyard.spec import Part
+
+
+@dataclass(slots=True)
+class Span:
+    """One unit (or, as kind "check", a preflight) on one slot."""
+
+    start: float
+    slot: int
+    lane: int
+    lease: int
+    trial: int
+    kind: str
+    epoch: int
+    partitions: tuple[int, ...]
+    end: float | None = None
+    """None while it runs."""
+    outcome: str = "running"
+    """"running", "done", "failed" or "lost"."""
+    error: str = ""
+    parts: tuple[Part, ...] = ()
+    hop_seconds: float = 0.0
+    hop_bytes: int = 0
+    again: bool = False
+    """Some of its partitions had been given out before."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One slot, while it was there."""
+
+    slot: int
+    host: str
+    lane: int
+    joined: float
+    left: float | None = None
+    busy: float = 0.0
+    """Seconds with a unit, of those that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened to a worker or to the run. `lane` -1: to the whole run."""
+
+    at: float
+    lane: int
+    what: str
+    """"lost", "failed", "resumed", "interrupted", "stopped" or "finished"."""
+    text: str
+    slot: int = -1
+    trial: int = -1
+
+
+@dataclass
+class Chart:
+    """What a run did, as far as it was told. Owner of its state; it changes in `see` and `gone` only.
+
+    Args:
+        each: shown each span that ended. They are not kept here: there may be a million of them.
+        keep: whether to count what was done again, for which it keeps a few bytes for each epoch of each trial; the
+            live table does without.
+    """
+
+    each: Callable[[Span], object] = lambda span: None
+    keep: bool = True
+    seats: list[Seat] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    lanes: list[str] = field(default_factory=list)
+    """Host of each lane."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """(from, to) while no driver lived."""
+    open: dict[int, Span] = field(default_factory=dict)
+    """Slot → what it works on."""
+    began: float = 0.0
+    """When the first line was written."""
+    at: float = 0.0
+    """Of the newest line."""
+    first: float | None = None
+    """When the first unit was given out."""
+    last: float = 0.0
+    """When the last unit ended."""
+    units: int = 0
+    """That ended well."""
+    parts: int = 0
+    """Partitions in them."""
+    redone: int = 0
+    """Partitions that were given out again. Counted only with `keep`."""
+    hop_seconds: float = 0.0
+    hop_bytes: int = 0
+    stored: int = 0
+    """States that became durable."""
+    stored_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._there: dict[int, Seat] = {}
+        self._free: dict[str, list[int]] = {}
+        self._given: dict[tuple[int, str, int], int] = {}
+        self._over = False
+        self._told = False
+
+    def see(self, line: Line) -> int:
+        """One more line. Gives the trial that it may have changed in a way people want to read about, or -1. O(1)."""
+        before, self.at = self.at, line.at
+        if not self._told:
+            self._told, self.began, before = True, line.at, line.at
+        if isinstance(line, Dispatch):
+            self._dispatch(line)
+        elif isinstance(line, Done):
+            return self._done(line)
+        elif isinstance(line, Durable):
+            self._durable(line)
+        elif isinstance(line, Failed):
+            span = self.open.get(line.slot)
+            if span is None or span.lease != line.lease:
+                return -1
+            self._end(span, line.at, "failed", line.error)
+            text = f"trial {span.trial} failed on worker {line.slot} ({line.fault}): {line.error}"
+            self.marks.append(Mark(line.at, span.lane, "failed", text, line.slot, span.trial))
+            return span.trial
+        elif isinstance(line, Joined):
+            self._joined(line)
+        elif isinstance(line, Lost):
+            return self.gone(line.slot, line.at, line.reason)
+        elif isinstance(line, Left):
+            self.gone(line.slot, line.at, line.reason, mark=False)
+        elif isinstance(line, Check):
+            lane = self._there[line.slot].lane if line.slot in self._there else -1
+            self._start(Span(line.at, line.slot, lane, -1, line.trial, "check", 0, ()))
+        elif isinstance(line, Checked):
+            span = self.open.get(line.slot)
+            if span is not None and span.kind == "check":
+                self._end(span, line.at, "failed" if line.faults else "done", "; ".join(line.faults))
+            return line.trial
+        elif isinstance(line, Resumed):
+            for slot in list(self._there):
+                self.gone(slot, before, "its driver was gone", mark=False)
+            self.gaps.append((before, line.at))
+            self._over = False
+            self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
+        elif isinstance(line, Interrupted):
+            self._over = True
+            self.marks.append(Mark(line.at, -1, "stopped" if line.stopped else "interrupted", line.reason))
+        elif isinstance(line, Finished):
+            self._over = True
+            self.marks.append(Mark(line.at, -1, "finished", line.status))
+        return -1
+
+    def gone(self, slot: int, at: float, reason: str, mark: bool = True) -> int:
+        """A slot is gone. Gives the trial that it worked on, or -1."""
+        seat = self._there.pop(slot, None)
+        if seat is None:
+            return -1
+        seat.left = at
+        self._free.setdefault(seat.host, []).append(seat.lane)
+        if mark and not self._over:
+            text = f"worker {slot} on {seat.host} lost: {reason}"
+            self.marks.append(Mark(at, seat.lane, "lost", text, slot))
+        span = self.open.get(slot)
+        if span is None:
+            return -1
+        self._end(span, at, "lost", reason)
+        return span.trial
+
+    def idle(self, now: float | None = None) -> float | None:
+        """Share of slot-seconds without a unit, from the first unit given out to the end of the last one, or to `now`
+        while units run. None when nothing was given out. O(slots)."""
+        if self.first is None:
+            return None
+        end = self._until(now)
+        there = sum(self._presence(seat, end) for seat in self.seats)
+        return max(0.0, 1 - self.busy(now) / there) if there > 0 else None
+
+    def busy(self, now: float | None = None) -> float:
+        """Slot-seconds with a unit."""
+        end = self._until(now)
+        running = sum(max(0.0, end - span.start) for span in self.open.values() if span.kind != "check")
+        return sum(seat.busy for seat in self.seats) + running
+
+    def idle_of(self, lane: int) -> float | None:
+        """The same of one lane, for a run that does not go on."""
+        seats = [seat for seat in self.seats if seat.lane == lane]
+        end = self._until(None)
+        there = sum(self._presence(seat, end) for seat in seats)
+        running = sum(max(0.0, end - s.start) for s in self.open.values() if s.lane == lane and s.kind != "check")
+        return max(0.0, 1 - (sum(seat.busy for seat in seats) + running) / there) if there > 0 else None
+
+    def elapsed(self, at: float) -> float:
+        """Seconds from the beginning to `at`, without those in which no driver lived."""
+        return at - self.began - sum(max(0.0, min(at, end) - start) for start, end in self.gaps if start < at)
+
+    @property
+    def lost(self) -> list[Mark]:
+        """The workers that were lost."""
+        return [mark for mark in self.marks if mark.what == "lost"]
+
+    def _until(self, now: float | None) -> float:
+        if self.open:
+            return max(self.last, self.at if now is None else now)
+        return self.last
+
+    def _presence(self, seat: Seat, end: float) -> float:
+        first = 0.0 if self.first is None else self.first
+        return max(0.0, min(end, seat.left if seat.left is not None else end) - max(first, seat.joined))
+
+    def _joined(self, line: Joined) -> None:
+        if line.slot in self._there:
+            self.gone(line.slot, line.at, "it joined again", mark=False)
+        free = self._free.get(line.host)
+        if free:
+            lane = free.pop(0)
+        else:
+            lane = len(self.lanes)
+            self.lanes.append(line.host)
+        seat = self._there[line.slot] = Seat(line.slot, line.host, lane, line.at)
+        self.seats.append(seat)
+
+    def _dispatch(self, line: Dispatch) -> None:
+        unit = line.unit
+        if self.first is None:
+            self.first = self.last = line.at
+        lane = self._there[line.slot].lane if line.slot in self._there else -1
+        span = Span(line.at, line.slot, lane, unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions)
+        if self.keep:
+            key = unit.trial, unit.kind, unit.epoch
+            given = self._given.get(key, 0)
+            bits = 0
+            for partition in unit.partitions:
+                bits |= 1 << partition
+            self._given[key] = given | bits
+            twice = (given & bits).bit_count()
+            span.again = twice > 0
+            self.redone += twice
+        self._start(span)
+
+    def _start(self, span: Span) -> None:
+        self.open[span.slot] = span
+
+    def _end(self, span: Span, at: float, outcome: str, error: str = "") -> None:
+        self.open.pop(span.slot, None)
+        span.end, span.outcome, span.error = at, outcome, error
+        if span.kind != "check":
+            self.last = max(self.last, at)
+            seat = self._there.get(span.slot)
+            if seat is None:  # just gone: its seat is the last one of this slot
+                seat = next(seat for seat in reversed(self.seats) if seat.slot == span.slot)
+            seat.busy += at - span.start
+        self.each(span)
+
+    def _done(self, line: Done) -> int:
+        span = self.open.get(line.slot)
+        if span is None or span.lease != line.lease:
+            return -1
+        span.hop_seconds, span.hop_bytes, span.parts = line.hop_seconds, line.hop_bytes, line.parts
+        self._end(span, line.at, "done")
+        self.units += 1
+        self.parts += len(line.parts)
+        self.hop_seconds += line.hop_seconds
+        self.hop_bytes += line.hop_bytes
+        return span.trial
+
+    def _durable(self, line: Durable) -> None:
+        self.stored += 1
+        self.stored_bytes += line.bytes
+
+
+def chart(lines: Iterable[Line], each: Callable[[Span], object] = lambda span: None) -> Chart:
+    """The chart of all these lines. The first is `Began`; `each` is shown each span that ended."""
+    found = Chart(each)
+    for line in lines:
+        found.see(line)
+    return found

@@ -1,0 +1,435 @@
+"""One unit in one worker: sums, States, faults. No process, no driver."""
+
+from __future__ import annotations
+
+import errno
+import math
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopyard as hy
+from hopyard import meter
+from hopyard.agent.runs import checkpoints as keeping
+from hopyard.agent.runs import worker as working
+from hopyard.agent.runs.checkpoints import Keeper
+from hopyard.agent.runs.worker import Worker
+from hopyard.core.messages import NoRoom
+from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.errors import ResourceError, SpecError
+from hopyard.frameworks.linear import Linear
+from hopyard.spec import Ref, RunSpec, Unit
+from hopyard.store.arena import Arena
+from hopyard.store.guard import Guarded
+from hopyard.store.states import LocalStore
+from hopyard.store.tree import decode
+from hopyard.training.build import Plan
+from hopyard.training.steps import gather
+from jobs import WIDTH, dataset, linear, troubled
+
+CONFIG = {"lr": 0.1}
+
+
+class Bench:
+    """A worker whose keeper tells a list."""
+
+    def __init__(
+        self, folder: Path, recipe: Any = linear, slot: int = 0, limit: int = 1 << 22, store: Any = None, **spec: Any
+    ) -> None:
+        asked = {"epochs": 2, "partitions": 4, "validation": 4, "metric": "val_loss"} | spec
+        self.store = store or LocalStore(folder / "states")
+        self.arena = Arena(folder / "memory", slot, limit)
+        self.told: list[Any] = []
+        guarded = Guarded(self.store, "store:")
+        self.keeper = Keeper(slot, guarded, self.arena, self.told.append)
+        self.plan = Plan(recipe, dataset().prepare(), RunSpec(**asked))
+        self.worker = Worker(slot, self.plan, guarded, self.arena, self.keeper)
+
+    def train(self, lease: int, *partitions: int, start: Done | None = None, at: Ref | None = None, **more: Any) -> Any:
+        where = start.where if start is not None else ""
+        unit = Unit(lease, more.get("trial", 0), "train", 0, partitions, at, where, more.get("digest", ""))
+        answer, *self.beside = self.worker.run(unit, more.get("config", CONFIG))
+        return answer
+
+    def close(self) -> None:
+        self.keeper.close()
+        self.arena.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(*arguments: Any, **more: Any) -> Bench:
+        made.append(Bench(tmp_path, *arguments, **more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_units_over_several_partitions_are_the_units_over_each(bench: Callable[..., Bench]) -> None:
+    one, many = bench(slot=0), bench(slot=1)
+    whole = one.train(1, 0, 1, 2)
+    first = many.train(1, 0)
+    second = many.train(2, 1, start=first, at=Ref(0, 1, 1))
+    third = many.train(3, 2, start=second, at=Ref(0, 2, 2))
+    assert [part.sums for part in whole.parts] == [done.parts[0].sums for done in (first, second, third)]
+    assert bytes(one.arena.view(whole.where)) == bytes(many.arena.view(third.where))
+    assert whole.hop_bytes == third.hop_bytes == 0  # it had the State in memory
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def advance(self, count: int) -> None:
+        self.seen.append(count)
+
+    def enter(self, phase: str) -> None:
+        self.seen.append(phase)
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    found = Counter()
+    meter.count_with(found)
+    yield found
+    meter.count_with(None)
+
+
+def test_batches_and_phases_are_counted_and_only_first_steps_may_compile(
+    bench: Callable[..., Bench], counter: Counter
+) -> None:
+    """Partitions of 38 to 52 rows, batches of 16."""
+    it = bench()
+    first = it.train(1, 0)
+    seen, counter.seen = counter.seen, []
+    batches = [found for found in seen if isinstance(found, int)]
+    assert len(batches) == -(-int(first.parts[0].sums["loss"][1]) // 16)
+    assert set(batches) == {1}
+    phases = [found for found in seen if isinstance(found, str)]
+    assert phases[:5] == ["build", "fetch", "train", "compile", "train"]
+    assert phases[-1] == "lay"
+    it.train(2, 0, start=first, at=Ref(0, 1, 1))
+    assert [found for found in counter.seen if isinstance(found, str)] == ["fetch", "train", "lay"]
+    counter.seen.clear()
+    it.worker.run(Unit(3, 0, "validate", 0, (0,), Ref(0, 2, 2)), CONFIG)
+    assert [found for found in counter.seen if isinstance(found, str)][:3] == ["fetch", "validate", "compile"]
+
+
+def test_another_slot_fetches_the_state(bench: Callable[..., Bench], counter: Counter) -> None:
+    maker, taker = bench(slot=0), bench(slot=1)
+    done = maker.train(1, 0)
+    counter.seen.clear()
+    taker.train(2, 1, start=done, at=Ref(0, 1, 1))
+    phases = [found for found in counter.seen if isinstance(found, str)]
+    assert phases[:4] == ["build", "fetch", "fetch", "train"]
+
+
+def test_a_state_hops_through_shared_memory_and_through_the_store(bench: Callable[..., Bench]) -> None:
+    maker, taker, late = bench(slot=0), bench(slot=1), bench(slot=2)
+    done = maker.train(1, 0)
+    made = []
+    for other, where in ((taker, done), (late, None)):
+        if where is None:
+            maker.store.put(Ref(0, 1, 1), maker.arena.view(done.where))
+        after = other.train(2, 1, start=where, at=Ref(0, 1, 1))
+        assert after.hop_bytes > 0
+        made.append(bytes(other.arena.view(after.where)))
+    assert made[0] == made[1]
+
+
+def test_a_state_that_is_nowhere_is_named_and_is_no_fault_of_the_trial(bench: Callable[..., Bench]) -> None:
+    failed = bench().train(2, 1, at=Ref(0, 1, 1))
+    assert (failed.fault, failed.missing) == ("store", Ref(0, 1, 1))
+    assert failed.error == "State 0-1-1 of trial 0 is neither in shared memory nor stored"
+
+
+def test_a_state_that_a_peer_does_not_give_is_asked_for_at_once(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a worker waited 5 s for it, which is less than a large State takes to be stored."""
+    monkeypatch.setattr(keeping, "PAUSE", 1e9)  # nothing is stored meanwhile
+    maker, taker = bench(slot=0), bench(slot=1)
+    done = maker.train(1, 0)
+    unit = Unit(2, 0, "train", 0, (1,), Ref(0, 1, 1), done.where)
+    (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
+    assert (answer.fault, answer.missing) == ("store", Ref(0, 1, 1))
+    taker.store.put(Ref(0, 1, 1), maker.arena.view(done.where))
+    (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
+    assert isinstance(answer, Done)
+
+
+def test_a_maker_goes_on_with_its_own_state_when_its_folder_was_removed(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "PAUSE", 1e9)  # nothing is stored meanwhile
+    maker, taker = bench(slot=0), bench(slot=1)
+    done = maker.train(1, 0)
+    maker.worker._forget(0)
+    shutil.rmtree(maker.arena.directory)
+    assert taker.train(2, 1, start=done, at=Ref(0, 1, 1)).missing == Ref(0, 1, 1)
+    after = maker.train(3, 1, start=done, at=Ref(0, 1, 1))
+    assert isinstance(after, Done) and after.where == ""  # nobody makes the folder again here: it is stored at once
+    assert Ref(0, 2, 3) in maker.store.refs()
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "ExpiredToken"), TimeoutError(), OSError(107, "not connected")])
+def test_a_store_that_cannot_be_read_is_no_fault_of_the_recipe(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    it = bench()
+    done = it.train(1, 0)
+    it.store.put(Ref(0, 1, 7), it.arena.view(done.where))
+    it.worker._built.clear()
+
+    def get(ref: Ref) -> bytearray:
+        raise error
+
+    monkeypatch.setattr(it.store, "get", get)
+    failed = it.train(2, 1, at=Ref(0, 1, 7))
+    assert (failed.fault, failed.missing) == ("store", None)
+    assert "State 0-1-7 cannot be read from store:" in failed.error
+
+
+def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]) -> None:
+    it = bench()
+    done = it.train(1, 0)
+    data = bytearray(it.arena.view(done.where))
+    data[-1] ^= 1
+    it.store.put(Ref(0, 1, 7), memoryview(data))
+    it.worker._built.clear()
+    failed = it.train(2, 1, at=Ref(0, 1, 7), digest="0" * 64)
+    assert (failed.fault, failed.missing) == ("store", Ref(0, 1, 7))
+    assert "the stored State 0-1-7 is damaged: its digest is" in failed.error
+
+
+def test_an_epochs_end_is_stored_always(bench: Callable[..., Bench]) -> None:
+    it = bench()
+    done = it.train(1, 0, 1, 2, 3)
+    it.keeper.close()
+    (sealed,) = it.told
+    assert sealed.ref == Ref(0, 4, 1)
+    assert decode(it.store.get(sealed.ref))["steps"] == sum(-(-len_of // 16) for len_of in rows(it))
+    assert done.where
+
+
+def rows(it: Bench) -> list[int]:
+    return [part.rows for part in it.plan.manifest.train]
+
+
+def test_validation_changes_nothing(bench: Callable[..., Bench]) -> None:
+    it = bench()
+    done = it.train(1, 0, 1, 2, 3)
+    before = bytes(it.arena.view(done.where))
+    answer = it.worker.run(Unit(2, 0, "validate", 0, (0, 1), Ref(0, 4, 1), done.where), CONFIG)[0]
+    assert isinstance(answer, Done)
+    assert [part.partition for part in answer.parts] == [0, 1]
+    assert answer.where == ""
+    again = it.train(3, 0, at=Ref(0, 4, 1), start=done)
+    assert isinstance(again, Done)
+    assert bytes(it.arena.view(done.where)) == before
+
+
+def test_without_shared_memory_it_is_stored_at_once(bench: Callable[..., Bench]) -> None:
+    it = bench(limit=0)
+    done = it.train(1, 0)
+    (sealed,) = it.beside
+    assert (done.where, sealed.ref) == ("", Ref(0, 1, 1))
+    assert isinstance(sealed, Durable)
+    assert it.store.refs() == {Ref(0, 1, 1)}
+
+
+class Full(LocalStore):
+    def put(self, ref: Ref, data: memoryview) -> None:
+        raise ResourceError(f"no room for State {ref}")
+
+
+def test_no_room_anywhere_is_no_fault_of_the_trial(bench: Callable[..., Bench], tmp_path: Path) -> None:
+    it = bench(limit=0, store=Full(tmp_path / "full"))
+    assert it.train(1, 0) == NoRoom(0, "no room for State 0-1-1", "store")
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (ResourceError("no room for the data cache in /cache"), "no room for the data cache in /cache"),
+        (OSError(errno.EIO, "Input/output error"), "cannot read or keep train partition 0: [Errno 5]"),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot read or keep train partition 0: [Errno 28]"),
+    ],
+)
+def test_rows_that_this_host_cannot_keep_or_read_are_its_own_fault(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, error: Exception, what: str
+) -> None:
+    def opened(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(working, "open_partition", opened)
+    it = bench()
+    answer = it.train(1, 0)
+    assert isinstance(answer, NoRoom) and answer.what == "rows"
+    assert answer.error.startswith(f"host {socket.gethostname()}") and what in answer.error
+    assert it.worker.check(0, CONFIG) == answer
+
+
+def test_rows_that_cannot_be_opened_at_present_are_tried_again(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*arguments: Any) -> Any:
+        try:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/nfs/rows.npy")
+        except OSError as error:
+            raise hy.DataError("train partition 0 is damaged") from error
+
+    monkeypatch.setattr(working, "open_partition", opened)
+    it = bench()
+    failed = it.train(1, 0)
+    assert failed.fault == "system" and "cannot read train partition 0 at present" in failed.error
+    checked = it.worker.check(0, CONFIG)
+    assert isinstance(checked, Checked) and checked.fault == "system"
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (ValueError("x"), "user"),
+        (hy.DataError("x"), "data"),
+        (MemoryError("x"), "memory"),
+        (ConnectionError("x"), "system"),
+        (PermissionError("x"), "user"),
+        (hy.SpecError("x"), "user"),
+    ],
+)
+def test_whose_fault_it_was(bench: Callable[..., Bench], error: Exception, fault: str) -> None:
+    class Bad(Linear):
+        def train(self, batch: Any) -> Any:
+            raise error
+
+    failed = bench(lambda config: Bad(WIDTH, 2, lr=0.1, batch_size=16)).train(1, 0)
+    assert isinstance(failed, Failed)
+    assert failed.fault == fault
+    assert "x" in failed.error
+    assert type(error).__name__ in failed.trace
+
+
+def test_a_loss_that_is_not_finite_ends_the_unit(bench: Callable[..., Bench]) -> None:
+    failed = bench(troubled).train(1, 2, config={**CONFIG, "at": 1, "do": "nan"})
+    assert failed.fault == "user"
+    assert "the loss is nan in trial 0, epoch 0, partition 2: this configuration diverged" in failed.error
+
+
+def test_what_a_failed_unit_left_in_memory_is_not_used(bench: Callable[..., Bench], tmp_path: Path) -> None:
+    once = str(tmp_path / "once")
+    it, plain = bench(troubled), bench(slot=1)
+    failed = it.train(1, 0, config={**CONFIG, "at": 2, "do": "raise", "once": once})
+    assert isinstance(failed, Failed)
+    again = it.train(2, 0, config={**CONFIG, "at": 2, "do": "raise", "once": once})
+    assert again.parts[0].sums == plain.train(1, 0).parts[0].sums
+
+
+def test_no_more_models_stay_built_than_allowed(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working, "BUILT", 2)
+    it = bench()
+    dones = [it.train(trial + 1, trial, trial=trial) for trial in range(4)]
+    assert list(it.worker._built) == ["trial 2", "trial 3"]
+    after = it.train(9, 1, trial=0, start=dones[0], at=Ref(0, 1, 1))
+    assert after.hop_bytes > 0
+    assert list(it.worker._built) == ["trial 3", "trial 0"]
+    monkeypatch.setattr(working, "BUILT_BYTES", 1)
+    it.train(10, 1, trial=2, start=dones[2], at=Ref(2, 1, 3))
+    assert list(it.worker._built) == ["trial 2"]
+
+
+def test_preflight_finds_the_metric_that_nobody_reports(bench: Callable[..., Bench]) -> None:
+    it = bench(metric="val_auc")
+    checked = it.worker.check(0, CONFIG)
+    assert checked.faults == ("metric = 'val_auc': the recipe reports 'loss', 'accuracy', 'val_loss', 'val_accuracy'",)
+    (fault,) = bench(slot=1, metric="auc", validation=0).worker.check(0, CONFIG).faults
+    assert "no validation data, so no val_… metrics" in fault
+
+
+def test_preflight_says_what_the_recipe_raised(bench: Callable[..., Bench]) -> None:
+    checked = bench(troubled).worker.check(1, {**CONFIG, "do": "build"})
+    assert isinstance(checked, Checked)
+    (fault,) = checked.faults
+    assert fault.startswith("trial 1, config {'lr': 0.1, 'do': 'build'}: RuntimeError: no such optimizer (jobs.py, ")
+
+
+def test_preflight_finds_a_state_that_cannot_be_stored(bench: Callable[..., Bench]) -> None:
+    class Odd(Linear):
+        def state(self) -> Any:
+            return {**super().state(), "stream": object()}
+
+    (fault,) = bench(lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16)).worker.check(0, CONFIG).faults
+    assert "stream" in fault
+
+
+def test_labels_out_of_range_are_a_fault_of_the_data(bench: Callable[..., Bench]) -> None:
+    failed = bench(lambda config: Linear(WIDTH, 1 + 1, lr=0.1, batch_size=16)).train(1, 0)
+    assert isinstance(failed, Done)
+    few = Worker(1, *few_classes(bench(slot=1)))
+    answer = few.run(Unit(1, 0, "train", 0, (0,), None), CONFIG)[0]
+    assert isinstance(answer, Failed)
+    assert (answer.fault, "0 to 1 are allowed" in answer.error) == ("data", True)
+
+
+def few_classes(it: Bench) -> Any:
+    x = np.zeros((40, WIDTH), np.float32)
+    manifest = hy.Dataset.numpy(x, np.arange(40) % 3, partitions=4).prepare()
+    return Plan(linear, manifest, it.plan.spec), it.store, it.arena, it.keeper
+
+
+def test_preflight_sees_the_metrics_of_a_first_batch_that_weighs_nothing(bench: Callable[..., Bench]) -> None:
+    import torch
+
+    def net(config: Any) -> Any:
+        module = torch.nn.Linear(WIDTH, 2)
+        loss = torch.nn.CrossEntropyLoss(reduction="none")
+        metrics = {"accuracy": hy.torch.accuracy}
+        return hy.torch.Model(module, torch.optim.SGD(module.parameters(), lr=0.1), loss, metrics, batch_size=2)
+
+    weights = np.zeros(40)
+    weights[-8:] = 1
+    data = hy.Dataset.numpy(
+        np.zeros((40, WIDTH), np.float32), np.arange(40) % 2, weight=weights, partitions=2, validation=0.5
+    )
+    it = bench(metric="val_accuracy", partitions=2, validation=2)
+    worker = Worker(1, Plan(net, data.prepare(), it.plan.spec), it.store, it.arena, it.keeper)
+    checked = worker.check(0, {})
+    assert (checked.faults, checked.names) == ((), ("loss", "accuracy", "val_loss", "val_accuracy"))
+
+
+def test_sums_are_exact_and_may_be_tensors_and_arrays() -> None:
+    import torch
+
+    values = [1e16, 1.0, -1e16, 1.0]
+    assert gather({"loss": (v, 1)} for v in values) == {"loss": (2.0, 4.0)}
+    assert gather([{"loss": (torch.tensor(1.5), 2)}, {"loss": (torch.tensor([2.5]), 3)}]) == {"loss": (4.0, 5.0)}
+    arrays = [{"bins": (np.array([1, 2]), 1)}, {"bins": (np.array([3, 4]), 1)}]
+    assert gather(arrays) == {"bins": ([4.0, 6.0], 2.0)}
+    assert gather([{"bins": ([1, 2], 1)}, {"bins": (torch.tensor([1.0, 2.0]), 1)}]) == {"bins": ([2.0, 4.0], 2.0)}
+    assert math.isnan(gather([{"loss": (math.nan, 1)}, {"loss": (1.0, 1)}])["loss"][0])
+    assert gather([]) == {}
+    with pytest.raises(ValueError, match="argument 2"):
+        gather([{"bins": ([1, 2], 1)}, {"bins": ([1, 2, 3], 1)}])
+
+
+def test_a_reported_tensor_does_not_hold_on_to_its_graph() -> None:
+    import torch
+
+    weight = torch.ones(2, requires_grad=True)
+    assert gather([{"loss": ((weight * 2).sum(), 2)}]) == {"loss": (4.0, 2.0)}  # else torch warns, and memory grows
+
+
+def test_an_array_of_millions_is_refused_at_its_first_batch() -> None:
+    """Bug: its numbers were added one by one, for minutes, without a word."""
+    batches = iter([{"big": (np.ones(2_000_000), 4.0)}])
+    with pytest.raises(SpecError, match="metric 'big' is an array of 2,000,000 numbers"):
+        gather(batches)

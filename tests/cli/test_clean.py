@@ -1,0 +1,158 @@
+"""`hopyard clean`: what it lists, what it removes, and what it never touches."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import hopyard.cli as cli
+from hopyard.data.dataset import Dataset
+from hopyard.data.manifest import FILE
+from hopyard.data.shared.needed import need
+from hopyard.store import arena
+from spark_rows import NAME, spark_rows
+
+
+def call(*words: Any) -> Any:
+    return CliRunner().invoke(cli.app, ["clean", *[str(word) for word in words]], catch_exceptions=False)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user with a cache, a temporary directory and a working directory of their own."""
+    for name in ("cache", "tmp", "work"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(arena, "_folder_prefix", lambda: f"hopyard-{os.geteuid()}-{tmp_path.name}-")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def entry(home: Path, seed: int, days: float = 0.0) -> Any:
+    x = np.full((20, 2), float(seed))
+    manifest = Dataset.numpy(x, x[:, 0], partitions=2).prepare(home / "cache" / "hopyard" / "data")
+    os.utime(Path(manifest.path) / FILE, (time.time() - days * 86_400,) * 2)
+    return manifest
+
+
+def there(home: Path) -> set[str]:
+    return {path.parent.name for path in (home / "cache" / "hopyard" / "data").glob(f"*/{FILE}")}
+
+
+def test_nothing_there(home: Path) -> None:
+    assert call().stdout == "nothing to remove\n"
+    assert not list((home / "cache").iterdir())
+
+
+def test_it_lists_and_removes_only_when_told(home: Path) -> None:
+    old, new = entry(home, 1, 20).key, entry(home, 2, 3).key
+    listed = call()
+    assert listed.exit_code == 0
+    assert "20 days ago" in listed.stdout and "3 days ago" in listed.stdout
+    assert "nothing was removed; --yes removes 2 of 2, " in listed.stdout
+    assert there(home) == {old, new}
+    assert "1 of 2 removed" in call("--yes", "--older-than", "7d").stdout
+    assert there(home) == {new}
+    assert "1 of 1 removed" in call("-y").stdout
+    assert there(home) == set()
+
+
+def test_what_is_needed_or_in_use_stays(home: Path) -> None:
+    run = home / "work" / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "journal.jsonl").write_text("x" * 500)
+    needed, held = entry(home, 1), entry(home, 2)
+    need(needed, run)
+    keys = {needed.key, held.key}
+    found = call("--yes")
+    assert f"{run} may go on" in found.stdout
+    assert "a process uses it" in found.stdout
+    assert "0 of 2 removed" in found.stdout
+    assert "runs: 1 run directory, 500 B; clean never removes these" in found.stdout
+    assert there(home) == keys
+    assert run.exists()
+
+
+def test_rows_at_a_path_are_looked_at_when_it_is_named(home: Path) -> None:
+    path = home / "rows"
+    young, half = NAME.format(0), NAME.format(2)
+    for number, age in enumerate((0.0, 9.0, 0.0, 9.0)):
+        for file in Path(spark_rows(str(path), number, half=number > 1)).iterdir():
+            os.utime(file, (time.time() - age * 86_400,) * 2)
+    (path / "mine").mkdir()
+    (path / "mine" / FILE).write_text("{}")
+    assert call().stdout == "nothing to remove\n"
+    found = call(path, "--yes", "--older-than", "1w")
+    assert "2 of 4 removed" in found.stdout
+    assert "it may be written right now" in found.stdout
+    assert {folder.name for folder in path.iterdir()} == {young, half, "mine"}
+    found = call(path, "--yes")
+    assert "0 of 2 removed" in found.stdout
+    assert "it is not a day old; --older-than 0 removes it" in found.stdout
+    assert "1 of 2 removed" in call(path, "--yes", "--older-than", "0").stdout
+    assert {folder.name for folder in path.iterdir()} == {half, "mine"}
+
+
+@pytest.mark.parametrize("days", [0.9, 1.1])
+def test_rows_at_a_path_may_be_read_for_a_day(home: Path, days: float) -> None:
+    """Who reads them, a program for example, may leave neither a lock nor a note."""
+    rows, cached = Path(spark_rows(str(home / "rows"))), entry(home, 1).key
+    for file in rows.iterdir():
+        os.utime(file, (time.time() - days * 86_400,) * 2)
+    call(rows.parent, "--yes")
+    assert rows.exists() == (days < 1)
+    assert cached not in there(home)  # its readers hold a lock
+
+
+def test_rows_whose_age_the_file_system_does_not_tell(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Path(spark_rows(str(home / "rows")))
+    monkeypatch.setattr("hopyard.data.shared.storage.Folder.times", lambda self: {})
+    assert "its age is unknown; --older-than 0 removes it" in call(rows.parent, "--yes").stdout
+    assert rows.exists()
+    call(rows.parent, "--yes", "--older-than", "0")
+    assert not rows.exists()
+
+
+def test_what_killed_processes_left(home: Path) -> None:
+    temporary = home / "tmp"
+    live, dead, young, old = (temporary / f"hopyard-{name}" for name in ("task-live", "task-dead", "young", "old"))
+    for path in (live, dead, young, old, temporary / "other"):
+        path.mkdir()
+    for path in (live, dead):
+        (path / "lock").touch()
+    os.utime(old, (time.time() - 2 * 86_400,) * 2)
+    gone = arena.Folder(temporary, "dead")
+    os.close(gone._fd)
+    here = arena.Folder(temporary, "live")
+    with (live / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        listed = json.loads(call("--json").stdout)["items"]
+        assert {Path(item["path"]).name: item["kept"] for item in listed} == {
+            "hopyard-task-live": "a process uses it",
+            "hopyard-task-dead": "",
+            "hopyard-young": "it is not a day old",
+            "hopyard-old": "",
+            gone.path.name: "",
+        }
+        assert not any(item["removed"] for item in listed)
+        assert "3 of 5 removed" in call("--yes").stdout
+    left = {path.name for path in temporary.iterdir()}
+    assert left == {"hopyard-task-live", "hopyard-young", "other", here.path.name}
+    here.close()
+
+
+@pytest.mark.parametrize("text", ["7", "00", "d", "7 d", "-1d", "7y", ""])
+def test_ages_that_are_none(home: Path, text: str) -> None:
+    found = call("--older-than", text)
+    assert found.exit_code == 2
+    assert "a number with s, m, h, d or w is needed" in found.stderr

@@ -1,0 +1,477 @@
+"""The command line: exit codes, what stands on standard error, and that what only reads imports no framework."""
+
+import fcntl
+import json
+import math
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+
+import pytest
+from typer.testing import CliRunner
+
+import hopyard.cli as cli
+from hopyard import errors
+from hopyard.core.runs.events import Interrupted, encode
+from hopyard.sim.world import World, lengths
+from hopyard.spec import RunSpec
+
+
+def call(*words):
+    return CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
+
+
+def journal():
+    world = World(
+        RunSpec(epochs=2, partitions=4, validation=1, trials=3, metric="val_loss"),
+        2,
+        lengths(3, 0.5, 0.1, 0),
+        keep=True,
+    )
+    world.run()
+    return world.journal
+
+
+def store(path, lines):
+    (path / "logs").mkdir(parents=True)
+    (path / "journal.jsonl").write_bytes(b"".join(encode(line) + b"\n" for line in lines))
+    (path / "run.json").write_text('{"store": "/elsewhere", "started": 1.0}')
+    for slot in (0, 1, 10):
+        (path / "logs" / f"slot-{slot}.log").write_text(f"hello from {slot}\n")
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Three runs: completed, interrupted, damaged."""
+    monkeypatch.chdir(tmp_path)
+    lines = journal()
+    store(tmp_path / "runs" / "done", lines)
+    half = lines[: len(lines) // 2]
+    store(tmp_path / "runs" / "half", [*half, Interrupted(at=half[-1].at, reason="Ctrl-C")])
+    store(tmp_path / "runs" / "torn", lines[:3])
+    (tmp_path / "runs" / "torn" / "journal.jsonl").write_text("nonsense\n")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "hopyard.driver.runs.session", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    yield write
+    signal.signal(signal.SIGTERM, before)
+
+
+# ------------------------------------------------------------------------------------------------ run
+
+
+def test_run_gives_the_script_its_arguments_and_its_folder(script, tmp_path):
+    (tmp_path / "beside.py").write_text("word = 'beside'\n")
+    path = script(
+        """
+        import sys
+        import beside
+        if __name__ == "__main__":
+            print(sys.argv[1:], beside.word)
+        """
+    )
+    found = call("run", path, "--deep", "-x", "3", "--help")
+    assert found.exit_code == 0
+    assert found.stdout == "['--deep', '-x', '3', '--help'] beside\n"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [([], 0), (["completed"], 0), (["completed", "partial"], 3), (["partial", "failed"], 1)],
+)
+def test_the_exit_code_says_how_its_runs_ended(script, monkeypatch, statuses, code):
+    outcomes = [types.SimpleNamespace(status=status, code=0) for status in statuses]
+    fake = types.SimpleNamespace(DRIVEN=[], OUTCOMES=outcomes)
+    monkeypatch.setitem(sys.modules, "hopyard.driver.runs.session", fake)
+    assert call("run", script("")).exit_code == code
+    assert call("run", script("raise SystemExit(0)")).exit_code == code
+
+
+@pytest.mark.parametrize(
+    "name", ["HopyardError", "SpecError", "RunFailed", "TrialFailed", "ResourceError", "JournalError"]
+)
+def test_errors_are_one_block_and_an_exit_code(script, name):
+    found = call("run", script(f"from hopyard.errors import {name}\nraise {name}('what, where, the next step')"))
+    assert found.exit_code == getattr(errors, name).exit_code
+    assert found.stderr == "error: what, where, the next step\n"
+
+
+def test_another_exception_shows_the_scripts_own_traceback(script):
+    found = call("run", script("def f():\n    return 1 / 0\nf()"))
+    assert found.exit_code == 1
+    assert "ZeroDivisionError" in found.stderr and "script.py" in found.stderr
+    assert "runpy" not in found.stderr and "/cli/" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("raise SystemExit(7)", 7), ("raise SystemExit('bad')", 1), ("raise KeyboardInterrupt", 130), ("1 +", 1)],
+)
+def test_other_endings(script, ending, code):
+    assert call("run", script(ending)).exit_code == code
+
+
+def test_usage(tmp_path):
+    assert call("run", tmp_path / "none.py").exit_code == 2
+    assert call("run").exit_code == 2
+    assert call("fly").exit_code == 2
+    assert call("show", tmp_path / "none").exit_code == 2
+    assert call("ls", tmp_path / "none").exit_code == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals(script, number, code):
+    path = script(
+        """
+        import time
+        try:
+            print("up", flush=True)
+            time.sleep(30)
+        finally:
+            print("cleaned", flush=True)
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hopyard", "run", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert out == "cleaned\n"
+    assert err in ("terminated\n", "interrupted\n")
+
+
+def test_in_the_background_of_a_script_ctrl_c_is_not_for_us(script):
+    """Shells start such jobs with SIGINT ignored, since the terminal sends it to them too; SIGTERM ends them."""
+    path = script("import sys\nprint('up', flush=True)\nfor line in sys.stdin:\n    print('on', flush=True)")
+    command = ["sh", "-c", 'trap "" INT; exec "$0" "$@"', sys.executable, "-m", "hopyard", "run", path]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGINT)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "on\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+
+
+# ------------------------------------------------------------------------------------------------ ls, show, logs
+
+
+def test_ls(runs):
+    lines = call("ls").stdout.splitlines()
+    assert lines[0].split() == ["name", "status", "trials", "epochs", "best", "started", "duration"]
+    assert lines[1].split()[:6] == ["done", "completed", "3/3", "2", "val_loss", "1.0000"]
+    assert lines[2].split()[:2] == ["half", "interrupted"]
+    assert lines[3].split()[:2] == ["torn", "damaged"]
+    rows = json.loads(call("ls", runs, "--json").stdout)
+    assert [row["status"] for row in rows] == ["completed", "interrupted", "damaged"]
+    assert rows[0]["seconds"] > 0
+
+
+def test_ls_of_nothing(tmp_path):
+    assert call("ls", tmp_path).stdout == f"no runs in {tmp_path}\n"
+
+
+def test_a_run_whose_lock_is_held_is_running(runs):
+    lock = runs / "half" / "lock"
+    lock.write_text("17")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "running" in call("ls").stdout.splitlines()[2]
+    assert "interrupted" in call("ls").stdout.splitlines()[2]
+    assert lock.read_text() == "17"
+
+
+def test_show(runs):
+    text = call("show", "done").stdout
+    assert text.startswith("Hopyard run runs/done: completed\n")
+    assert "States: /elsewhere" in text
+    found = json.loads(call("show", runs / "done", "--json").stdout)
+    assert found["status"] == "completed"
+    assert found["spec"]["partitions"] == 4
+    assert [trial["trial"] for trial in found["trials"]] == [0, 1, 2]
+    assert json.loads(call("show", "half", "--json").stdout)["status"] == "interrupted"
+    assert call("show", "torn").exit_code == 1
+
+
+def test_logs(runs):
+    text = call("logs", "done").stdout
+    assert text == "".join(f"==> slot-{slot}.log <==\nhello from {slot}\n" for slot in (0, 1, 10))
+    assert call("logs", "done", "--slot", "1").stdout == "hello from 1\n"
+    found = call("logs", "done", "--slot", "5")
+    assert found.exit_code == 2 and "slot-10.log" in found.stderr
+    assert call("logs", "done", "--follow").exit_code == 0
+
+
+def test_logs_follow_until_the_driver_is_gone(runs):
+    log = runs / "half" / "logs" / "slot-0.log"
+    command = [sys.executable, "-m", "hopyard", "logs", "half", "--slot", "0", "-f"]
+    with (runs / "half" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "hello from 0\n"
+        with log.open("a") as file:
+            file.write("more\n")
+        assert process.stdout.readline() == "more\n"
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "")
+
+
+def test_what_only_reads_imports_no_framework_and_unpickles_nothing(runs):
+    (runs / "done" / "recipe.pkl").write_bytes(b"cos\n_exit\n(I99\ntR.")  # unpickled, it would end the process
+    code = textwrap.dedent(
+        """
+        import sys
+        from typer.testing import CliRunner
+        from hopyard.cli import app
+        showing = ["show", "done"]
+        doctor = ["doctor", "--no-spark"]
+        for words in (["--help"], ["ls"], showing, [*showing, "--json"], ["logs", "done"], doctor, ["doctor", "--env"]):
+            found = CliRunner().invoke(app, words)
+            assert found.exit_code == 0, (words, found.output, found.exception)
+        heavy = ("torch", "keras", "pandas", "matplotlib", "cloudpickle", "IPython")
+        print([name for name in heavy if name in sys.modules])
+        """
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
+
+
+def test_help_is_there_at_once():
+    """Each of these takes tens of milliseconds to import, or seconds."""
+    code = "import hopyard.cli, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "typer" in loaded
+    assert not {"numpy", "pyarrow", "msgspec", "zmq", "torch", "keras", "tensorflow", "pyspark"} & set(loaded)
+
+
+# ------------------------------------------------------------------------------------------------ the others
+
+
+def test_doctor():
+    found = call("doctor", "--no-spark")
+    assert found.exit_code == 0
+    names = [row["name"] for row in json.loads(call("doctor", "--no-spark", "--json").stdout)]
+    assert {
+        "python",
+        "hopyard",
+        "packages",
+        "torch",
+        "cores",
+        "memory",
+        "GPUs",
+        "fdatasync",
+        "cache",
+        "open files",
+        "spark",
+        "java",
+    } <= set(names)
+    assert "spark job" not in names
+    assert all(name in found.stdout for name in names)
+
+
+def test_sim_says_what_was_predicted(monkeypatch):
+    import dataclasses
+
+    import hopyard.sim
+
+    @dataclasses.dataclass
+    class Forecast:
+        makespan: float
+        bound: float
+        ratio: float
+        idle_share: float
+        units: int
+
+    def predict(slots, trials, partitions, epochs, seconds, **more):
+        assert (slots, trials, partitions, epochs, seconds) == (4, 16, 8, 3, 2.0)
+        assert more == {"sigma": 0.5, "noise": 0.1, "pinned": True}
+        return Forecast(100.0, 90.0, 1.111, 0.02, 384)
+
+    monkeypatch.setattr(hopyard.sim, "predict", predict, raising=False)
+    found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5, "--pinned")
+    assert found.exit_code == 0
+    assert "1 min 40 s" in found.stdout and "1.111" in found.stdout and "2.0%" in found.stdout
+    found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5, "--pinned", "--json")
+    assert json.loads(found.stdout)["units"] == 384
+
+
+def test_replay_and_resume(monkeypatch):
+    different = []
+    replayed = types.SimpleNamespace(replay=lambda path: types.SimpleNamespace(states=9, different=different))
+    monkeypatch.setitem(sys.modules, "hopyard.driver.runs.replay", replayed)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        found = call("replay", "x")
+        assert (found.exit_code, found.stdout) == (0, "9 States, each the same to the last bit\n")
+        different.append("trial 3, step 8: 0123 here, 4567 in the journal")
+        found = call("replay", "x")
+        assert found.exit_code == 1 and "1 of 9 States differ" in found.stderr and "trial 3" in found.stderr
+        run = types.SimpleNamespace(status="partial", directory="runs/x")
+        engines = []
+        times = []
+
+        def resume(path, engine, failed, stall_timeout, unit_timeout):
+            engines.append((engine, failed))
+            times.append((stall_timeout, unit_timeout))
+            return run
+
+        start = types.SimpleNamespace(resume=resume)
+        monkeypatch.setitem(sys.modules, "hopyard.driver.runs.api", start)
+        assert call("resume", "x").exit_code == 3
+        assert call("resume", "x", "--workers", "3").exit_code == 3
+        assert call("resume", "x", "--failed").exit_code == 3
+        assert call("resume", "x", "--stall-timeout", "90", "--unit-timeout", "inf").exit_code == 3
+        assert times == [(None, None)] * 3 + [(90.0, math.inf)]
+        assert engines[0] == (None, False) and engines[1][0].workers == 3 and engines[2] == (None, True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_script_as_a_distributed_program(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+        "if '--fail' in sys.argv and os.environ['RANK'] == '1': raise ValueError('the wrong wine')\n"
+    )
+    roles = ["run", "--roles", "worker=2", "--directory"]
+    done = call(*roles, tmp_path / "programs/good", script, "--steps", "3")
+    assert done.exit_code == 0 and "done" in done.output
+    done = call(*roles, tmp_path / "programs/bad", script, "--fail")
+    assert done.exit_code == 1 and "worker 1 failed: ValueError: the wrong wine" in done.output
+    listed = call("ls", tmp_path / "programs")
+    assert [line.split()[:2] for line in listed.output.splitlines()[1:]] == [["bad", "failed"], ["good", "done"]]
+    assert "worker 1" in call("show", tmp_path / "programs/bad").output
+    assert json.loads(call("show", tmp_path / "programs/good", "--json").output)["status"] == "done"
+    assert "rank 1 of 2 ['--steps', '3']" in call("logs", tmp_path / "programs/good").output
+    script.write_text("import time; time.sleep(1000)")
+    done = call(*roles, tmp_path / "programs/long", "--max-time", "3", script)
+    assert done.exit_code == 1 and "it took longer than max_time=3 seconds" in done.output
+    shown = call("show", tmp_path / "programs/long").output
+    assert "train.py: failed" in shown and "it took longer than max_time=3 seconds" in shown
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--roles", "worker"], "worker=4,ps=1 is wanted"),
+        (["--roles", "worker=2", "--engine", "mesos"], "local or spark is wanted"),
+        (["--roles", "worker=2", "--master", "yarn"], "it goes with --engine spark"),
+        (["--master", "yarn"], "go with --roles"),
+        (["--max-restarts", "2"], "go with --roles"),
+        (["--restart-scope", "task"], "go with --roles"),
+        (["--max-time", "60"], "go with --roles"),
+        (["--roles", "worker=2", "--until", "worker:2"], "from 0 to 1"),
+    ],
+)
+def test_usage_of_programs(tmp_path, words, said):
+    (tmp_path / "train.py").write_text("")
+    done = call("run", *words, tmp_path / "train.py")
+    assert done.exit_code == 2 and said in done.output
+
+
+@pytest.fixture
+def no_master(tmp_path, monkeypatch):
+    """An environment that tells Spark no master, and the file that may."""
+    pytest.importorskip("pyspark")
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER", "PYSPARK_SUBMIT_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    return tmp_path / "spark-defaults.conf"
+
+
+@pytest.mark.parametrize("settings", [None, "# spark.master yarn\nspark.master.ui.port 1\n"])
+def test_spark_without_a_master_is_executors_of_this_machine(no_master, script, monkeypatch, settings):
+    if settings:
+        no_master.write_text(settings)
+    seen = []
+    session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
+    monkeypatch.setattr("hopyard.spark.local.session.session", lambda **how: seen.append(how) or session)
+    monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
+    monkeypatch.setattr("hopyard.cli.runs.run_program", lambda *given, **_: seen.append(given[3]) or 0)
+    done = call("run", "--engine", "spark", "--roles", "worker=2", script(""))
+    assert done.exit_code == 0
+    assert "no master is named, so these are 2 executors of this machine" in done.stderr
+    assert seen == [{"cores": 1, "executors": 2}, (session, 2), "stopped"]
+
+
+@pytest.mark.parametrize("by", ["--master", "spark-submit", "MASTER", "arguments", "settings"])
+def test_who_tells_spark_its_master(no_master, script, monkeypatch, by):
+    if by == "settings":
+        no_master.write_text("spark.app.name x\nspark.master   yarn\n")
+    elif by != "--master":
+        name = {"spark-submit": "PYSPARK_GATEWAY_PORT", "arguments": "PYSPARK_SUBMIT_ARGS"}.get(by, by)
+        monkeypatch.setenv(name, "--master yarn pyspark-shell")
+    seen = []
+    session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
+    builders = "pyspark.sql.SparkSession.Builder.getOrCreate"
+    monkeypatch.setattr(builders, lambda self: seen.append(self._options.get("spark.master")) or session)
+    monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
+    monkeypatch.setattr("hopyard.cli.runs.run_program", lambda *given, **_: seen.append(given[3]) or 3)
+    given = ["--master", "yarn"] if by == "--master" else []
+    assert call("run", "--engine", "spark", *given, "--roles", "worker=2,ps=1", script("")).exit_code == 3
+    assert seen == ["yarn" if given else None, (session, 3), "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "it ended while it came up"),
+        (
+            "An error occurred while calling None.x.\n: java.lang.IllegalStateException: Cannot call methods on a "
+            "stopped SparkContext.\nThis stopped SparkContext was created at:",
+            "no master of Spark answers there",
+        ),
+        (
+            ": org.apache.spark.SparkException: Could not parse\n\tat x",
+            "org.apache.spark.SparkException: Could not parse",
+        ),
+    ],
+)
+def test_spark_that_does_not_start(no_master, script, monkeypatch, error, said):
+    def fails(builder):
+        raise RuntimeError(error)
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.Builder.getOrCreate", fails)
+    done = call("run", "--engine", "spark", "--master", "odd", "--roles", "worker=2", script(""))
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: --master 'odd': Spark did not start: {said}; a master is spark://host:7077")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_script_on_real_executors(tmp_path, monkeypatch):
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os, pathlib, sys\n"
+        "text = ' '.join([os.environ['WORLD_SIZE'], *sys.argv[1:]])\n"
+        "pathlib.Path(os.environ['HOPYARD_DIRECTORY'], 'rank-' + os.environ['RANK']).write_text(text)\n"
+    )
+    command = [sys.executable, "-m", "hopyard", "run", "--engine", "spark"]
+    command += ["--roles", "worker=2", "--directory", tmp_path / "program", path, "--steps", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == f"{tmp_path / 'program'}: done"
+    assert [(tmp_path / "program" / f"rank-{n}").read_text() for n in (0, 1)] == ["2 --steps 3"] * 2

@@ -1,0 +1,39 @@
+"""Random programs: their journals fold to the state of the machine that wrote them, and each comes to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from hopyard.core.programs.events import Over, decode
+from hopyard.core.programs.machine import fold
+from hopyard.core.runs.events import encode
+from program_worlds import World
+
+
+def test_journals_fold_to_the_machine_that_wrote_them() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(300):
+        world = World(seed)
+        for number, _ in enumerate(world.run()):
+            assert number < 5000, f"world {seed} does not end"
+            if number % 7 == 0:
+                assert fold(world.lines).snapshot() == world.machine.snapshot(), f"world {seed}, step {number}"
+        told = fold(decode(encode(line)) for line in world.lines).snapshot()
+        assert repr(told) == repr(world.machine.snapshot())  # NaN is not equal to itself
+        assert isinstance(world.lines[-1], Over)
+        seen += Counter(type(line).__name__ for line in world.lines)
+        seen[f"{world.machine.status}"] += 1
+    assert all(seen[name] > 4 for name in ("Restarting", "Overdue", "Lost", "Stop", "Closing", "done", "failed")), seen
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_more_restarts_than_allowed(seed: int) -> None:
+    world = World(1000 + seed)
+    for _ in world.run():
+        pass
+    spent = [line.spent for line in world.lines if hasattr(line, "spent")]
+    assert all(later - before in (0, 1) for before, later in pairwise(spent))
+    assert max(spent, default=0) <= world.machine.spec.max_restarts

@@ -1,0 +1,163 @@
+"""Which States are awaited, and which slots are late with them."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopyard.core.runs.durability import Durability
+from hopyard.spec import Ref
+
+SLOTS = st.integers(0, 3)
+STEPS = st.integers(0, 9)
+DOINGS = st.lists(
+    st.tuples(
+        st.sampled_from(["made", "settled", "stored", "gone", "away", "back", "wait"]), SLOTS, STEPS, st.integers(0, 40)
+    ),
+    max_size=60,
+)
+
+
+def ref(step: int) -> Ref:
+    return Ref(0, step, step)
+
+
+def test_a_slot_is_late_after_the_timeout() -> None:
+    it = Durability(10.0)
+    it.made(ref(1), 0, 100.0)
+    it.made(ref(2), 1, 103.0)
+    assert it.earliest() == 110.0
+    assert it.expired(109.9) == []
+    assert it.expired(110.0) == [(0, ref(1))]
+    it.gone(0)
+    assert it.earliest() == 113.0
+    it.settled(ref(2))
+    assert it.earliest() is None and it.expired(1e9) == [] and not len(it)
+
+
+def test_nobody_is_late_while_the_store_is_away() -> None:
+    it = Durability(10.0)
+    it.made(ref(1), 0, 100.0)
+    it.made(ref(2), 1, 100.0)
+    it.away(0, 104.0)
+    it.away(0, 108.0)  # said again
+    it.made(ref(3), 0, 150.0)
+    assert it.expired(1000.0) == [(1, ref(2))]
+    it.gone(1)
+    assert it.earliest() is None
+    it.back(0, 1004.0)
+    assert it.expired(1009.9) == []
+    assert it.expired(1010.0) == [(0, ref(1))]  # it had 6 seconds left
+    it.settled(ref(1))
+    assert it.expired(1013.9) == []
+    assert it.expired(1014.0) == [(0, ref(3))]
+
+
+def test_what_a_slot_that_is_gone_made_is_not_awaited() -> None:
+    it = Durability(10.0)
+    it.made(ref(1), 0, 100.0)
+    it.away(0, 101.0)
+    it.gone(0)
+    it.made(ref(2), 0, 102.0)  # a slot of the same number, for the store is not away
+    assert it.expired(112.0) == [(0, ref(2))]
+
+
+def test_whoever_stores_is_not_late() -> None:
+    it = Durability(10.0)
+    it.made(ref(1), 0, 100.0)
+    it.made(ref(2), 0, 101.0)
+    it.stored(0, 109.0)
+    it.settled(ref(1))
+    it.stored(1, 109.0)  # a slot that is not there
+    assert it.earliest() == 119.0 and it.expired(118.0) == []
+    it.made(ref(3), 0, 112.0)
+    assert it.expired(119.0) == [(0, ref(2))]
+    it.settled(ref(2))
+    assert it.earliest() == 122.0
+
+
+def test_slots_late_at_one_time_need_no_order_of_their_states() -> None:
+    it = Durability(10.0)
+    for step in (2, 1):
+        it.made(ref(step), 0, 100.0)
+    it.made(ref(3), 1, 100.0)
+    assert it.expired(110.0) == [(0, ref(2)), (1, ref(3))]
+
+
+def test_one_that_may_take_longer() -> None:
+    it = Durability(10.0)
+    it.made(ref(1), 0, 100.0, 4.0)
+    assert it.earliest() == 140.0 and it.times(ref(1)) == 4.0
+
+
+def test_many_states_cost_little_each() -> None:
+    """No change looks at all that is awaited."""
+    it = Durability(10.0)
+    looks = 0
+
+    class Counted(dict[int, object]):
+        def values(self):  # type: ignore[no-untyped-def]
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+        def items(self):  # type: ignore[no-untyped-def]
+            nonlocal looks
+            looks += 1
+            return super().items()
+
+    it._slots = Counted()  # type: ignore[assignment]
+    for step in range(1000):
+        it.made(Ref(0, step, step), step % 100, float(step) / 100)
+        it.stored(step % 100, float(step) / 100)
+        assert it.earliest() is not None
+        if step % 2:
+            it.settled(Ref(0, step, step))
+    assert looks == 0 and len(it._queue) <= 200
+
+
+@settings(max_examples=300, deadline=None)
+@given(DOINGS)
+def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) -> None:
+    """Each slot's own clock stands while it cannot reach the store; it is late with its oldest State when neither
+    being made nor anything stored is younger than the timeout by that clock."""
+    timeout = 25
+    it = Durability(float(timeout))
+    own = dict.fromkeys(range(4), 0)
+    last = dict.fromkeys(range(4), -1000)
+    owed: dict[int, dict[Ref, int]] = {slot: {} for slot in range(4)}
+    away: set[int] = set()
+    now = 0
+    for what, slot, step, seconds in doings:
+        now += seconds
+        for each in own:
+            own[each] += 0 if each in away else seconds
+        if what == "made" and not any(ref(step) in each for each in owed.values()):
+            it.made(ref(step), slot, float(now))
+            owed[slot][ref(step)] = own[slot]
+        elif what == "stored":
+            it.stored(slot, float(now))
+            last[slot] = own[slot]
+        elif what == "settled":
+            it.settled(ref(step))
+            for each in owed.values():
+                each.pop(ref(step), None)
+        elif what == "gone":
+            it.gone(slot)
+            away.discard(slot)
+            owed[slot], last[slot] = {}, -1000
+        elif what == "away":
+            it.away(slot, float(now))
+            away.add(slot)
+        elif what == "back":
+            it.back(slot, float(now))
+            away.discard(slot)
+        due = {
+            (slot, next(iter(states)))
+            for slot, states in owed.items()
+            if states and slot not in away and own[slot] - max(next(iter(states.values())), last[slot]) >= timeout
+        }
+        first = it.earliest()
+        assert (first is not None and first <= now) is bool(due)
+        assert set(it.expired(float(now))) == due
+        assert len(it) == sum(map(len, owed.values()))

@@ -1,0 +1,530 @@
+"""What follows from a fault: given these events, expect these commands."""
+
+import copy
+
+import pytest
+
+from hopyard.core.runs import faults
+from hopyard.core.runs.events import (
+    Check,
+    Checked,
+    Delete,
+    Dispatch,
+    Done,
+    Failed,
+    Finish,
+    Finished,
+    Forgotten,
+    Joined,
+    Keep,
+    Release,
+    Replace,
+    Resumed,
+    Retried,
+    StoreAway,
+    StoreBack,
+    Warn,
+)
+from hopyard.core.runs.machine import CHECKS, fold
+from hopyard.spec import Part, Ref, packed
+from machines import Run, deferred, dispatched
+
+
+def of(kind, commands):
+    return [command for command in commands if type(command) is kind]
+
+
+# -------------------------------------------------------------------------------- waits
+
+
+def test_a_fault_of_the_system_waits_longer_each_time_and_other_trials_have_the_slot_meanwhile():
+    run = Run(trials=2, partitions=4, retries=3)
+    out = run.failed(0)
+    assert deferred(out) == [(0, 1.0, "system")]
+    assert dispatched(out) == [(0, 1, "train", 0, (1,))]
+    assert run.machine.earliest() == 1.0 and run.machine.trials[0].waits_for == "system: broke"
+    run.at = 1.0
+    run.tick()
+    while run.unit(0).trial != 0:
+        run.done(0)
+    assert deferred(run.failed(0)) == [(0, 3.0, "system")]
+
+
+def test_the_waits_are_1_2_4_seconds_up_to_minutes_and_then_the_trial_ends():
+    run = Run(retries=12)
+    waits = []
+    for _ in range(12):
+        begin = run.at
+        ((_, until, _),) = deferred(run.failed(0))
+        waits.append(until - begin)
+        run.tick()
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0, 300.0]
+    assert run.failed(0) == [Finish("failed")]
+    trial = run.machine.trials[0]
+    assert trial.fault == "system" and trial.error.endswith("failed 13 times, the last one so: broke")
+
+
+def test_a_fault_of_the_store_never_ends_a_trial():
+    run = Run()
+    for _ in range(50):
+        assert deferred(run.failed(0, "store"))
+        run.tick()
+    assert not run.machine.trials[0].ended and run.machine.trials[0].strikes != {}
+
+
+def test_progress_makes_the_next_wait_short_again_and_what_is_only_done_again_does_not():
+    run = Run(partitions=3, strikes=9)
+    run.failed(0)
+    run.tick()
+    run.done(0)  # step 1: progress
+    assert deferred(run.failed(0))[0][1] - run.at == 1.0
+    run.tick()
+    run.lost(0)  # with State 1: back to the start
+    run.join(1)
+    run.done(1)  # step 1 again
+    assert deferred(run.failed(1))[0][1] - run.at == 2.0
+
+
+def test_a_unit_that_ends_well_clears_what_was_counted_against_it():
+    run = Run(partitions=2, retries=1, epochs=4)
+    for _ in range(6):  # each unit fails once
+        run.failed(0)
+        run.tick()
+        run.done(0)
+    assert not run.machine.trials[0].ended
+
+
+def test_a_poison_unit_behind_others_that_end_well_ends_its_trial():
+    """Clearing with every unit that ends well would go on for ever: nothing is durable, so all is done again."""
+    run = Run(partitions=3)
+    for slot in range(3):
+        run.done(slot)
+        run.lost(slot)
+        if run.machine.trials[0].ended:
+            break
+        run.join(slot + 1)
+    assert "poison" in run.machine.trials[0].error
+
+
+def test_validations_and_folds_wait_too():
+    run = Run(partitions=1, validation=1)
+    sums = {"loss": (2.0, 1.0), "bins": ([1.0], 1.0)}
+    run.done(0, sums=sums)
+    assert run.unit(0).kind == "validate"
+    assert deferred(run.failed(0)) == [(0, 1.0, "system")]
+    assert dispatched(run.tick()) == [(0, 0, "validate", 0, (0,))]
+    run.done(0, sums=sums, where="")
+    assert run.unit(0).kind == "fold"
+    assert deferred(run.failed(0))[0][1] - run.at == 1.0
+    assert dispatched(run.join(1)) == []
+    assert dispatched(run.tick()) == [(0, 0, "fold", 0, ())]
+
+
+def test_a_wait_does_not_hold_up_who_resumes():
+    run = Run()
+    run.failed(0)
+    run.give(Resumed(at=0.5))
+    assert dispatched(run.join(7)) == [(7, 0, "train", 0, (0,))]
+
+
+def test_who_waits_for_the_store_is_woken_when_it_is_back():
+    run = Run(trials=2)
+    for _ in range(6):
+        run.give(StoreAway(at=run.at, slot=0, error="FSTimeoutError"))
+        while run.unit(0).trial != 0:
+            run.failed(0, "store")
+            run.tick()
+        run.failed(0, "store")
+    assert run.machine.slots[0].away == "FSTimeoutError"
+    run.give(StoreBack(at=run.at, slot=0))
+    assert run.machine.slots[0].away == "" and not any(trial.until for trial in run.machine.trials.values())
+
+
+@pytest.mark.parametrize("fault", ["user", "data"])
+def test_faults_of_recipe_and_rows_end_the_trial(fault):
+    run = Run()
+    assert run.failed(0, fault) == [Finish("failed")]
+    assert run.machine.trials[0].fault == fault
+
+
+# -------------------------------------------------------------------------------- a State that nobody can hand over
+
+
+def hops(**more):
+    """Slot 0 made State 1 of trial 0, which slot 1 trains from."""
+    run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2), **more)
+    run.done(0)
+    assert run.unit(1).start == Ref(0, 1, 1)
+    return run
+
+
+def test_a_state_that_cannot_be_taken_is_stored_by_its_maker_and_its_trial_is_parked():
+    run = hops()
+    assert run.missed(1) == [Keep(0, Ref(0, 1, 1), "m1")]
+    assert not run.machine.trials[0].until  # it waits for the State, not for a time
+    assert dispatched(run.join(9, (1, 2))) == []
+    out = run.durable(0, 0, 1, 1)
+    assert out[0] == Release(0, "m1")
+    (again,) = of(Dispatch, out)
+    assert (again.unit.start, again.unit.where, again.unit.digest) == (Ref(0, 1, 1), "", "d0/1")
+    assert run.machine.trials[0].strikes == {}
+
+
+def test_the_maker_itself_may_go_on_with_a_parked_state():
+    run = Run(slots=2, partitions=3, validation=1, epochs=2)
+    run.done(0)
+    run.done(0)
+    run.done(0)  # the epoch's end: it is validated elsewhere, and trained on
+    assert [run.unit(slot).kind for slot in (0, 1)] == ["validate", "train"]
+    out = run.missed(1)
+    assert of(Keep, out) == [Keep(0, Ref(0, 3, 3), "m3")] and not of(Dispatch, out)
+    assert dispatched(run.done(0, where="")) == [(0, 0, "train", 1, (0,))]
+
+
+def test_a_parked_state_whose_maker_is_lost_is_made_again_without_a_strike():
+    run = hops()
+    run.missed(1)
+    run.lost(0)
+    assert run.machine.trials[0].step == 0 and run.machine.trials[0].strikes == {}
+    assert dispatched(run.join(2, (0,))) == [(2, 0, "train", 0, (0,))]
+
+
+def test_a_state_that_its_maker_has_lost_as_well_is_made_again():
+    run = hops()
+    run.missed(1)
+    out = run.give(Forgotten(at=0.0, slot=0, ref=Ref(0, 1, 1)))
+    assert dispatched(out) == [(0, 0, "train", 0, (0,))]
+    assert run.machine.trials[0].strikes == {} and run.machine.trials[0].step == 0
+
+
+def test_what_became_durable_on_the_way_is_taken_from_the_store_at_once():
+    run = hops()
+    run.durable(0, 0, 1, 1)
+    (again,) = of(Dispatch, run.missed(1))
+    assert again.unit.digest == "d0/1" and run.machine.trials[0].strikes == {}
+
+
+def test_a_durable_state_that_the_store_lacks_is_tried_again_and_then_made_again():
+    run = Run(slots=1, partitions=3)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    run.lost(0)
+    run.join(1)
+    for wait in (1.0, 2.0):
+        begin = run.at
+        assert deferred(run.missed(1)) == [(0, begin + wait, "store")]
+        assert run.tick() and run.unit(1).start == Ref(0, 1, 1)
+    out = run.missed(1)
+    assert [warn.text for warn in of(Warn, out)] == ["broke; trial 0 makes it again from the State before it"]
+    assert run.unit(1).start is None
+
+
+def damaged(run, slot, ref):
+    """Whatever unit starts from this State finds it damaged in the store, until it is given up; else time passes."""
+    for _ in range(4 * faults.UNSTORED):
+        if ref not in run.machine.kept():
+            return
+        standing = run.machine.leases.standing().values()
+        if any(at == slot and unit.start == ref for at, unit in standing):
+            run.missed(slot)
+        else:
+            run.tick()
+    raise AssertionError(f"{ref} was not given up")
+
+
+def test_a_state_that_is_given_up_takes_the_training_from_later_ones_with_it():
+    run = Run(partitions=2, validation=1, epochs=3, slots=2)
+    run.done(0)
+    run.done(0)
+    run.durable(0, 0, 2, 2)
+    trial = run.machine.trials[0]
+    trains, checks = (1, 0) if run.unit(0).kind == "validate" else (0, 1)
+    assert (run.unit(trains).kind, run.unit(trains).step) == ("train", 2)
+    old = run.unit(trains)
+    damaged(run, checks, Ref(0, 2, 2))
+    assert trial.step == trial.safe == 0 and not run.machine.leases.stands(old.lease)
+    assert not trial.lease or run.machine.leases.unit(trial.lease).start is None
+    run.done(trains, lease=old.lease, partitions=old.partitions)
+    assert trial.step == 0 and not trial.states  # its answer does not count
+
+
+def test_a_state_that_is_given_up_takes_its_validations_with_it():
+    run = Run(partitions=1, validation=2, epochs=1, slots=2)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    old = run.unit(1)
+    assert (old.kind, old.start) == ("validate", Ref(0, 1, 1))
+    damaged(run, 0, Ref(0, 1, 1))
+    assert not run.machine.leases.stands(old.lease)
+    trial = run.machine.trials[0]
+    run.done(0)
+    run.durable(0, 0, 1, trial.states[1].ref.attempt)
+    while not trial.ended:
+        run.done(0)
+    assert trial.status == "completed" and trial.history == {0: {"loss": 1.0, "val_loss": 1.0}}
+    run.done(1, lease=old.lease, partitions=old.partitions)
+    run.give(Resumed(at=run.at))
+
+
+def test_an_answer_for_an_epoch_whose_metrics_are_in_changes_nothing():
+    """Journals of before have validations that were given out twice."""
+    run = Run(partitions=1, validation=1, epochs=1)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    machine, unit = run.machine, run.unit(0)
+    trial = machine.trials[0]
+    trial.enter(0, {"loss": 1.0, "val_loss": 1.0}, machine.spec)
+    copied = copy.deepcopy(machine.leases)
+    part = Part(0, packed({"loss": (9.0, 1.0)}), 1.0)
+    machine.apply(Done(at=0.0, slot=0, lease=unit.lease, parts=(part,), seconds=1.0))
+    assert trial.history == {0: {"loss": 1.0, "val_loss": 1.0}}
+    machine.leases = copied
+    machine.apply(Resumed(at=0.0))
+    assert trial.history == {0: {"loss": 1.0, "val_loss": 1.0}}
+
+
+def test_a_validation_from_a_state_that_cannot_be_taken_is_parked_and_training_goes_on():
+    run = Run(slots=2, partitions=1, validation=1, epochs=3)
+    run.done(0)
+    assert [run.unit(slot).kind for slot in (0, 1)] == ["validate", "train"]
+    out = run.missed(0)
+    assert of(Keep, out) and not of(Dispatch, out)
+    run.done(1)
+    assert run.machine.trials[0].step == 2 and run.machine.trials[0].history == {}
+    run.durable(0, 0, 1, 1)
+    assert run.unit(1).epoch == 1
+    out = dispatched(run.done(1, where=""))
+    assert (0, "validate", 0) in [(trial, kind, epoch) for _, trial, kind, epoch, _ in out]
+
+
+# -------------------------------------------------------------------------------- memory
+
+
+def test_who_runs_out_of_memory_gets_a_new_worker_while_the_others_rest():
+    run = Run(trials=3, slots=3, partitions=4, epochs=2)
+    assert [run.unit(slot).trial for slot in range(3)] == [0, 1, 2]
+    out = run.failed(0, "memory")
+    assert of(Replace, out) == [Replace(0, faults.STARVED)]
+    assert deferred(out) == [(0, faults.FRESH, "memory")]
+    assert dispatched(run.done(1)) == [(1, 1, "train", 0, (2,))]  # nobody rests before the new one is there
+    assert dispatched(run.join(3)) == []
+    assert dispatched(run.done(1)) == []  # it takes no new unit
+    assert dispatched(run.done(2)) == [(3, 0, "train", 0, (0,))]  # alone
+    assert run.machine.resting == {1, 2}
+    out = run.done(3)  # all go on
+    assert {trial for _, trial, *_ in dispatched(out)} == {0, 1, 2} and run.machine.resting == set()
+    assert run.machine.trials[0].strikes == {} and run.machine.trials[0].alone == ""
+
+
+def test_the_second_time_ends_the_trial_and_says_what_to_do():
+    run = Run(trials=2, slots=1, partitions=2)
+    run.failed(0, "memory")
+    out = run.join(1)
+    assert dispatched(out) == [(1, 0, "train", 0, (0,))]
+    out = run.failed(1, "memory")
+    assert of(Replace, out) == [Replace(1, faults.STARVED)]
+    trial = run.machine.trials[0]
+    assert (trial.status, trial.fault) == ("failed", "memory")
+    assert "smaller batch_size" in trial.error and "fewer workers to each host" in trial.error
+    assert dispatched(run.join(2)) == [(2, 1, "train", 0, (1,))]
+
+
+def test_a_worker_that_the_system_killed_for_memory_counts_as_such():
+    run = Run(slots=1)
+    assert deferred(run.lost(0, "memory")) == [(0, faults.FRESH, "memory")]
+    run.join(1)
+    run.lost(1, "memory")
+    assert run.machine.trials[0].fault == "memory"
+
+
+def test_slots_of_another_device_or_host_do_not_rest():
+    run = Run(trials=3, slots=0, partitions=4, checked=False)
+    for slot, (host, device) in enumerate([("a", "0"), ("a", "1"), ("b", "0")]):
+        run.give(Joined(at=0.0, slot=slot, host=host, pid=slot, device=device))
+    run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",)))
+    run.failed(0, "memory", device=True)
+    run.give(Joined(at=0.0, slot=3, host="a", pid=3, device="0"))
+    assert run.unit(3).trial == 0 and run.machine.resting == set()
+    assert dispatched(run.done(1)) and dispatched(run.done(2))
+
+
+def test_when_no_new_worker_comes_any_other_tries_it():
+    run = Run(trials=2, slots=2, partitions=2)
+    run.failed(0, "memory")
+    run.done(1)
+    run.done(1)
+    run.durable(1, 1, 2, run.machine.trials[1].states[2].ref.attempt)
+    assert not run.machine.slots[1].busy
+    assert dispatched(run.tick()) == [(1, 0, "train", 0, (0,))]
+
+
+def test_memory_that_runs_out_in_preflight_is_tried_in_a_new_worker():
+    run = Run(trials=1, slots=1, checked=False)
+    out = run.give(Checked(at=0.0, slot=0, trial=0, faults=("MemoryError",), names=(), fault="memory"))
+    assert of(Replace, out) == [Replace(0, faults.STARVED)]
+    assert run.join(1) == [Check(at=0.0, slot=1, trial=0)]
+    out = run.give(Checked(at=0.0, slot=1, trial=0, faults=("MemoryError",), names=(), fault="memory"))
+    assert Finish("failed") in out and run.machine.trials[0].fault == "memory"
+
+
+def test_a_check_that_the_system_disturbed_is_done_again():
+    run = Run(trials=1, checked=False)
+    out = run.give(Checked(at=0.0, slot=0, trial=0, faults=("ConnectionResetError",), names=(), fault="system"))
+    assert deferred(out) == [(0, 1.0, "system")] and not of(Check, out)
+    assert run.tick() == [Check(at=1.0, slot=0, trial=0)]
+    assert dispatched(run.give(Checked(at=1.0, slot=0, trial=0, faults=(), names=("loss",)))) != []
+
+
+# -------------------------------------------------------------------------------- a host without its rows
+
+
+def test_a_slot_that_cannot_keep_its_rows_is_no_strike():
+    run = Run(slots=5, strikes=2)
+    for slot in range(4):
+        out = run.lost(slot, "data")
+        assert len(dispatched(out)) == 1
+    assert run.machine.trials[0].strikes == {} and not run.machine.trials[0].ended
+
+
+# -------------------------------------------------------------------------------- tried again
+
+
+def ended(fault):
+    """A run of one trial that failed in its second epoch, after validation of the first."""
+    run = Run(partitions=2, validation=1, epochs=2, retries=0, metric="val_loss")
+    for step in (1, 2, 3):
+        while run.unit(0).kind != "train":
+            run.done(0, where="")
+        lease = run.unit(0).lease
+        run.done(0)
+        run.durable(0, 0, step, lease)
+    while run.unit(0).kind != "train":
+        run.done(0, where="")
+    out = run.failed(0, fault)
+    run.give(Finished(at=0.0, status=of(Finish, out)[0].status))
+    return run
+
+
+def test_a_failed_trial_goes_on_from_its_last_durable_state_when_the_user_asks():
+    run = ended("system")
+    assert Ref(0, 3, run.machine.trials[0].states[3].ref.attempt) in run.machine.kept()
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=0))
+    assert run.machine.trials[0].strikes == {} and run.machine.status == "running"
+    run.join(5)
+    assert run.unit(5).start.step == 3 and run.unit(5).partitions == (1,)
+    lease = run.unit(5).lease
+    run.done(5)
+    out = run.durable(5, 0, 4, lease)
+    while run.machine.slots[5].busy:
+        out += run.done(5, where="")
+    assert Finish("completed") in out
+    assert run.machine.trials[0].history[1] == {"loss": 1.0, "val_loss": 1.0}  # with the sums of before
+    assert run.give(Finished(at=2.0, status="completed")) == []
+
+
+def test_with_another_recipe_a_trial_begins_anew():
+    run = ended("user")
+    stored = run.machine.kept()
+    run.give(Resumed(at=1.0))
+    out = run.give(Retried(at=1.0, trial=0, recipe="abc"))
+    assert {c.ref for c in of(Delete, out)} == stored
+    trial = run.machine.trials[0]
+    assert (trial.recipe, trial.history, trial.states, trial.digests, trial.safe) == ("abc", {}, {}, {}, 0)
+    assert run.join(5) == [Check(at=0.0, slot=5, trial=0)]
+    run.give(Checked(at=1.0, slot=5, trial=0, faults=(), names=("loss",)))
+    assert run.unit(5).start is None
+
+
+def test_with_another_recipe_other_digests_are_no_defect():
+    run = Run(partitions=4)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    run.done(0)
+    run.durable(0, 0, 2, 2)
+    run.failed(0, "user")
+    run.give(Finished(at=0.0, status="failed"))
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=0, recipe="abc"))
+    run.join(1)
+    run.give(Checked(at=1.0, slot=1, trial=0, faults=(), names=("loss",)))
+    out = []
+    for _ in range(2):
+        lease, step = run.unit(1).lease, run.unit(1).step + 1
+        run.done(1)
+        out += run.durable(1, 0, step, lease, digest="of the other recipe")
+    assert of(Warn, out) == [] and run.machine.defects == []
+
+
+def some_ended(trials):
+    """The recipe ended all trials but the last two: the system ended one of them, the other is complete."""
+    run = Run(trials=trials, partitions=2, retries=0)
+    while standing := run.machine.leases.standing():
+        lease, (slot, unit) = next(iter(standing.items()))
+        if unit.trial < trials - 2:
+            run.failed(slot, "user")
+        elif unit.trial == trials - 2 and unit.step == 1:
+            run.failed(slot)
+        else:
+            run.done(slot)
+            run.durable(slot, unit.trial, unit.step + 1, lease)
+    run.give(Finished(at=0.0, status="partial"))
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=trials - 2))
+    for number in range(trials - 2):
+        run.give(Retried(at=1.0, trial=number, recipe="abc"))
+    return run
+
+
+@pytest.mark.parametrize("trials", [3, 5, 6])
+def test_another_recipe_that_is_not_fit_ends_only_the_trials_that_it_is_for(trials):
+    run = some_ended(trials)
+    out = run.join(7)
+    refused = 0
+    while found := of(Check, out):
+        good = found[0].trial >= trials - 2
+        names, wrong = (("loss",), ()) if good else ((), ("NameError",))
+        out = run.give(Checked(at=1.0, slot=7, trial=found[0].trial, faults=wrong, names=names))
+        refused += not good
+    assert refused == min(trials - 2, CHECKS)
+    assert run.machine.status == "running"
+    while run.machine.slots[7].busy:
+        unit = run.unit(7)
+        if unit.trial < trials - 2:
+            out = run.failed(7, "user")
+        else:
+            run.done(7)
+            out = run.durable(7, unit.trial, unit.step + 1, unit.lease)
+    assert Finish("partial") in out
+    assert [trial.status for trial in run.machine.trials.values()] == ["failed"] * (trials - 2) + ["completed"] * 2
+
+
+def test_another_recipe_that_is_not_fit_is_told_when_nobody_is_left():
+    run = ended("user")
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=0, recipe="abc"))
+    run.join(5)
+    out = run.give(Checked(at=1.0, slot=5, trial=0, faults=("NameError",), names=()))
+    assert of(Finish, out) == [Finish("failed")]
+    assert run.machine.trials[0].error == "NameError"
+
+
+def test_of_a_trial_that_did_not_fail_nothing_changes():
+    run = Run()
+    before = run.machine.snapshot()
+    run.give(Retried(at=0.0, trial=0))
+    assert run.machine.snapshot() == before
+
+
+def test_waits_are_in_the_journal():
+    run = Run(trials=2)
+    run.failed(0)
+    again = fold(run.lines)
+    assert again.trials[0].until == 1.0 and again.earliest() == 1.0
+
+
+def test_failed_of_an_older_journal_is_read():
+    from hopyard.core.runs.events import decode
+
+    line = decode(b'{"type":"Failed","slot":1,"lease":2,"fault":"system","error":"x","at":1.0}')
+    assert line == Failed(at=1.0, slot=1, lease=2, fault="system", error="x")

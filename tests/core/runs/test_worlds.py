@@ -1,0 +1,132 @@
+"""Bad worlds: whatever goes wrong, in whatever order, every promise of the machine holds after every step.
+
+What goes wrong and what must hold is in `hopyard.testing.chaos`. To look at many more worlds than a test run has time
+for: `HOPYARD_WORLDS=5000 pytest tests/core/runs/test_worlds.py`.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from hopyard.spec import RunSpec
+from hopyard.testing.chaos import Broken, Chaos, drawn
+
+WORLDS = int(os.environ.get("HOPYARD_WORLDS", "250"))
+
+
+def live(seed: int) -> Chaos:
+    world = drawn(seed)
+    world.start()
+    for _ in range(world.choose(150)):
+        if world.ended:
+            break
+        world.step()
+    world.finish()
+    return world
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_every_promise_holds_in_many_bad_worlds(block: int) -> None:
+    for seed in range(block * WORLDS // 10, (block + 1) * WORLDS // 10):
+        try:
+            live(seed)
+        except Exception as error:
+            raise AssertionError(f"world {seed}: {error}") from error
+
+
+def test_equal_seeds_give_equal_journals() -> None:
+    for seed in range(20):
+        assert live(seed).journal == live(seed).journal
+
+
+def test_the_worlds_are_bad_enough() -> None:
+    said = b"".join(line for seed in range(60) for line in live(seed).journal)
+    for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked", "Deferred", "StoreAway"):
+        assert said.count(b'"type":"%s"' % fact.encode()) > 5, fact
+    for fact in ("Forgotten", "Retried"):
+        assert said.count(b'"type":"%s"' % fact.encode()) > 2, fact
+    for word in (
+        b'"gone":[[',
+        b',"fold",',
+        b',"validate",',
+        b'"fault":"user"',
+        b'"fault":"system"',
+        b'"fault":"memory"',
+        b'"missing":[',
+        b'"status":"partial"',
+    ):
+        assert word in said, word
+
+
+def test_a_broken_promise_is_seen() -> None:
+    world = drawn(3)
+    world.start()
+    while not world.machine.leases:
+        world.step()
+    slot, _ = next(iter(world.machine.leases.standing().values()))
+    world.machine.slots[slot].busy = 0
+    with pytest.raises(Broken, match="lease"):
+        world.look()
+
+
+class Worlds(RuleBasedStateMachine):
+    """The same, with steps that hypothesis chooses and shrinks."""
+
+    @initialize(
+        random=st.randoms(use_true_random=False),
+        epochs=st.integers(1, 3),
+        partitions=st.integers(1, 4),
+        validation=st.integers(0, 3),
+        trials=st.integers(1, 4),
+        group=st.integers(0, 3),
+        pinned=st.booleans(),
+        arrays=st.booleans(),
+    )
+    def begin(self, random, epochs, partitions, validation, trials, group, pinned, arrays) -> None:
+        spec = RunSpec(
+            epochs=epochs, partitions=partitions, validation=validation, trials=trials, group=group, metric="loss"
+        )
+        pins = tuple((p,) for p in range(max(partitions, validation))) if pinned else None
+        self.world = Chaos(spec, random.randrange, slots=3, pins=pins, arrays=arrays, sick=frozenset([1]))
+        self.world.start()
+        self.world.join()
+
+    def do(self, name: str) -> None:
+        if not self.world.ended:
+            getattr(self.world, name)()
+        if not self.world.killed:
+            self.world.look()
+
+    @precondition(lambda self: not self.world.killed)
+    @rule(
+        name=st.sampled_from(
+            [
+                *("join", "work", "work", "hear", "hear", "write", "lose", "leave", "fail", "tick", "kill", "full"),
+                *("starve", "wipe", "away"),
+            ]
+        )
+    )
+    def happens(self, name: str) -> None:
+        self.do(name)
+
+    @precondition(lambda self: self.world.killed)
+    @rule()
+    def resumed(self) -> None:
+        self.do("resume")
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+TestWorlds = Worlds.TestCase
+TestWorlds.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)

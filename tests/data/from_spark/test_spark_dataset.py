@@ -1,0 +1,854 @@
+"""Dataset.spark and Dataset.open, on executors that are processes of their own."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import hopyard as hy
+from hopyard.data.manifest import FORMAT
+from hopyard.data.partitions.cache import open_partition
+from hopyard.data.rows.hash import row_hashes
+from hopyard.data.rows.names import Names
+from hopyard.errors import DataError, ResourceError, SpecError
+from hopyard.sparkapi import dataframe as asked
+
+pytest.importorskip("pyspark")
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+pytestmark = pytest.mark.timeout(400)  # the first test of a process starts Spark
+
+PARTITIONS = 4
+
+
+def numbered(spark: Any, rows: int = 100, partitions: int = 7) -> Any:
+    made = spark.range(0, rows, 1, partitions)
+    return made.select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"))
+
+
+def opened(manifest: Any, kind: Any = "train") -> list[Any]:
+    parts = manifest.train if kind == "train" else manifest.validate
+    return [open_partition(manifest, kind, number) for number in range(len(parts))]
+
+
+def in_order(manifest: Any, key: int = 0) -> Any:
+    """Inputs of all training rows, sorted by one of their columns."""
+    whole = np.concatenate([columns.inputs for columns in opened(manifest)])
+    return whole[np.argsort(whole[:, key], kind="stable")]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def left(store: Path) -> list[str]:
+    """Names of all files below."""
+    return sorted(path.name for path in store.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("key", [None, "user"])
+@pytest.mark.parametrize("validation", [0.0, 0.3, "held"])
+def test_rows_go_by_their_names(spark: Any, store: Path, validation: Any, key: Any) -> None:
+    df = numbered(spark, 300).select("n", "x", (F.col("n") % 60).alias("user"), (F.col("n") % 3 == 0).alias("held"))
+    asked: dict[str, Any] = {"validation": validation, "partitions": PARTITIONS, "seed": 3, "key": key}
+    manifest = hy.Dataset.spark(df, features=["n"], label="x", path=store, **asked).prepare()
+    assert manifest.row_names is not None and (manifest.rows, manifest.row_names.rows) == (300, 300)
+
+    read = ["n", "x", *(["held"] if validation == "held" else [])]
+    table = df.toPandas()
+    batch = pa.RecordBatch.from_pandas(table)
+    content = row_hashes(batch, read, "t")
+    names = Names(content if key is None else np.concatenate([row_hashes(batch, [key], "t"), content], axis=1))
+    chosen = table["held"].to_numpy() if validation == "held" else names.chosen(3, validation)
+    runs = {run: mine for run, mine, _ in names.dealt(PARTITIONS, chosen)}
+    for kind, first in (("train", 0), ("validate", PARTITIONS)):
+        if kind == "validate" and not validation:
+            assert manifest.validate == []
+            continue
+        for partition, columns in enumerate(opened(manifest, kind)):
+            mine = sorted(runs[first + partition], key=lambda row: names.words[row].tolist())
+            assert columns.inputs[:, 0].tolist() == table["n"].to_numpy()[mine].tolist()
+
+
+OPTIONS: dict[str, Any] = {
+    "features": ["n", "double", "carrier"], "label": "late", "encode": {"carrier": "one-hot"}, "standardize": True,
+    "partitions": 3,
+}  # fmt: skip
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two manifests have equal digests, and partitions of equal bytes."""
+    columns = [
+        [part.inputs.tobytes() for kind in ("train", "validate") for part in opened(m, kind)] for m in (one, other)
+    ]
+    return bool(one.digest == other.digest and columns[0] == columns[1])
+
+
+def test_partitions_files_and_orders_change_nothing(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table) -> None:
+    (tmp_path / "several").mkdir()
+    for number in range(4):
+        pq.write_table(kinds.slice(number * 50, 50), tmp_path / "several" / f"{number}.parquet")
+    whole = spark.read.parquet(str(tmp_path / "kinds.parquet"))
+    several = spark.read.parquet(str(tmp_path / "several"))
+    frames = [whole, several, several.repartition(5), several.orderBy("double"), several.coalesce(1)]
+    made = [hy.Dataset.spark(df, path=store, validation=0.3, seed=2, **OPTIONS).prepare() for df in frames]
+    assert made[0].validate_rows > 0 and all(same(made[0], other) for other in made[1:])
+    assert made[0].vocabularies == {"carrier": sorted(made[0].vocabularies["carrier"])}
+
+
+def test_a_key_gives_the_same_from_spark_files_and_memory(
+    spark: Any, store: Path, tmp_path: Path, kinds: pa.Table
+) -> None:
+    path = str(tmp_path / "kinds.parquet")
+    options = {**OPTIONS, "key": "n", "validation": 0.3, "seed": 3}
+    mine = hy.Dataset.spark(spark.read.parquet(path).repartition(4), path=store, **options).prepare()
+    shuffled = kinds.to_pandas().sample(frac=1, random_state=1)
+    for other in (hy.Dataset.parquet(path, **options), hy.Dataset.pandas(shuffled, **options)):
+        assert same(mine, other.prepare())
+
+
+def test_equal_rows_and_equal_keys_stay_together(spark: Any, store: Path) -> None:
+    df = spark.range(0, 400, 1, 5).selectExpr("id % 40 AS x", "id % 40 % 7 AS user")
+    whole: dict[str, Any] = {"features": "x", "validation": 0.3, "partitions": 2, "path": store}
+    for key, groups in ((None, lambda x: x), (["user"], lambda x: x % 7)):
+        manifest = hy.Dataset.spark(df, key=key, seed=11, **whole).prepare()
+        parts = [part.inputs for kind in ("train", "validate") for part in opened(manifest, kind)]
+        seen = [set(groups(part.astype(int)).tolist()) for part in parts]
+        assert sum(len(each) for each in seen) == len(set.union(*seen)) == (40 if key is None else 7)
+
+
+def test_a_split_that_cannot_be_is_refused(spark: Any, store: Path) -> None:
+    df = spark.range(0, 400, 1, 5).selectExpr("id AS x", "id % 3 AS user")
+    options: dict[str, Any] = {"features": "x", "key": "user", "path": store}
+    with pytest.raises(
+        DataError,
+        match=r"validation = 0\.2 chose \d+ of 400 rows, .* is 3; give another seed=, or name a column",
+    ):
+        hy.Dataset.spark(df, validation=0.2, partitions=1, **options).prepare()
+    with pytest.raises(
+        DataError, match=r"partition \d of 8 for training got none of 400 rows: .* is 3; give fewer partitions= than 8"
+    ):
+        hy.Dataset.spark(df, partitions=8, **options).prepare()
+    assert left(store) == []
+
+
+def test_rows_that_differ_between_two_passes_are_refused(spark: Any, store: Path, tmp_path: Path, caplog: Any) -> None:
+    marks = str(tmp_path / "marks")
+
+    def another_time(batch: pa.RecordBatch) -> pa.RecordBatch:
+        first = not os.path.exists(marks)
+        open(marks, "w").close()
+        return batch if first else batch.slice(1)
+
+    data = hy.Dataset.spark(
+        numbered(spark, 100, 1).select("x", F.lit("a").alias("name")), features=["x", "name"], path=store,
+        partitions=2, encode={"name": "index"}, transform=another_time,
+    )  # fmt: skip
+    with pytest.raises(
+        DataError, match=r"gave 100 rows when its categories were found and 99 when they were written: it is not"
+    ):
+        data.prepare()
+    assert left(store) == [] and "not deterministic" not in caplog.text
+    hy.Dataset.spark(numbered(spark).select(F.rand(1).alias("x")), features="x", partitions=2, path=store)
+    assert "the DataFrame is not deterministic, as Spark says" in caplog.text
+
+
+def test_a_second_frame_validates(spark: Any, store: Path) -> None:
+    data = hy.Dataset.spark(
+        numbered(spark), features="x", label="n", partitions=3, path=store,
+        validation=numbered(spark, 20, 2).withColumn("x", -F.col("x") - 1),
+    )  # fmt: skip
+    manifest = data.prepare()
+    assert (manifest.train_rows, manifest.validate_rows) == (100, 20)
+    assert all((columns.inputs >= 0).all() for columns in opened(manifest))
+    assert sorted(-v for columns in opened(manifest, "validate") for v in columns.inputs.tolist()) == [
+        n * 0.5 + 1 for n in range(20)
+    ]
+    assert [(source.rows, source.row_group) for source in manifest.sources] == [(100, -1), (20, -1)]
+
+
+def test_weights_that_are_none(spark: Any, store: Path) -> None:
+    df = numbered(spark, 20, 4).withColumn("held", F.col("n") % 2 == 0)
+
+    def data(weight: Any) -> hy.Dataset:
+        rows = df.withColumn("w", weight)
+        return hy.Dataset.spark(
+            rows, features="x", label="n", weight="w", partitions=2, validation="held", path=store
+        )  # fmt: skip
+
+    with pytest.raises(DataError, match=r"weight column 'w', row 0 of Spark partition 2: -1\.0 is below 0"):
+        data(F.when(F.col("n") == 10, -1.0).otherwise(1.0)).prepare()
+    with pytest.raises(DataError, match="'w': all validation rows have the weight 0"):
+        data(F.col("n") % 2).prepare()
+    assert left(store) == []
+    assert data((F.col("n") > 17).cast("double")).prepare().weighted
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> pa.Table:
+    """200 rows of kinds that Spark has too."""
+    n = np.arange(200)
+    rng = np.random.default_rng(3)
+    table = pa.table(
+        {
+            "n": n,
+            "byte": (n % 100).astype(np.int8),
+            "short": n.astype(np.int16),
+            "int": n.astype(np.int32),
+            "float": rng.normal(size=200).astype(np.float32),
+            "double": rng.normal(3, 2, 200),
+            "flag": n % 3 == 0,
+            "carrier": np.array(["UA", "AA", "DL"])[n % 3],
+            "pair": pa.array([[i, i + 0.5] for i in n.tolist()], pa.list_(pa.float64())),
+            "words": pa.array([[i, i + 1] for i in n.tolist()], pa.list_(pa.int64())),
+            "weight": rng.random(200),
+            "late": (n % 4).astype(np.int32),
+        }
+    )
+    pq.write_table(table, tmp_path / "kinds.parquet")
+    return table
+
+
+FEATURES = ["n", "byte", "short", "int", "float", "double", "flag", "carrier", "pair", "words"]
+
+
+@pytest.mark.parametrize("encode", [{"carrier": ["UA", "DL", "AA"]}, {"carrier": "one-hot"}, {"carrier": "index"}])
+def test_columns_become_what_they_become_from_files(
+    spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, encode: Any
+) -> None:
+    same: dict[str, Any] = {
+        "features": FEATURES, "label": "late", "weight": "weight", "encode": encode, "partitions": 3,
+        "standardize": ["double", "pair"],
+    }  # fmt: skip
+    df = spark.read.parquet(str(tmp_path / "kinds.parquet")).repartition(5)
+    mine = hy.Dataset.spark(df, path=store, **same).prepare()
+    file = hy.Dataset.arrow(kinds, **same).prepare()
+    assert mine.vocabularies == file.vocabularies
+    assert (mine.inputs, mine.targets, mine.weighted) == (file.inputs, file.targets, file.weighted)
+    assert (mine.classes, mine.label_range) == (file.classes, file.label_range) == (4, (0.0, 3.0))
+    for name, scale in file.standardize.items():
+        assert np.allclose(mine.standardize[name].means, scale.means, rtol=1e-12)
+        assert np.allclose(mine.standardize[name].deviations, scale.deviations, rtol=1e-12)
+    assert np.allclose(in_order(mine), in_order(file), rtol=1e-6, atol=1e-6)
+    every = np.concatenate([np.stack([c.inputs[:, 0], c.targets, c.weights], 1) for c in opened(mine)])
+    assert np.array_equal(every[np.argsort(every[:, 0]), 1], kinds["late"].to_numpy())
+    assert np.allclose(every[np.argsort(every[:, 0]), 2], kinds["weight"].to_numpy())
+
+
+@pytest.mark.parametrize("name", ["short", "double", "flag", "words", "pair"])
+def test_single_columns_keep_their_type(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, name: str) -> None:
+    df = spark.read.parquet(str(tmp_path / "kinds.parquet"))
+    same: dict[str, Any] = {"features": {"it": name, "n": "n"}, "partitions": 2}
+    mine = hy.Dataset.spark(df, path=store, **same).prepare()
+    file = hy.Dataset.arrow(kinds, **same).prepare()
+    assert mine.inputs == file.inputs
+    found, wanted = (
+        {n: row.tolist() for c in opened(m) for n, row in zip(c.inputs["n"].tolist(), c.inputs["it"], strict=True)}
+        for m in (mine, file)
+    )
+    assert found == wanted
+
+
+def test_vectors_dense_and_sparse(spark: Any, store: Path) -> None:
+    rows = [(n, Vectors.dense([n, 1.0, 2.0]) if n % 2 else Vectors.sparse(3, {1: float(n)})) for n in range(40)]
+    df = spark.createDataFrame(rows, ["n", "v"]).repartition(3)
+    manifest = hy.Dataset.spark(df, features="v", label="n", partitions=2, path=store, standardize=["v"]).prepare()
+    assert manifest.inputs["inputs"].shape == (3,) and manifest.inputs["inputs"].dtype == "float32"
+    values = np.array([v.toArray() for _, v in rows])
+    wanted = ((values - values.mean(0)) / values.std(0)).astype(np.float32)
+    for columns in opened(manifest):
+        assert np.allclose(columns.inputs, wanted[columns.targets], atol=1e-6)
+
+
+def png(value: int) -> bytes:
+    """A picture of 2 x 2 pixels, all of one grey."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    pixels = zlib.compress(b"\0" + bytes([value] * 2) + b"\0" + bytes([value] * 2))
+    header = part(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + part(b"IDAT", pixels) + part(b"IEND", b"")
+
+
+def test_binary_files_and_images_by_transform(spark: Any, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "png").mkdir()
+    for n in range(12):
+        (tmp_path / "raw" / f"{n}.bin").write_bytes(bytes([n, n + 1, n + 2]))
+        (tmp_path / "png" / f"{n}.png").write_bytes(png(n))
+
+    def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = [np.frombuffer(cell.as_py(), np.uint8) for cell in batch["content"]]
+        assert batch.schema.names == ["path", "modificationTime", "length", "content"]
+        return pa.RecordBatch.from_arrays([pa.array([row.tolist() for row in rows], pa.list_(pa.uint8(), 3))], ["x"])
+
+    manifest = hy.Dataset.spark(
+        spark.read.format("binaryFile").load(str(tmp_path / "raw")),
+        features="x", partitions=2, path=store, transform=decoded,
+    ).prepare()  # fmt: skip
+    assert manifest.inputs["inputs"].dtype == "uint8"
+    found = np.concatenate([columns.inputs for columns in opened(manifest)])
+    assert sorted(found.tolist()) == [[n, n + 1, n + 2] for n in range(12)]
+
+    def pixels(batch: pa.RecordBatch) -> pa.RecordBatch:
+        data = batch["image"].field("data").to_pylist()
+        return pa.RecordBatch.from_arrays([pa.array([list(cell) for cell in data])], ["x"])
+
+    images = spark.read.format("image").load(str(tmp_path / "png"))
+    manifest = hy.Dataset.spark(images, features="x", partitions=2, path=store, transform=pixels).prepare()
+    found = np.concatenate([columns.inputs for columns in opened(manifest)])
+    assert sorted(found.tolist()) == [[n] * 4 for n in range(12)]
+
+
+def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Of this module, which executors cannot import; keeps rows with n < 60 and gives them a name."""
+    n = np.asarray(batch["n"])
+    n = n[n < 60]
+    return pa.RecordBatch.from_arrays([pa.array(n * 2.0), pa.array([NAMES[i % 2] for i in n])], ["twice", "name"])
+
+
+NAMES = ["odd", "even"]
+
+
+def test_a_transform_sees_all_columns_and_its_values_are_found(spark: Any, store: Path) -> None:
+    data = hy.Dataset.spark(
+        numbered(spark).repartition(3), features=["twice", "name"], encode={"name": "one-hot"}, partitions=2,
+        path=store, transform=doubled,
+    )  # fmt: skip
+    manifest = data.prepare()
+    assert manifest.vocabularies == {"name": ["even", "odd"]} and manifest.rows == 60
+    assert in_order(manifest).tolist() == [[2 * n, n % 2, (n + 1) % 2] for n in range(60)]
+
+
+def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    whole = asked.collected
+
+    def counted(df: Any) -> list[Any]:
+        rows = whole(df)
+        told.extend(len(row[0]) for row in rows)
+        return rows
+
+    monkeypatch.setattr(asked, "collected", counted)
+    context = spark.sparkContext
+    context.setJobGroup("counted", "")
+    rows = 50_000
+    manifest = hy.Dataset.spark(numbered(spark, rows, 2), features=["n", "x"], partitions=2, path=store).prepare()
+    assert manifest.bytes == rows * 8
+    assert len(told) == 2 and sum(told) < 12_000
+    assert len(context.statusTracker().getJobIdsForGroup("counted")) == 1
+    context.setJobGroup("", "")
+
+
+def test_prepare_writes_once_and_a_pickle_has_the_url_alone(spark: Any, store: Path) -> None:
+    data = hy.Dataset.spark(numbered(spark), features="x", label="n", partitions=2, path=store)
+    manifest = data.prepare()
+    files = left(store)
+    assert len(files) == 7 + 2 and Path(str(data.url)).parent == store
+    assert data.prepare() == manifest and left(store) == files
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        pickled = dumps(data)
+        assert b"pyspark" not in pickled and len(pickled) < 2_000
+        assert pickle.loads(pickled).prepare() == manifest
+    moved = store.rename(store.with_name("moved"))
+    again = hy.Dataset.open(moved / Path(str(data.url)).name).prepare()
+    assert again.digest == manifest.digest
+    assert sorted(v for columns in opened(again) for v in columns.targets.tolist()) == list(range(100))
+    with pytest.raises(DataError, match=r"no data set at .*manifest\.json.*prepare\(\) in the process that has"):
+        pickle.loads(pickled).prepare()
+
+
+def test_without_store_it_is_in_the_cache(spark: Any, data_cache: Path) -> None:
+    data = hy.Dataset.spark(numbered(spark), features="x", partitions=2)
+    manifest = data.prepare()
+    assert Path(str(data.url)).parent == data_cache / "hopyard" / "data"
+    small = hy.Dataset.numpy(np.zeros((9, 2)), partitions=1, cache_bytes=0).prepare()  # evicts all but what is held
+    assert data.prepare().digest == manifest.digest
+    del small
+
+
+def test_reuse_takes_what_did_not_change(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table) -> None:
+    path = tmp_path / "kinds.parquet"
+
+    def made(partitions: int = 2, column: str = "double", **more: Any) -> Any:
+        df = spark.read.parquet(str(path)).filter("n >= 0")
+        return hy.Dataset.spark(
+            df, features=["n", column], partitions=partitions, path=store, **{"reuse": True, **more}
+        )
+
+    first = made()
+    manifest = first.prepare()
+    files = left(store)
+    assert made().url == first.url and made().prepare() == manifest and left(store) == files
+    others = [made(3), made(column="float"), made(validation=0.5), made(standardize=True), made(reuse=False)]
+    assert len({first.url, *(other.url for other in others)}) == 6
+    assert made(transform=lambda batch: batch).url != made(transform=lambda batch: batch.slice(0)).url
+    pq.write_table(kinds.slice(0, 100), path)
+    assert made().url != first.url and made().prepare().rows == 100
+
+
+def test_reuse_only_of_what_can_be_seen(
+    spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    path = str(tmp_path / "kinds.parquet")
+    df = spark.read.parquet(path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def url(frame: Any, **options: Any) -> Any:
+        return hy.Dataset.spark(frame, features="n", partitions=2, path=store, reuse=True, **options).url
+
+    def edited(factor: int) -> Any:
+        (tmp_path / "sparkprep.py").write_text(
+            f"def by():\n    return {factor}\ndef clean(batch):\n    return batch.slice(by())\n"
+        )
+        monkeypatch.delitem(sys.modules, "sparkprep", raising=False)
+        importlib.invalidate_caches()
+        return url(df, transform=importlib.import_module("sparkprep").clean)
+
+    assert edited(1) == edited(1) != edited(2)
+    assert not caplog.messages
+    python = df.select(F.udf(lambda n: n + 1, "long")("n").alias("n"))
+    arrow = df.select("n").mapInArrow(lambda batches: batches, "n long")
+    today = df.filter(F.current_date() > F.lit("2020-01-01"))
+    for frame in (python, arrow, today):
+        assert url(frame) != url(frame)
+    assert sum("nobody tells whether the rows" in said for said in caplog.messages) == 6
+    monkeypatch.setattr("hopyard.sparkapi.dataframe.text", None)  # another Spark may lack what it asks
+    assert url(df) != url(df)
+
+
+def test_any_name_of_a_column(spark: Any, store: Path) -> None:
+    names = ["a.b", "c`d", "e f", "é", "plain.also"]
+    df = spark.createDataFrame([tuple(float(n + k) for k in range(5)) for n in range(4)], names)
+    data = hy.Dataset.spark(df, features=names[:4], label="plain.also", partitions=1, path=store)
+    columns = open_partition(data.prepare(), "train", 0)
+    assert sorted(columns.inputs[:, 0].tolist()) == [0.0, 1.0, 2.0, 3.0]
+    assert (columns.inputs[:, 3] + 1 == columns.targets).all()
+    twins = spark.createDataFrame([(1.0, 2.0)], ["x", "X"])
+    with pytest.raises(DataError, match=r"has columns 'x', 'X', which are one to Spark: rename"):
+        hy.Dataset.spark(twins, features=["x"], partitions=1, path=store)
+
+
+def test_times_and_null_vectors_are_told_as_what_they_are(spark: Any, store: Path) -> None:
+    df = spark.sql("select timestamp'2020-01-01' t, 1 y")
+    with pytest.raises(DataError, match=r"column 't' .* has type timestamp"):
+        hy.Dataset.spark(df, features=["t"], label="y", partitions=1, path=store)
+    rows = [(Vectors.dense([1.0, 2.0]), 0), (None, 1)]
+    schema = T.StructType([T.StructField("v", VectorUDT()), T.StructField("y", T.IntegerType())])
+    df = spark.createDataFrame(rows, schema).repartition(2, "y")
+    with pytest.raises(DataError, match=r"column 'v': 1 of its rows hold null"):
+        hy.Dataset.spark(df, features="v", label="y", partitions=1, path=store).prepare()
+
+
+def test_reuse_tells_columns_apart_that_were_renamed(spark: Any, store: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "two.parquet")
+    pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), path)
+
+    def made(name: str) -> Any:
+        df = spark.read.schema(f"{name} double").parquet(path).selectExpr(f"{name} AS x")
+        return hy.Dataset.spark(df, features="x", partitions=1, path=store, reuse=True)
+
+    assert made("a").url != made("b").url
+    assert made("a").url == made("a").url
+
+
+def test_a_database_is_never_reused(spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "t.parquet")
+    pq.write_table(pa.table({"a": [1.0, 2.0]}), path)
+    monkeypatch.setattr("hopyard.data.from_spark.plans._files", lambda leaf: None)  # as a relation of JDBC
+    df = spark.read.parquet(path)
+    made = [hy.Dataset.spark(df, features="a", partitions=1, path=store, reuse=True) for _ in range(2)]
+    assert made[0].url != made[1].url
+
+
+def linear(config: dict[str, Any]) -> Any:
+    from hopyard.frameworks.linear import Linear
+
+    return Linear(6, 2, lr=config["lr"], batch_size=16)
+
+
+def test_runs_on_it_have_equal_digests_and_resume(spark: Any, store: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((120, 6))
+    rows = [(row.tolist(), int(row.sum() > 0)) for row in x]
+    df = spark.createDataFrame(rows, T.StructType([
+        T.StructField("x", T.ArrayType(T.DoubleType())), T.StructField("y", T.IntegerType()),
+    ])).repartition(3)  # fmt: skip
+    data = hy.Dataset.spark(df, features="x", label="y", validation=0.25, partitions=3, seed=1, path=store)
+
+    def trained(name: str, given: Any, engine: Any) -> Any:
+        run = hy.fit(linear, {"lr": 0.1}, given, epochs=2, engine=engine, directory=tmp_path / name)
+        assert run.status == "completed"
+        return run.trials[0].state
+
+    states = {
+        trained("spark", data, hy.Local(workers=1)),
+        trained("open", hy.Dataset.open(str(data.url)), hy.Local(workers=1)),
+        trained("inline", hy.Dataset.open(str(data.url)), hy.Inline()),
+    }
+    assert len(states) == 1
+    again = hy.fit(linear, {"lr": 0.1}, data, epochs=2, engine=hy.Inline(), directory=tmp_path / "spark", resume=True)
+    assert {again.trials[0].state} == states
+    assert hy.resume(tmp_path / "open").checked_data().prepare().digest == data.prepare().digest
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"features": "none"}, DataError, r"the DataFrame has no column 'none'.*there are: 'n', 'x'"),
+    ({"features": "text"}, DataError, r"column 'text' of the DataFrame has type string, no number.*encode="),
+    ({"validation": 2}, SpecError, "validation = 2: a fraction .* or a DataFrame is needed"),
+    ({"validation": "x"}, DataError, "validation = 'x': a column of true and false"),
+    ({"validation": "other"}, DataError, "no column 'other'"),
+    ({"partitions": 0}, SpecError, "partitions = 0"),
+    ({"path": 5}, SpecError, "path = 5: a path or URL that driver and executors share"),
+    ({"path": "nowhere://x"}, SpecError, "path: host .* cannot open nowhere://x"),
+    ({"path": "memory://x"}, SpecError, "path: host .* does not see in memory://x/.* what the driver wrote there"),
+    ({"path": "/proc/nowhere"}, SpecError, "path: host .* cannot write to /proc/nowhere"),
+    ({"reuse": 1}, SpecError, "reuse = 1"),
+    (
+        {"encode": {"text": "one-hot"}, "features": ["text"], "label": None, "partitions": 5},
+        DataError,
+        "got none of 50 rows: .* is 2; give",
+    ),
+    ({"encode": {"text": ["a"]}, "features": ["text"]}, DataError, r"column 'text', row \d+ of Spark partition .*'b'"),
+    ({"partitions": 51}, DataError, r"partition \d+ of 51 for training got none of 50 rows: .* is 50; give"),
+    ({"validation": 0.01}, DataError, r"validation = 0\.01 chose \d of 50 rows, .*; give another seed="),
+    ({"key": "none"}, DataError, "no column 'none'"),
+    ({"key": 3}, SpecError, "key = 3: the name of a column or a list"),
+    ({"standardize": ["n"], "features": ["x"]}, SpecError, "standardize names 'n'"),
+    ({"transform": 3}, SpecError, "transform = 3"),
+    ({"transform": lambda batch: 1 / 0}, DataError, "transform raised ZeroDivisionError on a batch of Spark partition"),
+    ({"transform": lambda batch: 1}, DataError, "transform gave int for Spark partition 0, rows from 0"),
+    ({"transform": lambda batch: batch.slice(0, 0)}, DataError, "the DataFrame has no rows"),
+    ({"transform": lambda batch: batch.select(["n"])}, DataError, "has no column 'x'"),
+]
+
+
+@pytest.mark.parametrize("at", range(len(BAD)), ids=[next(iter(given)) for given, _, _ in BAD])
+def test_bad_arguments(spark: Any, tmp_path: Path, at: int) -> None:
+    given, error, message = BAD[at]
+    df = spark.range(0, 50, 1, 2).select(
+        F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
+        F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("text"),
+    )  # fmt: skip
+    options = {"features": ["x"], "label": "n", "partitions": 2, "path": tmp_path / "store", **given}
+    with pytest.raises(error, match=message) as caught:
+        hy.Dataset.spark(df, **options).prepare()
+    assert len(str(caught.value)) < 1_000
+    assert left(tmp_path) == []
+
+
+def made_of(spark: Any, kind: Any, rows: list[list[Any]]) -> Any:
+    """A DataFrame of one column `v`, with exactly these partitions."""
+    schema = T.StructType([T.StructField("v", kind)])
+    parts = spark.sparkContext.parallelize(range(len(rows)), len(rows))
+    return spark.createDataFrame(parts.flatMap(lambda number: [(value,) for value in rows[number]]), schema)
+
+
+V = Vectors.dense
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[1.0, None, 2.0], [3.0, math.nan, math.inf]], "column 'v': 3 of its rows .*row 1 of Spark partition 0"),
+        ([[1.0], [2.0, 1e300]], "column 'v': 1 of its rows .*row 1 of Spark partition 1"),
+        ([[V([1, 2]), V([1, 2, 3])]], r"column 'v' of Spark partition 0: rows differ in length, 2 values and then 3"),
+        ([[V([1, 2])], [V([1, 2, 3])]], r"column 'v': rows of shape \(3,\) in Spark partition 1 but \(2,\) in Spark"),
+        ([[[1.0]], [[2.0, 3.0]]], r"column 'v': rows of shape \(2,\) in Spark partition 1 but \(1,\) in Spark"),
+        ([[V([1, 2]), None]], "column 'v': 1 of its rows .*row 1 of Spark partition 0"),
+        ([[1.0], [], [1.0]], "partition . of 2 for training got none of 2 rows: .* is 1; give"),
+    ],
+)  # fmt: skip
+def test_bad_values(spark: Any, store: Path, rows: list[list[Any]], message: str) -> None:
+    from pyspark.ml.linalg import VectorUDT
+
+    first = rows[0][0]
+    kind = T.DoubleType() if isinstance(first, float) else VectorUDT()
+    kind = T.ArrayType(T.DoubleType()) if isinstance(first, list) else kind
+    partitions = 2 if "of 2" in message else 1
+    with pytest.raises(DataError, match=r"(?s)" + message):
+        hy.Dataset.spark(made_of(spark, kind, rows), features="v", partitions=partitions, path=store).prepare()
+    assert left(store) == []
+
+
+def test_a_bad_second_frame(spark: Any, store: Path) -> None:
+    df = numbered(spark)
+    for second, message in (
+        (df.drop("x"), "the validation= DataFrame has no column 'x'"),
+        (df.withColumn("x", F.col("n")), "'x' has type int64 in the validation= DataFrame but double in the first"),
+    ):
+        with pytest.raises(DataError, match=message):
+            hy.Dataset.spark(df, features="x", validation=second, path=store)
+    with pytest.raises(DataError, match=r"row \d+ of Spark partition \d of validation="):
+        bad = df.withColumn("x", F.when(F.col("n") != 7, F.col("x")))
+        hy.Dataset.spark(df, features="x", validation=bad, partitions=2, path=store).prepare()
+    assert left(store) == []
+
+
+def test_what_is_no_batch_frame_is_refused(spark: Any, store: Path) -> None:
+    for given in (5, pa.table({"x": [1.0]})):
+        with pytest.raises(SpecError, match=rf"df = {type(given).__name__}: a pyspark.sql.DataFrame is needed"):
+            hy.Dataset.spark(given, features="x", path=store)
+    with pytest.raises(SpecError, match="a streaming DataFrame has no end"):
+        hy.Dataset.spark(spark.readStream.format("rate").load(), features="value", path=store)
+    with pytest.raises(DataError, match="the DataFrame has no rows"):
+        hy.Dataset.spark(numbered(spark).filter("n < 0"), features="x", path=store).prepare()
+    with pytest.raises(DataError, match="has 2 columns named 'x'"):
+        df = numbered(spark)
+        hy.Dataset.spark(df.select("x", "x"), features="x", path=store)
+
+
+def test_a_cluster_of_other_hosts_needs_a_store(spark: Any) -> None:
+    refusing = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
+    before = spark.conf.get("spark.master")
+    spark.conf.set(refusing, "false")
+    spark.conf.set("spark.master", "yarn")
+    try:
+        with pytest.raises(SpecError, match=r"path = None: the executors of this session \(yarn\) may run on other"):
+            hy.Dataset.spark(numbered(spark), features="x")
+    finally:
+        spark.conf.set("spark.master", before)
+        spark.conf.unset(refusing)
+
+
+def test_a_full_disk(spark: Any, small_disk: Callable[[str], Path]) -> None:
+    disk = small_disk("1m")
+    data = hy.Dataset.spark(numbered(spark, 1_000_000, 2), features=["x", "n"], partitions=2, path=disk)
+    with pytest.raises(ResourceError, match=r"path: no room in .* on host .*give path= another place"):
+        data.prepare()
+    assert left(disk) == []
+    assert hy.Dataset.spark(numbered(spark, 1000, 2), features="x", partitions=2, path=disk).prepare().rows == 1000
+
+
+def test_a_failed_job_leaves_nothing(spark: Any, store: Path) -> None:
+    from pyspark.errors import PySparkException
+
+    def fails(n: int) -> float:
+        if n == 99:
+            raise RuntimeError("the moon is in the wrong house")
+        return float(n)
+
+    df = numbered(spark, 100, 2).withColumn("x", F.udf(fails, "double", useArrow=False)("n"))
+    with pytest.raises(PySparkException, match="the moon is in the wrong house"):
+        hy.Dataset.spark(df, features="x", partitions=2, path=store).prepare()
+    assert left(store) == [] and list(store.iterdir()) == []
+
+
+def test_a_task_that_is_killed_is_done_again_and_leaves_no_orphan(spark: Any, store: Path, tmp_path: Path) -> None:
+    once = str(tmp_path / "once")
+
+    def killing(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 60_000 in batch["n"].to_pylist():
+            try:
+                os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return batch
+            os.kill(os.getpid(), 9)
+        return batch
+
+    df = numbered(spark, 80_000, 2)
+    manifest = hy.Dataset.spark(df, features="x", label="n", partitions=2, path=store, transform=killing).prepare()
+    assert Path(once).exists() and manifest.rows == 80_000
+    assert sum(name.endswith(".seg") for name in left(store)) == 2
+    assert sorted(v for columns in opened(manifest) for v in columns.targets.tolist()) == list(range(80_000))
+
+
+def test_rows_that_are_encoded_cannot_be_read_as_rows(spark: Any, store: Path) -> None:
+    data = hy.Dataset.spark(numbered(spark), features="x", partitions=2, path=store)
+    data.prepare()
+    kept = hy.Dataset.open(str(data.url))
+    for one in (data, kept):
+        with pytest.raises(SpecError, match=r"are encoded already.*toPandas"):
+            next(iter(one.batches()))
+        with pytest.raises(SpecError, match="are encoded already"):
+            hy.Dataset.numpy(np.zeros((4, 1)), validation=one)
+
+
+def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"no data set at {tmp_path}/none: there is no manifest.json"):
+        hy.Dataset.open(tmp_path / "none")
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"manifest.json: cannot be read as a manifest"):
+        hy.Dataset.open(tmp_path)
+    for version, message in (
+        (FORMAT + 1, f"of version {FORMAT + 1}, this Hopyard reads up to {FORMAT}: upgrade it"),
+        (FORMAT - 1, r"written by an older Hopyard; make it again with Dataset\.spark"),
+    ):
+        (tmp_path / "manifest.json").write_text(f'{{"format": {version}}}')
+        with pytest.raises(DataError, match=message):
+            hy.Dataset.open(tmp_path)
+    entry = hy.Dataset.numpy(np.zeros((4, 1)), partitions=1).prepare()
+    with pytest.raises(DataError, match="is an entry of a cache"):
+        hy.Dataset.open(entry.path)
+
+
+CONNECT = """
+import sys
+import numpy as np
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import SparkSession, functions as F
+import hopyard as hy
+from hopyard.data.partitions.cache import open_partition
+from hopyard.data.manifest import FORMAT
+from hopyard.data.rows.hash import row_hashes
+from hopyard.data.rows.names import Names
+
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+df = spark.range(0, 40, 1, 3).select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
+    F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("c"))
+given = dict(features=["n", "x", "c"], label="n", encode={"c": "one-hot"}, validation=0.2, partitions=2)
+first = hy.Dataset.spark(df, path=sys.argv[1], reuse=True, **given)
+manifest = first.prepare()
+assert manifest.rows == 40 and manifest.vocabularies == {"c": ["a", "b"]}, manifest
+rows = np.concatenate([open_partition(manifest, "train", p).inputs for p in range(2)])
+assert (rows[:, 1] == rows[:, 0] / 2).all() and (rows[:, 2] == (rows[:, 0] % 2 == 0)).all()
+assert hy.Dataset.spark(df, path=sys.argv[1], reuse=True, **given).url == first.url
+assert hy.Dataset.spark(df, **given).url.startswith(sys.argv[2])
+udf = F.udf(lambda n: n, "long")
+for hidden in (df.select(udf("n").alias("n")), df.filter("now() > '2020-01-01'")):
+    hidden.createOrReplaceTempView("hidden")  # a client's plan has only its name
+    urls = [hy.Dataset.spark(spark.table("hidden"), features="n", path=sys.argv[1], reuse=True).url for _ in "ab"]
+    assert urls[0] != urls[1]
+try:
+    hy.Dataset.spark(df, path="memory://x", **given)
+    vectors = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(2, {1: 3.0}),)], ["v"]).coalesce(1)
+    found = hy.Dataset.spark(vectors, features="v", partitions=1, path=sys.argv[1]).prepare()
+    assert open_partition(found, "train", 0).inputs.tolist() == [[1, 2], [0, 3]]
+    bad = df.withColumn("x", F.when(F.col("n") != 3, F.col("x")))
+    hy.Dataset.spark(bad, path=sys.argv[1], **given).prepare()
+except hy.DataError as error:
+    assert "column 'x': 1 of its rows" in str(error), error
+else:
+    raise AssertionError("a null was taken")
+late = hy.Dataset.spark(df, path=sys.argv[1], **given)
+spark.stop()
+try:
+    late.prepare()
+except hy.SpecError as error:
+    assert "session of the DataFrame was stopped" in str(error), error
+else:
+    raise AssertionError("a stopped session was taken")
+print("all well")
+"""
+
+STOPPED = """
+import sys
+from pyspark.sql import SparkSession
+import hopyard as hy
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+df = spark.range(9)
+late = hy.Dataset.spark(df, features="id", path=sys.argv[1])
+print(hy.Dataset.spark(spark.read.parquet(sys.argv[3]), features="n", path=sys.argv[1], reuse=True).url)
+spark.stop()
+for ask in (late.prepare, lambda: hy.Dataset.spark(df, features="id", path=sys.argv[1])):
+    try:
+        ask()
+    except hy.SpecError as error:
+        assert "session of the DataFrame was stopped" in str(error), error
+    else:
+        raise AssertionError("a stopped session was taken")
+print("all well")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [CONNECT, STOPPED], ids=["connect", "stopped"])
+def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds: pa.Table) -> None:
+    path = str(tmp_path / "kinds.parquet")
+    ours = hy.Dataset.spark(spark.read.parquet(path), features="n", path=tmp_path / "store", reuse=True)
+    if script is CONNECT:
+        pytest.importorskip("grpc")
+    own = {**os.environ, "PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "home")}
+    own.pop("SPARK_REMOTE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "store"), str(tmp_path / "home"), path],
+        capture_output=True, text=True, timeout=300, check=False, env=own, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.strip().endswith("all well"), done.stderr[-3000:]
+    assert not list((tmp_path / "store").rglob("*probe"))
+    assert script is CONNECT or str(ours.url) in done.stdout  # the same plan over the same files, in another session
+
+
+ONE_SCRIPT = """
+import json, sys
+import hopyard as hy
+from pyspark.sql import SparkSession, functions as F
+from hopyard.frameworks.linear import Linear
+
+executors, folder = sys.argv[1:3]
+spark = SparkSession.builder.master(f"local-cluster[{executors},1,1024]").config("spark.ui.enabled", "false")
+spark = spark.config("spark.sql.shuffle.partitions", "6")
+for name, value in zip(sys.argv[3::2], sys.argv[4::2]):
+    spark = spark.config(name, value)
+spark = spark.getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+df = spark.read.parquet(folder)
+small = df.groupBy("user").agg(F.avg("x0").alias("mean"))
+frames = {
+    "as it is": df, "repartition": df.repartition(7), "orderBy": df.orderBy("x1"),
+    "join": df.join(small, "user").select(*df.columns),
+}
+for name, frame in frames.items():
+    data = hy.Dataset.spark(
+        frame, features=[f"x{n}" for n in range(6)], label="y", standardize=True, validation=0.25, partitions=3,
+    )
+    run = hy.fit(
+        lambda config: Linear(6, 2, lr=0.1, batch_size=16), {}, data, epochs=2, engine=hy.Inline(),
+        directory=f"{folder}-runs/{executors}-{len(sys.argv)}-{name}",
+    )
+    print(json.dumps([data.prepare().digest, run.trials[0].state]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_one_script_on_any_number_of_executors(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "several"
+    folder.mkdir()
+    for number in range(5):
+        x = rng.normal(size=(300, 6))
+        columns = {f"x{n}": x[:, n] for n in range(6)}
+        pq.write_table(
+            pa.table({**columns, "y": (x.sum(1) > 0).astype(np.int32), "user": rng.integers(0, 9, 300)}),
+            folder / f"{number}.parquet",
+        )
+    settings: dict[int, dict[str, str]] = {
+        1: {"spark.sql.adaptive.enabled": "false"},
+        2: {"spark.sql.adaptive.enabled": "true", "spark.speculation": "true"},
+        3: {"spark.sql.files.maxPartitionBytes": "20000"},
+        5: {"spark.sql.adaptive.enabled": "false", "spark.speculation": "true", "spark.sql.shuffle.partitions": "4"},
+    }
+    found = set()
+    for executors, given in settings.items():
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_SCRIPT, str(executors), str(folder), *sum(given.items(), ())],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
+        assert len(lines) == 4
+        found.update(lines)
+    assert len(found) == 1

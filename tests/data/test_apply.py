@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from hopyard.data.apply import apply
+from hopyard.data.columns import is_aligned
+from hopyard.data.dataset import Dataset
+from hopyard.data.manifest import Manifest
+from hopyard.errors import DataError
+
+
+@pytest.fixture
+def options() -> dict[str, Any]:
+    return {
+        "features": {"m": ["a", "carrier", "flag", "b"], "image": "image", "code": "carrier"},
+        "label": "carrier",
+        "weight": "weight",
+        "encode": {"carrier": "index"},
+        "standardize": ["a", "b"],
+        "partitions": 3,
+    }
+
+
+def test_the_same_bits_as_in_training(cache: Path, table: pa.Table, options: dict[str, Any], read: Any) -> None:
+    manifest = Dataset.arrow(table, **options).prepare(cache)
+    parts = read(manifest)
+    manifest.save(cache / "copy.json")
+    shutil.rmtree(manifest.path)
+    manifest = Manifest.load(cache / "copy.json", check=False)
+    given = [
+        table,
+        table.combine_chunks().to_batches()[0],
+        table.to_reader(max_chunksize=7),
+        Dataset.arrow(table, **(options | {"partitions": 1, "validation": "held"})),
+    ]
+    for data in given:
+        made = apply(manifest, data)
+        assert made.rows == 300
+        for number, part in enumerate(parts):
+            for name, array in made.inputs.items():
+                assert is_aligned(array)
+                assert array.dtype == part.inputs[name].dtype
+                assert array[number::3].tobytes() == part.inputs[name].tobytes()
+            assert np.array_equal(made.targets[number::3], part.targets)
+            assert np.array_equal(made.weights[number::3], part.weights)
+
+
+def test_one_hot_with_unknown_values(cache: Path, table: pa.Table) -> None:
+    data = Dataset.arrow(table, features=["a", "carrier"], label="late", encode={"carrier": "one-hot"})
+    manifest = data.prepare(cache)
+    frame = table.select(["a", "carrier"]).slice(0, 3).to_pandas()
+    made = apply(manifest, frame)
+    assert made.inputs[:, 1:].tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    assert made.targets is None
+    frame.loc[2, "carrier"] = "ZZ"
+    with pytest.raises(DataError, match=r"'carrier', row 2 of .*'ZZ' is not among the 3 values.*'AA', 'DL', 'UA'"):
+        apply(manifest, frame)
+
+
+def test_arrays(cache: Path, table: pa.Table) -> None:
+    manifest = Dataset.arrow(table, features=["a", "b", "words"], label="late", standardize=["a"]).prepare(cache)
+    a, b, words = table["a"].to_numpy(), table["b"].to_numpy(), np.column_stack([np.arange(300), np.arange(1, 301)])
+    whole = apply(manifest, table).inputs
+    assert np.array_equal(apply(manifest, np.column_stack([a, b, words])).inputs, whole)
+    assert np.array_equal(apply(manifest, {"a": a, "b": b, "words": words}).inputs, whole)
+    with pytest.raises(DataError, match=r"\(rows, 4\) is needed"):
+        apply(manifest, np.zeros((5, 3)))
+    with pytest.raises(DataError, match="no column 'words'"):
+        apply(manifest, {"a": a, "b": b})
+
+    x = np.random.default_rng(0).integers(0, 255, (20, 2, 3)).astype(np.uint8)
+    manifest = Dataset.numpy(x, np.zeros(20), partitions=1).prepare(cache)
+    assert np.array_equal(apply(manifest, x).inputs, x)
+    assert np.array_equal(apply(manifest, x.astype(int)).inputs, x)
+    with pytest.raises(DataError, match="uint8 cannot hold"):
+        apply(manifest, x.astype(int) + 250)
+    with pytest.raises(DataError, match="uint8 cannot hold"):
+        apply(manifest, x + 0.5)
+    with pytest.raises(DataError, match=r"rows of shape \(6,\)"):
+        apply(manifest, x.reshape(20, 6))
+
+
+def test_arrays_cannot_hold_categories(cache: Path, table: pa.Table, options: dict[str, Any]) -> None:
+    manifest = Dataset.arrow(table, **options).prepare(cache)
+    with pytest.raises(DataError, match="give a data frame"):
+        apply(manifest, np.zeros((3, 4)))
+
+
+def test_targets_only_where_they_are(cache: Path, table: pa.Table) -> None:
+    manifest = Dataset.arrow(table, features="a", label=["late", "n"], weight="weight").prepare(cache)
+    assert apply(manifest, table.drop_columns(["n"])).targets is None
+    assert apply(manifest, table.drop_columns(["n"])).weights is not None
+    assert apply(manifest, table).targets.shape == (300, 2)
+    unlabelled = table.set_column(table.schema.get_field_index("n"), "n", pa.nulls(300, pa.int64()))
+    made = apply(manifest, unlabelled, targets=False)
+    assert made.targets is None
+    assert made.weights is None
+    with pytest.raises(DataError, match="'n': 300 of its rows"):
+        apply(manifest, unlabelled)
+
+
+def test_bad_rows(cache: Path, table: pa.Table) -> None:
+    manifest = Dataset.arrow(table, features=["a"], label="late").prepare(cache)
+    with pytest.raises(DataError, match=r"'a': 1 of its rows.*\n?.*row 1 of"):
+        apply(manifest, {"a": np.array([0.0, np.nan])})
+    with pytest.raises(DataError, match="no rows"):
+        apply(manifest, table.slice(0, 0))
+    with pytest.raises(DataError, match="string"):
+        apply(manifest, {"a": np.array(["x"])})
+    with pytest.raises(DataError, match=r"the data is no array"):
+        apply(manifest, [[1], [1, 2]])
+
+
+def test_the_transform_is_applied(cache: Path, table: pa.Table) -> None:
+    def double(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.append_column("d", pc.multiply(batch["a"], 2))
+
+    data = Dataset.arrow(table, features=["d"], label="late", transform=double)
+    manifest = data.prepare(cache)
+    wanted = (2 * table["a"].to_numpy()).astype(np.float32)
+    assert np.array_equal(apply(manifest, table, double).inputs[:, 0], wanted)
+    assert np.array_equal(apply(manifest, data).inputs[:, 0], wanted)
+    with pytest.raises(DataError, match="no column 'd'"):
+        apply(manifest, table)
+
+
+def test_a_dataset_of_other_files(cache: Path, files: Path, table: pa.Table) -> None:
+    data = Dataset.parquet(files, features=["a", "carrier"], label="late", encode={"carrier": "one-hot"})
+    manifest = data.prepare(cache)
+    few = Dataset.parquet(files / "part-1.parquet", features=["carrier", "a"], encode={"carrier": "index"})
+    made = apply(manifest, few)
+    assert made.rows == 100
+    pq.write_table(table.slice(100, 100).drop_columns(["late"]), cache / "unlabelled.parquet")
+    unlabelled = Dataset.parquet(cache / "unlabelled.parquet", features=["a", "carrier"], encode={"carrier": "index"})
+    assert apply(manifest, unlabelled).targets is None
+    assert np.array_equal(made.inputs, apply(manifest, table.slice(100, 100)).inputs)

@@ -1,0 +1,158 @@
+"""A program's turns under a link that is played: whatever is reported, what is due is decided, said and journaled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.programs.events import (
+    Assigned,
+    Begin,
+    Closing,
+    Ended,
+    Halt,
+    Launched,
+    Over,
+    Reported,
+    Reserved,
+    Restarting,
+    Running,
+    decode,
+    spec_of,
+)
+from hopyard.core.programs.machine import LAST, ProgramMachine
+from hopyard.core.programs.messages import Host
+from hopyard.core.programs.placement import Place
+from hopyard.driver.programs import loop as module
+from hopyard.driver.programs.loop import Hosts
+from hopyard.store.journal import Lock
+from hopyard.store.layout import Layout
+
+
+class Played:
+    """A link to agents that the test plays."""
+
+    def __init__(self) -> None:
+        self.came: list[Any] = []
+        self.sent: list[Any] = []
+
+    def receive(self, seconds: float, also: int = -1) -> list[Any]:
+        came, self.came = self.came, []
+        return came
+
+    def send(self, slot: int, message: Any) -> None:
+        self.sent.append(message)
+
+    def start(self, slot: int) -> None:
+        pass
+
+    def end(self, slot: int) -> None:
+        pass
+
+    def confirm(self) -> None:
+        pass
+
+
+class Turns:
+    """A program of two workers that run; worker 1 reports in every turn."""
+
+    def __init__(self, folder: Path, clock: Callable[[float], None], **how: Any) -> None:
+        self.layout, self._clock, self.now = Layout(folder), clock, 1000.0
+        folder.mkdir(parents=True)
+        spec = spec_of({"worker": 2}, None, run_id="x", **how)
+        self.machine = ProgramMachine(spec)
+        engine = hy.Local(workers=2, devices=None)
+        self.lock = Lock(self.layout.lock)
+        order = Host(b"", False, str(folder), 15.0, "t", "127.0.0.1", False)
+        self.hosts = Hosts(self.layout, self.lock, self.machine, engine, order, {})
+        self.link = Played()
+        self.hosts._link = self.link  # type: ignore[assignment]
+        self.hosts._waiting, self.hosts._over = [], False
+        clock(self.now)
+        self.hosts._take(Launched(at=0.0, spec=spec))
+        for slot in (0, 1):
+            self.turn(Reserved(at=0.0, place=Place(slot, "h", 10 + slot, "127.0.0.1", (1, 2, 3), ())))
+        for slot in (0, 1):
+            self.turn(Running(at=0.0, slot=slot, life=self.machine.tasks[slot].life))
+
+    def turn(self, *messages: Any, seconds: float = 0.13) -> None:
+        self.now += seconds
+        self._clock(self.now)
+        self.link.came = list(messages)
+        self.hosts._turn()
+
+    def reports(self, seconds: float) -> None:
+        """Worker 1 reports in each turn, and does as it is told."""
+        end = self.now + seconds
+        while self.now < end and not self.hosts._over:
+            halts = [message for message in self.link.sent if isinstance(message, Halt)]
+            self.link.sent = [message for message in self.link.sent if not isinstance(message, Halt)]
+            book = self.machine.tasks[1]
+            self.turn(
+                Reported(at=0.0, slot=1, life=book.life, values={"loss": 1.0}),
+                *(Ended(at=0.0, slot=halt.slot, life=halt.life, code=-15, halted=True) for halt in halts),
+            )
+
+    def fails(self, slot: int) -> None:
+        self.turn(Ended(at=0.0, slot=slot, life=self.machine.tasks[slot].life, code=1, story="process ended with 1"))
+
+    def lines(self, kind: type) -> list[Any]:
+        lines = [decode(line) for line in self.layout.program.read_bytes().splitlines()]
+        return [line for line in lines if isinstance(line, kind)]
+
+    def close(self) -> None:
+        self.hosts._journal.close()
+        self.lock.free()
+        os.close(self.hosts._bell)
+        os.close(self.hosts._ringer)
+
+
+@pytest.fixture
+def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Turns]]:
+    made: list[Turns] = []
+    clock = SimpleNamespace(time=lambda: 0.0, monotonic=module.time.monotonic)
+    monkeypatch.setattr(module, "time", clock)
+
+    def set_to(now: float) -> None:
+        clock.time = lambda: now
+
+    def make(**how: Any) -> Turns:
+        made.append(Turns(tmp_path / "program", set_to, **how))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_task_that_failed_is_started_again_while_another_reports(turns: Callable[..., Turns]) -> None:
+    it = turns(max_restarts=1, restart_scope="task")
+    it.fails(0)
+    it.reports(10.0)
+    assert [line.restart for line in it.lines(Assigned)] == [0, 1]
+    begun = [message for message in it.link.sent if isinstance(message, Begin)]
+    assert [(message.task.slot, message.life) for message in begun] == [(0, 1), (1, 2), (0, 3)]
+
+
+def test_a_program_is_started_again_while_a_task_reports(turns: Callable[..., Turns]) -> None:
+    it = turns(max_restarts=1, restart_scope="program")
+    it.fails(0)
+    it.reports(10.0)
+    assert len(it.lines(Restarting)) == 1
+    assert [line.restart for line in it.lines(Assigned)] == [0, 1]
+    assert [message.life for message in it.link.sent if isinstance(message, Begin)] == [1, 2, 3, 4]
+
+
+def test_max_time_ends_a_program_that_reports_all_the_time(turns: Callable[..., Turns]) -> None:
+    it = turns(max_time=20.0, grace=1.0)
+    it.reports(20.0 + LAST + 30.0)
+    assert it.hosts._over
+    assert [line.halted for line in it.lines(Closing)] == [False, True]
+    (over,) = it.lines(Over)
+    assert over.status == "failed" and "max_time=20" in over.cause

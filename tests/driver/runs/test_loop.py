@@ -1,0 +1,764 @@
+"""The loop between a link that is a script, a real machine and a real journal: given these messages, expect these."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopyard.core.facts import Lost
+from hopyard.core.messages import Down, End, Examine, NoRoom, Ready, Store, Unfit, Up, Work
+from hopyard.core.runs.events import (
+    Began,
+    Checked,
+    Deferred,
+    Dispatch,
+    Done,
+    Durable,
+    Exhausted,
+    Failed,
+    Finished,
+    Interrupted,
+    Joined,
+    Left,
+    StoreAway,
+    StoreBack,
+)
+from hopyard.core.runs.machine import Machine, fold
+from hopyard.driver.links import Gone
+from hopyard.driver.runs import deletions
+from hopyard.driver.runs import loop as loops
+from hopyard.driver.runs.loop import Loop
+from hopyard.errors import Inexact, PreflightError, ResourceError
+from hopyard.search.listed import Listed
+from hopyard.spec import Part, Ref, RunSpec, Timeouts
+from hopyard.store.guard import StoreUnreachable
+from hopyard.store.journal import Journal, read
+from hopyard.store.states import LocalStore
+
+SPEC = RunSpec(epochs=1, partitions=2, validation=0, metric="loss")
+READY = Ready(0, "here", 10)
+FIT = Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",))
+
+
+class Script:
+    """A Link whose messages are listed: one list for each receive; a function is called for its list, or raises."""
+
+    def __init__(self, *receives: Any) -> None:
+        self.receives = list(receives)
+        self.started: list[int] = []
+        self.ended: list[int] = []
+        self.sent: list[tuple[int, Down]] = []
+        self.waits: list[float] = []
+        self.closed = 0
+
+    def start(self, slot: int) -> None:
+        self.started.append(slot)
+
+    def end(self, slot: int) -> None:
+        self.ended.append(slot)
+
+    def send(self, slot: int, message: Down) -> None:
+        self.sent.append((slot, message))
+
+    def receive(self, seconds: float) -> list[Up | Gone]:
+        self.waits.append(seconds)
+        if not self.receives:
+            raise KeyboardInterrupt
+        found = self.receives.pop(0)
+        return list(found() if callable(found) else found)
+
+    def confirm(self) -> None:
+        pass
+
+    def paused(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    @property
+    def work(self) -> list[Work]:
+        return [message for _, message in self.sent if isinstance(message, Work)]
+
+
+class Stage:
+    """A loop over one script, with its journal and store."""
+
+    def __init__(
+        self, folder: Path, *receives: Any, spec: RunSpec = SPEC, configs: int = 1, workers: int = 1, **more: Any
+    ) -> None:
+        self.journal = Journal(folder / "journal.jsonl")
+        self.store = LocalStore(folder / "states")
+        self.machine = Machine(spec)
+        self.link = Script(*receives)
+        began = Began(at=1.0, spec=spec)
+        self.machine.handle(began)
+        self.journal.append([began])
+        self.seen: list[Any] = []
+        sampler = Listed([{"n": n} for n in range(configs)])
+        self.loop = Loop(
+            self.machine,
+            self.journal,
+            self.link,
+            self.store,
+            sampler,
+            workers,
+            lambda s: folder / f"{s}.log",
+            [self],
+            **more,
+        )
+
+    def see(self, lines: list[Any], machine: Machine) -> None:
+        self.seen += lines
+
+    def close(self, machine: Machine) -> None:
+        self.seen.append("closed")
+
+    def lines(self) -> list[Any]:
+        return list(read(self.journal.path))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Callable[..., Stage]:
+    return lambda *receives, **more: Stage(tmp_path, *receives, **more)
+
+
+def done(work: Work, slot: int = 0, where: str = "") -> Done:
+    unit = work.unit
+    parts = tuple(Part(partition, {"loss": (1.0, 2.0)}, 0.5) for partition in unit.partitions)
+    return Done(at=0.0, slot=slot, lease=unit.lease, parts=parts, seconds=1.0, where=where)
+
+
+def durable(work: Work, slot: int = 0, digest: str = "d") -> Durable:
+    unit = work.unit
+    ref = Ref(unit.trial, unit.step + len(unit.partitions), unit.lease)
+    return Durable(at=0.0, slot=slot, ref=ref, digest=digest, bytes=3)
+
+
+def answer(stage: Stage, slot: int = 0, where: str = "") -> Callable[[], list[Any]]:
+    """Done and Durable for the last unit that was given out."""
+    return lambda: [done(stage.link.work[-1], slot, where), durable(stage.link.work[-1], slot)]
+
+
+def test_a_run_from_its_first_agent_to_its_end(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert [type(line).__name__ for line in it.lines()] == [
+        *("Began", "Proposed", "Exhausted", "Joined", "Check", "Checked", "Dispatch"),
+        *("Done", "Dispatch", "Durable", "Done", "Durable", "Finished"),
+    ]
+    assert it.lines()[-1].status == "completed"
+    assert [type(message) for _, message in it.link.sent] == [Examine, Work, Work]
+    assert it.link.closed == 1
+    assert it.seen == [*it.lines()[1:], "closed"]
+    assert fold(it.lines()).snapshot() == it.machine.snapshot()
+    it.journal.close()
+
+
+def test_it_is_on_disk_before_it_has_an_effect(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    it = stage([READY], [FIT])
+    send = it.link.send
+
+    def checked_send(slot: int, message: Down) -> None:
+        if isinstance(message, Work):
+            assert [line.unit for line in it.lines() if isinstance(line, Dispatch)][-1] == message.unit
+        send(slot, message)
+
+    monkeypatch.setattr(it.link, "send", checked_send)
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert len(it.link.work) == 2
+
+
+def test_without_room_nothing_is_sent_and_all_is_closed(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = stage([READY], [FIT])
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def now_full() -> list[Any]:
+        monkeypatch.setattr("hopyard.store.journal.os.write", full)
+        return [done(it.link.work[-1])]
+
+    it.link.receives.append(now_full)
+    with pytest.raises(ResourceError, match="no room for the journal"):
+        it.loop.run()
+    assert len(it.link.work) == 1
+    assert it.link.closed == 1
+    assert isinstance(it.lines()[-1], Dispatch)  # its Done is not there
+
+
+def test_an_interrupt_is_journaled(stage: Callable[..., Stage]) -> None:
+    it = stage([READY])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.lines()[-1] == Interrupted(at=it.lines()[-1].at, reason="interrupted by the user")
+    assert it.link.closed == 1
+
+
+def test_an_interrupt_between_machine_and_journal_leaves_a_journal_that_folds(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine knows of an answer that no journal has: it must not be asked what follows from an interrupt."""
+    it = stage([READY], [FIT], configs=2)
+    append = it.journal.append
+
+    def interrupted(lines: Any) -> None:
+        if any(isinstance(line, Done) for line in lines):
+            monkeypatch.setattr(it.machine, "handle", lambda event: pytest.fail(f"asked about {event}"))
+            monkeypatch.setattr(it.journal, "append", append)
+            raise KeyboardInterrupt
+        append(lines)
+
+    monkeypatch.setattr(it.journal, "append", interrupted)
+    it.link.receives.append(answer(it))
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert [type(line) for line in it.lines()[-2:]] == [Dispatch, Interrupted]
+    assert fold(it.lines()).trials[0].step == 0
+
+
+def test_stop_ends_it_soon(stage: Callable[..., Stage]) -> None:
+    it = stage([READY])
+    it.link.receives.append(lambda: it.loop.stop("stopped by the user") or [])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.lines()[-1] == Interrupted(at=it.lines()[-1].at, reason="stopped by the user", stopped=True)
+    assert max(it.link.waits) <= loops.GLANCE
+
+
+def test_a_lost_slot_is_replaced_and_its_unit_given_out_again(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Gone(0, "was killed by SIGKILL")], [Ready(1, "here", 11)])
+    it.link.receives += [answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    assert it.link.started == [0, 1]
+    assert it.link.ended == [0]
+    assert [line.reason for line in it.lines() if isinstance(line, Lost)] == ["was killed by SIGKILL"]
+    first, again, _ = it.link.work
+    assert (again.unit.partitions, again.unit.start) == (first.unit.partitions, first.unit.start)
+    assert again.unit.lease > first.unit.lease
+
+
+def test_agents_that_never_come_up_end_the_run_with_their_log(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    it = stage(*([Gone(slot, "ended with exit code 1")] for slot in range(3)))
+    (tmp_path / "2.log").write_text("Traceback\nModuleNotFoundError: No module named 'flights'\n")
+    with pytest.raises(ResourceError, match="no worker comes up: 3 in a row") as caught:
+        it.loop.run()
+    assert "No module named 'flights'" in str(caught.value)
+    assert str(tmp_path / "2.log") in str(caught.value)
+    assert caught.value.exit_code == 4
+    assert it.link.closed == 1
+    assert it.lines()[-1].reason.startswith("ResourceError: no worker comes up: 3 in a row")
+    assert "\n" not in it.lines()[-1].reason
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyboardInterrupt(), "interrupted by the user"),
+        (SystemExit(143), "terminated"),
+        (type("Terminated", (KeyboardInterrupt,), {})(), "terminated"),
+        (ResourceError("no room\n  at all"), "ResourceError: no room"),
+        (ValueError("\x1b[2J a search's own"), "ValueError: \\x1b[2J a search's own"),
+        (ZeroDivisionError("a defect"), "ZeroDivisionError: a defect"),
+    ],
+)
+def test_whatever_ends_the_driver_is_journaled(stage: Callable[..., Stage], error: BaseException, reason: str) -> None:
+    def fail() -> list[Any]:
+        raise error
+
+    it = stage([READY], fail)
+    with pytest.raises(type(error)):
+        it.loop.run()
+    assert it.lines()[-1] == Interrupted(at=it.lines()[-1].at, reason=reason)
+    assert it.seen[-2:] == [it.lines()[-1], "closed"]
+
+
+def test_agents_that_are_killed_before_they_are_ready_do_not_end_a_run_that_had_some(
+    stage: Callable[..., Stage],
+) -> None:
+    it = stage([READY], [FIT], [Gone(0, "was killed by SIGKILL")])
+    it.link.receives += [[Gone(slot, "was killed by SIGKILL")] for slot in range(1, 6)]
+    it.link.receives += [[Ready(6, "here", 16)], answer(it, 6), answer(it, 6)]
+    it.loop.run()
+    assert it.machine.status == "completed"
+
+
+def test_one_that_was_ready_in_between_breaks_the_row(stage: Callable[..., Stage]) -> None:
+    gone = [[Gone(slot, "x")] for slot in (0, 1)]
+    it = stage(*gone, [Ready(2, "here", 1)], [Gone(2, "x")], [Gone(3, "x")], [Gone(4, "x")])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.link.started == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_recipe_that_no_worker_can_load_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
+    it = stage([Unfit(0, "ModuleNotFoundError: No module named 'flights'")])
+    with pytest.raises(PreflightError, match="a worker cannot load the recipe: ModuleNotFoundError"):
+        it.loop.run()
+
+
+def test_one_worker_that_cannot_load_it_when_others_could_is_replaced(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Gone(0, "x")], [Unfit(1, "MemoryError: ")], [Gone(1, "ended with exit code 0")])
+    it.link.receives.append([Ready(2, "here", 12)])
+    it.link.receives += [answer(it, 2), answer(it, 2)]
+    it.loop.run()
+    assert it.machine.status == "completed"
+
+
+def test_faults_of_all_trials_are_reported_together(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], configs=5)
+    for trial in range(3):
+        it.link.receives.append([Checked(at=0.0, slot=0, trial=trial, faults=(f"trial {trial}: no",), names=())])
+    with pytest.raises(PreflightError) as caught:
+        it.loop.run()
+    assert caught.value.faults == ["trial 0: no", "trial 1: no", "trial 2: no"]
+    assert "nothing was trained; preflight found 3 fault(s)" in str(caught.value)
+    assert not it.link.work
+    assert it.lines()[-1] == Finished(at=it.lines()[-1].at, status="failed")
+
+
+def test_what_failed_after_preflight_is_no_fault_of_preflight(stage: Callable[..., Stage]) -> None:
+    """The first trial cannot be built, the second can, and then fails in training: something was trained."""
+    it = stage([READY], configs=2)
+    it.link.receives.append([Checked(at=0.0, slot=0, trial=0, faults=("no",), names=())])
+    it.link.receives.append([Checked(at=0.0, slot=0, trial=1, faults=(), names=("loss",))])
+    it.link.receives.append(lambda: [Failed(at=0.0, slot=0, lease=1, fault="user", error="NaN")])
+    it.loop.run()
+    assert it.machine.status == "failed"
+
+
+def test_no_room_for_states_ends_the_driver(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [NoRoom(0, "no room for State 0-1-1")])
+    with pytest.raises(ResourceError, match=r"no room for State 0-1-1.*Nothing is lost.*hopyard resume"):
+        it.loop.run()
+
+
+def test_a_durable_that_overtakes_its_answer_waits_for_it(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    it.link.receives += [lambda: [durable(it.link.work[0])], lambda: [done(it.link.work[0])], answer(it)]
+    it.loop.run()
+    order = [type(line) for line in it.lines() if isinstance(line, (Done, Durable))]
+    assert order == [Done, Durable, Done, Durable]
+    assert it.machine.status == "completed"
+
+
+def test_memory_to_be_used_again_is_said_with_the_next_unit(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], configs=2)
+    it.link.receives += [answer(it, where=f"0-aaaaaaaa-{n}") for n in range(4)]
+    it.loop.run()
+    assert "0-aaaaaaaa-0" in [where for work in it.link.work for where in work.release]
+
+
+def test_a_slot_past_its_deadline_is_ended_and_replaced(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = Timeouts(unit_timeout=5.0)
+    it = stage([READY], [FIT], spec=RunSpec(epochs=1, partitions=2, validation=0, metric="loss", timeouts=limit))
+
+    def later() -> list[Any]:
+        now = it.loop._clock.now() + 6
+        monkeypatch.setattr(it.loop._clock, "now", lambda: now)
+        return []
+
+    it.link.receives.append(later)
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.link.ended == [0]
+    assert it.link.started == [0, 1]
+    assert it.link.waits[2] <= loops.GLANCE
+
+
+def defective(stage: Callable[..., Stage], exact: Any) -> Stage:
+    """The last State was durable, an epoch's end before it not, and went with its slot: it is done again, otherwise."""
+    it = stage([READY], [FIT], spec=RunSpec(epochs=2, partitions=1, validation=0, metric="loss", exact=exact))
+    it.link.receives += [lambda: [done(it.link.work[0])], lambda: [done(it.link.work[1])]]
+    it.link.receives += [lambda: [durable(it.link.work[1], digest="d" * 64)], [Gone(0, "x")], [Ready(1, "here", 11)]]
+    it.link.receives += [answer(it, 1), lambda: [done(it.link.work[3], 1), durable(it.link.work[3], 1, "e" * 64)]]
+    return it
+
+
+def test_a_slot_with_nothing_to_do_is_given_back_and_not_replaced(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Ready(1, "there", 11)], [], [Gone(1, "ended with exit code 0")], workers=2, idle=0.0)
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert [line.slot for line in it.lines() if isinstance(line, Left)] == [1]
+    assert (1, End()) in it.link.sent
+    assert it.link.ended == [1]
+    assert it.link.started == [0, 1]
+    assert it.machine.status == "completed"
+
+
+def test_the_last_slot_stays(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], idle=0.0)
+    it.link.receives += [answer(it), [], answer(it)]
+    it.loop.run()
+    assert not [line for line in it.lines() if isinstance(line, Left)]
+
+
+def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Callable[..., Stage]) -> None:
+    here = Ready(0, "here", 10, holds=(0,), memory="a", peer=("tcp://here:1", "key"))
+    there = Ready(1, "there", 11, holds=(1,), memory="b", peer=("tcp://there:1", ""))
+    it = stage([here], [FIT], [there], workers=2)
+    it.link.receives += [lambda: [done(it.link.work[-1], 0, "m1")], answer(it, 1)]
+    it.loop.run()
+    assert [(slot, message.peer) for slot, message in it.link.sent if isinstance(message, Work)] == [
+        (0, None),
+        (1, ("tcp://here:1", "key")),
+    ]
+
+
+def test_exact_does_not_go_on_after_a_defect(stage: Callable[..., Stage]) -> None:
+    it = defective(stage, exact=True)
+    with pytest.raises(Inexact, match="trial 0, step 2 was done again and gave another State"):
+        it.loop.run()
+    assert it.link.closed == 1
+    assert [type(line) for line in it.lines()[-2:]] == [Durable, Interrupted]
+
+
+def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
+    it = defective(stage, exact="warn")
+    with caplog.at_level(logging.ERROR):
+        it.loop.run()
+    assert "defect: trial 0, step 2 was done again and gave another State" in caplog.text
+
+
+def test_slots_are_numbered_on_after_a_resume(tmp_path: Path) -> None:
+    it = Stage(tmp_path)
+    it.loop._next = 7
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert it.link.started == [7]
+
+
+def test_states_that_nobody_needs_are_gone_at_the_end(stage: Callable[..., Stage]) -> None:
+    """Stored by a worker that was lost before it said so. What the journal does not name is somebody else's."""
+    it = stage([READY], [FIT])
+    left, foreign = Ref(0, 1, 1), Ref(0, 1, 99)
+
+    def lost() -> list[Any]:
+        it.store.put(left, memoryview(b"abc"))
+        it.store.put(foreign, memoryview(b"def"))
+        return [Gone(0, "was killed by SIGKILL")]
+
+    it.link.receives += [lost, [Ready(1, "here", 11)], answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    assert it.store.refs() == {foreign}
+
+
+def test_the_journal_knows_each_slot_that_joined(stage: Callable[..., Stage]) -> None:
+    it = stage([READY, Ready(1, "there", 11)], [FIT], workers=2, configs=2)
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert [(line.slot, line.host) for line in it.lines() if isinstance(line, Joined)] == [(0, "here"), (1, "there")]
+
+
+class Endless:
+    """A search that does not know how many it proposes."""
+
+    total = None
+
+    def __init__(self, last: int | None = None) -> None:
+        self.asked = 0
+        self.last = last
+
+    def ask(self, trial: int) -> Any:
+        assert trial == self.asked  # in order, each once
+        if trial == self.last:
+            return None
+        self.asked += 1
+        return {"n": trial}
+
+    def tell(self, trial: int, value: float | None) -> None: ...
+
+
+def test_a_search_that_never_ends_is_asked_as_it_is_needed(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    search = it.loop._sampler = Endless()  # type: ignore[assignment]
+    it.link.receives += [answer(it)] * 100
+    it.link.receives.append(lambda: it.loop.stop("enough") or [])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    ended = sum(trial.ended for trial in it.machine.trials.values())
+    assert ended > 10 and search.asked - ended == it.machine.open <= 10  # 2 × (1 slot + 4)
+    assert not it.machine.exhausted
+    again = fold(it.lines())
+    assert list(again.trials) == list(range(search.asked)) and not again.exhausted
+
+
+def test_a_search_that_ends_without_having_said_when(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT])
+    it.loop._sampler = Endless(13)  # type: ignore[assignment]
+    it.link.receives += [answer(it)] * 200
+    it.loop.run()
+    assert (it.machine.status, len(it.machine.trials)) == ("completed", 13)
+    assert sum(isinstance(line, Exhausted) for line in it.lines()) == 1
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_host_that_cannot_keep_its_rows_costs_its_slots_and_not_the_run(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    full = NoRoom(0, "host here: no room for the data cache in /cache", "rows")
+    it = stage([READY, Ready(1, "there", 11)], [FIT], [full], workers=2)
+    it.link.receives += [answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    assert it.link.ended == [0] and it.link.started == [0, 1]  # it is not replaced
+    assert it.machine.status == "completed" and it.machine.trials[0].strikes == {}
+    (lost,) = [line for line in it.lines() if isinstance(line, Lost)]
+    assert (lost.slot, lost.fault) == (0, "data") and "/cache" in lost.reason
+    assert [r.message for r in caplog.records if "no room for the data cache in /cache" in r.message]
+
+
+def test_the_last_worker_without_room_for_its_rows_ends_the_run(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [NoRoom(0, "host here: no room for the data cache in /cache", "rows")])
+    with pytest.raises(
+        ResourceError, match=r"host here: no room for the data cache in /cache\. No other worker is left"
+    ):
+        it.loop.run()
+
+
+def test_no_room_for_states_ends_the_run_though_there_are_other_workers(stage: Callable[..., Stage]) -> None:
+    it = stage([READY, Ready(1, "there", 11)], [FIT], [NoRoom(0, "no room for State 0-1-1 in /s", "store")], workers=2)
+    with pytest.raises(ResourceError, match=r"no room for State 0-1-1 in /s\. Nothing is lost: make room"):
+        it.loop.run()
+
+
+def test_a_worker_that_was_killed_for_memory_is_journaled_as_such(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Gone(0, "process 10 was killed by SIGKILL", memory=True)], [Ready(1, "here", 11)])
+    it.link.receives += [answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    (lost,) = [line for line in it.lines() if isinstance(line, Lost)]
+    assert lost.fault == "memory"
+    (wait,) = [line for line in it.lines() if isinstance(line, Deferred)]
+    assert (wait.trial, wait.fault) == (0, "memory")
+    assert it.machine.status == "completed"
+
+
+def test_what_became_durable_before_its_slot_was_lost_is_deleted(stage: Callable[..., Stage]) -> None:
+    """Bug: it was kept for its answer for ever, and its State was there until the last sweep."""
+    it = stage([READY], [FIT])
+    early: list[Ref] = []
+
+    def durable_only() -> list[Any]:
+        fact = durable(it.link.work[-1])
+        it.store.put(fact.ref, memoryview(b"abc"))
+        early.append(fact.ref)
+        return [fact]
+
+    def look() -> list[Any]:
+        assert it.loop._early == {}
+        until = time.monotonic() + 10.0
+        while it.store.refs():
+            assert time.monotonic() < until, "it is not deleted"
+            time.sleep(0.01)
+        return answer(it, 1)()
+
+    it.link.receives += [durable_only, [Gone(0, "x")], [Ready(1, "here", 11)], look, answer(it, 1)]
+    it.loop.run()
+    assert early[0] in [line.ref for line in it.lines() if isinstance(line, Durable)]
+
+
+def test_a_store_that_cannot_delete_does_not_end_the_run(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = stage([READY], [FIT])
+    it.link.receives += [answer(it), answer(it)]
+    asked: list[Ref] = []
+
+    def delete(ref: Ref) -> None:
+        asked.append(ref)
+        raise StoreUnreachable("away")
+
+    monkeypatch.setattr(it.store, "delete", delete)
+    it.loop.run()
+    assert it.machine.status == "completed" and asked
+
+
+def test_what_could_not_be_deleted_is_deleted_later(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletions, "AGAIN_SECONDS", 0.01)
+    it = stage([READY], [FIT])
+    asked: list[Ref] = []
+
+    def delete(ref: Ref) -> None:
+        asked.append(ref)
+        if len(asked) == 1:
+            raise StoreUnreachable("away")
+
+    monkeypatch.setattr(it.store, "delete", delete)
+    it.link.receives += [answer(it), answer(it)]
+    it.loop._deletions.add(Ref(5, 1, 1))
+    it.loop.run()
+    assert asked[:2] == [Ref(5, 1, 1)] * 2 and not len(it.loop._deletions)
+
+
+def test_a_store_that_stalls_does_not_stop_the_run(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loops, "DRAIN_SECONDS", 0.1)
+    it = stage([READY], [FIT])
+    let_go = threading.Event()
+    asked: list[Ref] = []
+
+    def delete(ref: Ref) -> None:
+        asked.append(ref)
+        let_go.wait(60.0)
+
+    monkeypatch.setattr(it.store, "delete", delete)
+    it.link.receives += [answer(it), answer(it)]
+    refs = [Ref(5, step, 1) for step in range(1, 4)]
+    for ref in refs:
+        it.loop._deletions.add(ref)
+    it.loop.run()
+    assert it.machine.status == "completed" and asked == refs[:1]
+    assert "stay in the store for now" in caplog.text
+    let_go.set()
+
+
+def test_a_store_that_stalls_when_it_is_listed_does_not_stop_the_run(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: it was listed at the start and at the end by the thread that hears the heartbeats."""
+    monkeypatch.setattr(loops, "DRAIN_SECONDS", 0.1)
+    it = stage([READY], [FIT])
+    let_go = threading.Event()
+
+    def refs() -> set[Ref]:
+        let_go.wait(5.0)
+        return {Ref(0, 1, 0)}
+
+    monkeypatch.setattr(it.store, "refs", refs)
+    deleted: list[Ref] = []
+    monkeypatch.setattr(it.store, "delete", deleted.append)
+    it.link.receives += [answer(it), answer(it)]
+    began = time.monotonic()
+    it.loop.run()
+    assert it.machine.status == "completed" and time.monotonic() - began < 4
+    assert "stay in the store for now" in caplog.text
+    let_go.set()
+    assert it.loop._deletions._thread is not None
+    it.loop._deletions._thread.join(10.0)
+    assert deleted == [], "the run is over: another driver may have it"
+
+
+def test_what_this_driver_s_workers_store_is_not_swept_at_the_start(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing may come late, when a State is stored and its worker has not said so."""
+    it = stage([READY], [FIT])
+    stored, refs = threading.Event(), it.store.refs
+
+    def late() -> set[Ref]:
+        assert stored.wait(10.0)
+        return refs()
+
+    monkeypatch.setattr(it.store, "refs", late)
+    kept: list[Ref] = []
+
+    def store() -> list[Any]:
+        fact = durable(it.link.work[-1])
+        it.store.put(fact.ref, memoryview(b"abc"))
+        stored.set()
+        until = time.monotonic() + 10.0
+        while len(it.loop._deletions):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        kept.extend(refs())
+        return [*answer(it)(), fact]
+
+    it.link.receives += [store, answer(it)]
+    it.loop.run()
+    assert kept == [Ref(0, 1, 1)]
+
+
+def test_deletions_keep_their_order_and_are_done_by_the_end() -> None:
+    asked: list[Ref] = []
+
+    class Slow:
+        def delete(self, ref: Ref) -> None:
+            time.sleep(0.002)
+            asked.append(ref)
+
+    it = deletions.Deletions(Slow())  # type: ignore[arg-type]
+    refs = [Ref(0, step, 1) for step in range(100)]
+    for ref in refs:
+        it.add(ref)
+    assert it.close(30.0) and asked == refs
+
+
+def test_deletions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletions, "WAITING", 3)
+    let_go = threading.Event()
+
+    class Stalled:
+        def delete(self, ref: Ref) -> None:
+            let_go.wait(60.0)
+
+    it = deletions.Deletions(Stalled())  # type: ignore[arg-type]
+    for step in range(10):
+        it.add(Ref(0, step, 1))
+    assert len(it) == 3
+    let_go.set()
+    assert it.close(30.0)
+
+
+def test_a_state_that_others_cannot_take_is_asked_for(stage: Callable[..., Stage]) -> None:
+    two = [READY, Ready(1, "there", 11)]
+    spec = RunSpec(epochs=1, partitions=2, validation=0, metric="loss", group=1)
+    it = stage(two, [FIT], workers=2, configs=2, spec=spec)
+
+    def hop() -> list[Any]:
+        first, second = it.link.work
+        return [done(first, 0, "m1"), done(second, 1, "m2")]
+
+    def missed() -> list[Any]:
+        slot, work = it.link.sent[-1]
+        return [
+            Failed(at=0.0, slot=slot, lease=work.unit.lease, fault="store", error="nowhere", missing=work.unit.start)
+        ]
+
+    it.link.receives += [hop, missed]
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    (asked,) = [(slot, message) for slot, message in it.link.sent if isinstance(message, Store)]
+    assert asked[1].where in ("m1", "m2") and asked[1].ref.step == 1
+
+
+def test_the_store_that_is_away_is_journaled_and_logged(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    it = stage([READY], [FIT], [StoreAway(at=0.0, slot=0, error="nobody answers")], [StoreBack(at=0.0, slot=0)])
+    it.link.receives += [answer(it), answer(it)]
+    it.loop.run()
+    assert [type(line) for line in it.lines() if isinstance(line, (StoreAway, StoreBack))] == [StoreAway, StoreBack]
+    assert "nobody answers" in caplog.text
+
+
+def test_a_wait_is_journaled_and_said_once_for_each_reason(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    it = stage([READY], [FIT], configs=2)
+
+    def failed() -> list[Any]:
+        unit = it.link.work[-1].unit
+        return [Failed(at=0.0, slot=0, lease=unit.lease, fault="system", error="ConnectionResetError: x")]
+
+    it.link.receives += [failed, failed]
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert [line.trial for line in it.lines() if isinstance(line, Deferred)] == [0, 1]
+    assert caplog.text.count("ConnectionResetError: x") == 1

@@ -1,0 +1,502 @@
+"""Whose a run directory is, and whose a folder of States: starts at once, copies, moves, drivers killed in between."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import hopyard as hy
+from hopyard.core.runs.events import Began, Resumed
+from hopyard.core.runs.machine import fold
+from hopyard.data.from_spark import job as materialise
+from hopyard.data.from_spark.source import Kept
+from hopyard.data.from_spark.task import Told
+from hopyard.data.options import columns
+from hopyard.data.shared.needed import needed
+from hopyard.driver.runs import api as start
+from hopyard.driver.runs.run import Run, about_of, place
+from hopyard.spec import Ref
+from hopyard.store.journal import retire
+from hopyard.store.layout import Layout
+from hopyard.store.states import claim, open_store
+from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, table
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("own") / "run"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def states(run: Path) -> Any:
+    return open_store(place(Layout(run), about_of(Layout(run))))
+
+
+# ------------------------------------------------------------------------------------------ one directory, two starts
+
+
+@pytest.mark.parametrize("preflight_failed", [False, True])
+def test_of_two_starts_at_once_one_raises_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preflight_failed: bool
+) -> None:
+    """The other one is started while the first reads its data."""
+    directory, prepare = tmp_path / "run", hy.Dataset.prepare
+    if preflight_failed:
+        with pytest.raises(hy.PreflightError):
+            select(directory, metric="los")
+    outcomes: list[Any] = []
+
+    def attempt(count: int) -> None:
+        try:
+            outcomes.append(select(directory, configs=CONFIGS[:count]))
+        except hy.RunDirectoryError as error:
+            assert "in use by a live driver" in str(error)
+            outcomes.append(error)
+
+    def meanwhile(self: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(hy.Dataset, "prepare", prepare)
+        attempt(3)
+        return prepare(self, *arguments)
+
+    monkeypatch.setattr(hy.Dataset, "prepare", meanwhile)
+    attempt(1)
+    (winner,) = [found for found in outcomes if isinstance(found, Run)]
+    again = hy.load(directory)
+    assert again.status == "completed"
+    assert digests(again) == digests(winner)
+    assert [trial.config for trial in again.trials] == again.cargo.search.configs
+    assert again.best.model().steps > 0
+
+
+def test_who_is_refused_leaves_all_as_it_was(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1])
+    before = contents(run.directory)
+    with pytest.raises(hy.RunDirectoryError, match="exists: give another"):
+        select(run.directory, configs=CONFIGS[:2])
+    with pytest.raises(hy.RunDirectoryError, match="holds a run"):
+        select(run.directory, configs=CONFIGS[:2], resume=True)
+    assert contents(run.directory) == before
+
+
+def test_a_journal_is_kept_under_another_name(tmp_path: Path) -> None:
+    journals = []
+    for _ in range(2):
+        with pytest.raises(hy.PreflightError):
+            select(tmp_path / "run", metric="los")
+        journals.append(Layout(tmp_path / "run").journal.read_bytes())
+    run = select(tmp_path / "run")
+    assert [(run.directory / f"journal-{number}.jsonl").read_bytes() for number in (1, 2)] == journals
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1)], ids=["inline", "local"])
+def test_a_start_that_was_killed_before_it_had_a_journal_leaves_the_directory_free(
+    tmp_path: Path, engine: Any, again: bool
+) -> None:
+    with pytest.raises(hy.PreflightError):
+        select(tmp_path / "run", metric="los", engine=engine)
+    before = retire(Layout(tmp_path / "run").journal)
+    assert before is not None
+    text = before.read_bytes()
+    (tmp_path / "run" / "mine").touch()
+    with pytest.raises(hy.RunDirectoryError, match="exists: give another"):
+        select(tmp_path / "run", configs=CONFIGS[:1], resume=again)
+    (tmp_path / "run" / "mine").unlink()
+    assert select(tmp_path / "run", configs=CONFIGS[:1], resume=again).status == "completed"
+    assert before.read_bytes() == text
+
+
+def test_a_start_that_was_killed_while_it_read_the_data_leaves_the_directory_free(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").write_text("4711")
+    assert select(tmp_path / "run", configs=CONFIGS[:1]).status == "completed"
+
+
+def test_what_killed_writers_left_is_swept(interrupted: Callable[..., Path]) -> None:
+    run = interrupted()
+    (run / ".run.json.123").write_bytes(b"half")
+    (run / ".mine.txt").touch()
+    hy.resume(run)
+    assert not (run / ".run.json.123").exists()
+    assert (run / ".mine.txt").exists()
+
+
+# ------------------------------------------------------------------------------------------ copies
+
+
+def interrupting(config: dict[str, Any]) -> Any:
+    import time
+
+    from jobs import Troubled, first_time
+
+    class Interrupting(Troubled):
+        def train(self, batch: Any) -> Any:
+            once, journal = Path(self._config["once"]), Path(self._config["journal"])
+            if self.steps > 12 and not once.exists():  # in its second epoch; the State of the first is on its way
+                if b'"Durable"' in journal.read_bytes() and first_time(str(once)):
+                    raise KeyboardInterrupt
+                time.sleep(0.05)
+            return super().train(batch)
+
+    return Interrupting(config)
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a run that ended in the middle, with States that it keeps."""
+
+    def make(store: Any = None) -> Path:
+        files = {"once": str(tmp_path / "once"), "journal": str(tmp_path / "run" / "journal.jsonl")}
+        with pytest.raises(KeyboardInterrupt):
+            select(tmp_path / "run", interrupting, [{**config, **files} for config in CONFIGS], store=store)
+        assert fold(journal(tmp_path / "run")).kept()
+        return tmp_path / "run"
+
+    return make
+
+
+STORES = {"inside": lambda path: None, "path": lambda path: path / "store", "url": lambda path: f"memory://{path.name}"}
+
+
+@pytest.mark.parametrize("first", ["the original", "the copy"])
+@pytest.mark.parametrize("store", STORES)
+def test_a_run_and_its_copy_both_end_right(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path, store: str, first: str
+) -> None:
+    run = interrupted(STORES[store](tmp_path))
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for directory in (run, copy) if first == "the original" else (copy, run):
+        assert digests(hy.resume(directory)) == undisturbed
+    assert place(Layout(run), about_of(Layout(run))) != place(Layout(copy), about_of(Layout(copy)))
+    for directory in (run, copy):
+        found = hy.load(directory)
+        assert digests(found) == undisturbed
+        assert [trial.model("last").steps for trial in found.trials] == [24] * 4
+        assert found.best.model() is not None
+        assert states(directory).refs() == found._machine.kept()
+
+
+def test_the_original_keeps_its_folder(interrupted: Callable[..., Path], tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "store")
+    before = about_of(Layout(run)).store
+    copy = shutil.copytree(run, tmp_path / "copy")
+    hy.resume(copy)
+    hy.resume(run)
+    assert about_of(Layout(run)).store == before != about_of(Layout(copy)).store
+    assert Path(about_of(Layout(copy)).store).parent == tmp_path / "store"
+
+
+def test_a_run_that_was_moved_owns_its_folder(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path
+) -> None:
+    run = interrupted(tmp_path / "store")
+    before = about_of(Layout(run)).store
+    run.rename(tmp_path / "elsewhere")
+    assert digests(hy.resume(tmp_path / "elsewhere")) == undisturbed
+    assert about_of(Layout(tmp_path / "elsewhere")).store == before
+    assert len(list((tmp_path / "store").iterdir())) == 1
+
+
+def failing(again: Callable[[], Any]) -> None:
+    """It ends between taking the States' folder over and writing the journal."""
+
+    def fails(*_: Any) -> None:
+        raise hy.SpecError("no session")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.driver.runs.session.Folder", fails)
+        with pytest.raises(hy.SpecError, match="no session"):
+            again()
+
+
+def failing_twice(run: Path) -> None:
+    for _ in range(2):
+        failing(lambda: hy.resume(run))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_resumes_that_fail_before_they_begin_cost_nothing(
+    interrupted: Callable[..., Path],
+    undisturbed: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    store: str,
+) -> None:
+    run = interrupted(STORES[store](tmp_path))
+    folder = place(Layout(run), about_of(Layout(run)))
+    failing_twice(run)
+    assert digests(hy.resume(run)) == undisturbed
+    assert place(Layout(run), about_of(Layout(run))) == folder
+    assert list(states(run).marks()) == [line.mark for line in journal(run) if isinstance(line, Resumed)]
+    assert "another run's" not in caplog.text
+
+
+def test_resumes_of_a_copy_that_fail_make_one_folder(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path
+) -> None:
+    run = interrupted(tmp_path / "store")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    failing_twice(copy)
+    assert len(list((tmp_path / "store").iterdir())) == 2
+    for directory in (copy, run):
+        assert digests(hy.resume(directory)) == undisturbed
+    assert len(list((tmp_path / "store").iterdir())) == 2
+
+
+def test_a_copy_of_a_run_whose_resume_failed_leaves_it_its_folder(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path
+) -> None:
+    run = interrupted(tmp_path / "store")
+    before = about_of(Layout(run)).store
+    failing_twice(run)
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for directory in (copy, run):
+        assert digests(hy.resume(directory)) == undisturbed
+    assert about_of(Layout(run)).store == before != about_of(Layout(copy)).store
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_mark_that_the_run_does_not_know_costs_a_copy(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path, store: str
+) -> None:
+    run = interrupted(STORES[store](tmp_path))
+    folder = states(run)
+    assert claim(folder, [line.mark for line in journal(run) if isinstance(line, Began)], "of another")
+    before = folder.refs()
+    assert before
+    assert digests(hy.resume(run)) == undisturbed
+    assert folder.refs() == before
+    (resumed,) = [line for line in journal(run) if isinstance(line, Resumed)]
+    assert resumed.gone == ()
+    assert list(states(run).marks()) == [resumed.mark]
+
+
+def test_the_newest_mark_is_the_last_drivers(interrupted: Callable[..., Path]) -> None:
+    run = interrupted()
+    (began,) = [line for line in journal(run) if isinstance(line, Began)]
+    assert states(run).marks() == {began.mark: 1}
+    hy.resume(run)
+    (resumed,) = [line for line in journal(run) if isinstance(line, Resumed)]
+    assert states(run).marks() == {resumed.mark: 2}
+    assert len({began.mark, resumed.mark, ""}) == 3
+
+
+def test_states_of_nobody_known_are_left_alone(
+    interrupted: Callable[..., Path], undisturbed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The directory was copied while its driver lived: the journal is older than the States beside it. They would
+    stand where this run will make its own."""
+    run = interrupted()
+    last = max(ref.attempt for ref in states(run).refs())
+    odd = Ref(0, 8, last + 9)
+    folder = states(run)
+    folder.put(odd, memoryview(b"of another"))
+    assert digests(hy.resume(run)) == undisturbed
+    assert bytes(folder.get(odd)) == b"of another"
+    assert "another run's" in caplog.text
+
+
+def test_states_that_somebody_deleted_are_made_again(interrupted: Callable[..., Path], undisturbed: list[str]) -> None:
+    run = interrupted()
+    for ref in states(run).refs():
+        states(run).delete(ref)
+    found = hy.resume(run)
+    assert digests(found) == undisturbed
+    assert [trial.model("last").steps for trial in found.trials] == [24] * 4
+    assert any(line.gone for line in journal(run) if isinstance(line, Resumed))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_states_that_were_cut_are_made_again(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path, store: str, caplog: Any
+) -> None:
+    run = interrupted(STORES[store](tmp_path))
+    cut = states(run)
+    for number, ref in enumerate(sorted(cut.refs(), key=str)):
+        data = cut.get(ref)
+        cut.delete(ref)
+        cut.put(ref, memoryview(data[: len(data) // 2 if number % 2 else 0]))
+    assert digests(hy.resume(run)) == undisturbed
+    assert "is damaged: it has 0 bytes; it is made again" in caplog.text
+
+
+def test_a_state_that_is_gone_from_a_run_that_ended_is_said(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1])
+    for ref in states(run.directory).refs():
+        states(run.directory).delete(ref)
+    with pytest.raises(hy.TrialFailed, match=r"trial 0: its State 0-\d+-\d+ is in the store no longer"):
+        run.best.model()
+
+
+def test_rows_stay_as_long_as_a_run_may_go_on(interrupted: Callable[..., Path]) -> None:
+    run = interrupted()
+    rows = dataset().prepare().path
+    assert str(run) in needed(rows)
+    hy.resume(run)
+    assert str(run) not in needed(rows)
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.Dataset]:
+    """As Dataset.spark(df, path=…) gives, each with a folder of its own; an Arrow table stands for the DataFrame, and
+    its one partition is written here."""
+    monkeypatch.setattr(materialise, "alive", lambda df: None)
+    monkeypatch.setattr(materialise, "listed", lambda spec, frames, task: (spec, []))
+    monkeypatch.setattr(
+        materialise,
+        "tell",
+        lambda df, task, what: [msgspec.msgpack.decode(task.run(0, df.to_batches()), type=Told)],
+    )
+    x, y = table()
+    rows = pa.table({**{f"x{number}": x[:, number] for number in range(WIDTH)}, "y": y})
+    names = [f"x{number}" for number in range(WIDTH)]
+    spec = columns(features=names, label="y", weight=None, validation=None, encode={}, standardize=False)
+    numbers = count()
+
+    def make() -> hy.Dataset:
+        kept = Kept(str(tmp_path / "rows" / f"spark-{next(numbers)}"))
+        source = materialise.Frame((rows,), spec, 4, 0.25, 0, None, kept)
+        return hy.Dataset(source, spec, 0.25, None, 4, None, 0, "spread", 1 << 30)
+
+    return make
+
+
+@pytest.mark.parametrize("old", ["there", "gone"])
+def test_a_run_goes_on_with_the_rows_that_were_compared(
+    tmp_path: Path, written: Callable[[], hy.Dataset], old: str
+) -> None:
+    files = {"once": str(tmp_path / "once"), "journal": str(tmp_path / "run" / "journal.jsonl")}
+    configs = [{**config, **files} for config in CONFIGS]
+    first, second = written(), written()
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "run", interrupting, configs, data=first)
+    if old == "gone":
+        shutil.rmtree(str(first.url))
+    failing(lambda: select(tmp_path / "run", interrupting, configs, data=second, resume=True))
+    assert needed(str(second.url)) == [str(tmp_path / "run")]
+    if old == "there":
+        assert needed(str(first.url)) == []
+        shutil.rmtree(str(first.url))
+    found = hy.resume(tmp_path / "run")
+    assert found.status == "completed"
+    assert found.cargo.data.url == second.url
+    assert needed(str(second.url)) == []
+    assert digests(select(tmp_path / "other", interrupting, configs, data=written())) == digests(found)
+
+
+# ------------------------------------------------------------------------------------------ the run that is asked for
+
+RATE = 1.0
+
+
+def scaled(value: float) -> float:
+    return value * RATE
+
+
+def recipe(config: dict[str, Any], factor: float = 1.0) -> Any:
+    from hopyard.frameworks.linear import Linear
+
+    return Linear(WIDTH, 2, lr=scaled(config["lr"]) * factor, batch_size=16)
+
+
+def edited(config: dict[str, Any], factor: float = 1.0) -> Any:
+    from hopyard.frameworks.linear import Linear
+
+    return Linear(WIDTH, 2, lr=scaled(config["lr"]) * factor * 2, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"recipe": edited}, "with another recipe"),
+        ({"configs": CONFIGS[:2]}, "with another search"),
+        ({"exact": False}, "with exact='warn', not False"),
+        ({"parallel": hy.Hopper(group=2)}, r"with parallel=Hopper\(group='auto'\), not Hopper\(group=2\)"),
+        ({"store": "elsewhere"}, "with store=None, not '/.*elsewhere'"),
+        ({"encrypt": True}, "with encrypt='between hosts', not True"),
+        ({"epochs": 3, "seed": 4}, "with epochs=2, not 3; with seed=0, not 4"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_another_run_than_the_one_that_is_there_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    run = select(tmp_path / "run", recipe, CONFIGS[:1])
+    asked = {"recipe": recipe, "configs": CONFIGS[:1]} | more
+    with pytest.raises(hy.RunDirectoryError, match=rf"holds a run {words}.*give another directory, or hy\.resume"):
+        select(run.directory, asked.pop("recipe"), asked.pop("configs"), resume=True, **asked)
+
+
+def test_an_edited_helper_or_global_is_another_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = select(tmp_path / "run", recipe, CONFIGS[:1])
+    monkeypatch.setitem(recipe.__globals__, "RATE", 2.0)
+    with pytest.raises(hy.RunDirectoryError, match="with another recipe"):
+        select(run.directory, recipe, CONFIGS[:1], resume=True)
+    assert hy.resume(run.directory).status == "completed"
+
+
+def test_a_store_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = select(tmp_path / "run", configs=CONFIGS[:1], store="states here/")
+    assert select(run.directory, configs=CONFIGS[:1], store=tmp_path / "states here", resume=True).status == "completed"
+    with pytest.raises(hy.RunDirectoryError, match=r"with store='/.*states here', not None"):
+        select(run.directory, configs=CONFIGS[:1], resume=True)
+
+
+def test_a_run_that_had_ended_says_that_nothing_was_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1])
+    before = journal(run.directory)
+    for again in (lambda: hy.resume(run.directory), lambda: select(run.directory, configs=CONFIGS[:1], resume=True)):
+        caplog.clear()
+        assert again().status == "completed"
+        assert "had ended before (completed), nothing was trained" in caplog.text
+    assert journal(run.directory) == before
+
+
+def test_where_it_cannot_be_told_it_is_said_and_nothing_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "_digest", lambda value: "")
+        run = select(tmp_path / "run", configs=CONFIGS[:1])
+    with caplog.at_level(logging.WARNING):
+        select(run.directory, linear, configs=CONFIGS[:1], resume=True)
+    assert "whether the recipe was edited cannot be told" in caplog.text
+
+
+def test_a_digest_that_does_not_survive_its_pickle_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1])
+    digests_ever = count()
+    monkeypatch.setattr(start, "_digest", lambda value: str(next(digests_ever)))
+    assert select(run.directory, configs=CONFIGS[:1], resume=True).status == "completed"
+    assert "whether the search was edited cannot be told" in caplog.text
+
+
+def test_another_number_of_threads_is_said(
+    interrupted: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = interrupted()
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "drive", lambda ready, wait: None)  # the sentence comes before anything is trained
+        hy.resume(run, engine=hy.Local(1, threads=2, devices=None))
+    assert "workers have threads=2, the run was begun with 1: its results may differ in the last bits" in caplog.text
+    about = start.about_of(Layout(run))
+    with pytest.raises(hy.HopyardError, match="exact=True does not go on: give an engine with threads=1"):
+        start._compare_threads(Layout(run), about, hy.Local(1, threads=2, devices=None), True)
+    caplog.clear()
+    start._compare_threads(Layout(run), about, hy.Local(2, devices=None), True)
+    start._compare_threads(Layout(run), about, hy.Local(1, threads=2, devices=None), False)
+    assert not caplog.text

@@ -1,0 +1,502 @@
+"""What the user holds: the best trial, its model, its metrics, tables; `fit`, `load`, `wait`, `stop`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from typer.testing import CliRunner
+
+import hopyard as hy
+from hopyard.cli import app
+from hopyard.core.facts import Lost
+from hopyard.core.runs.events import Began, Dispatch, Interrupted, Proposed
+from hopyard.core.runs.machine import fold
+from hopyard.core.runs.records import TrialBook
+from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.run import Run
+from hopyard.frameworks.linear import Linear
+from hopyard.spec import Batch, RunSpec
+from hopyard.store.layout import Layout
+from jobs import CONFIGS, WIDTH, agents, dataset, digests, first_time, gone, journal, linear, select, table, troubled
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> hy.Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return select(tmp_path_factory.mktemp("run") / "run")
+
+
+# ------------------------------------------------------------------------------------------------ the best
+
+
+def told(mode: str, *values: list[float | None], metric: str | None = "val_loss") -> Run:
+    """A run that never was: trial → value of its metric in each epoch."""
+    spec = RunSpec(epochs=len(values[0]), partitions=1, validation=1, metric=metric, mode=mode)  # type: ignore[arg-type]
+    machine = fold([Began(at=0.0, spec=spec), *(Proposed(at=0.0, trial=n, config={}) for n in range(len(values)))])
+    for trial, history in zip(machine.trials.values(), values, strict=True):
+        book: TrialBook = trial
+        book.status = "completed"
+        for epoch, value in enumerate(history):
+            book.enter(epoch, {} if value is None else {"val_loss": value}, spec)
+    return Run(Layout(Path("nowhere")), machine)
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "best"),
+    [
+        ("min", ([3.0, 1.0], [2.0, 2.0]), (0, 1)),
+        ("max", ([3.0, 1.0], [2.0, 4.0]), (1, 1)),
+        ("max", ([3.0, 1.0], [2.0, 2.0]), (0, 0)),
+        ("min", ([1.0, 1.0], [1.0, 1.0]), (0, 0)),
+        ("min", ([NAN, 2.0], [NAN, NAN]), (0, 1)),
+        ("min", ([NAN, NAN], [NAN, 9.0]), (1, 1)),
+        ("max", ([NAN, NAN], [-9.0, NAN]), (1, 0)),
+        ("min", ([math.inf, math.inf], [NAN, 5.0]), (1, 1)),
+        ("min", ([None, None], [None, 5.0]), (1, 1)),
+    ],
+)
+def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int]) -> None:
+    found = told(mode, *values).best
+    assert (found.id, found.epoch) == best
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_nothing_but_nan_never_wins(mode: str) -> None:
+    run = told(mode, [NAN, NAN], [NAN, NAN])
+    with pytest.raises(
+        hy.RunFailed, match=r"val_loss is NaN in every epoch of the trials that completed.*model\(.last"
+    ):
+        run.best  # noqa: B018
+    assert run.trials[0].status == "completed"
+    assert told(mode, [NAN], [NAN], metric=None).best.id == 0
+
+
+def test_without_a_metric_the_best_is_the_last_epoch() -> None:
+    assert told("min", [1.0, 2.0, 3.0], metric=None).best.epoch == 2
+
+
+def test_the_best_has_the_metrics_of_its_best_epoch() -> None:
+    run = told("min", [1.0, 2.0])
+    assert run.best.metrics == {"val_loss": 1.0}
+    assert run.trials[0].metrics == {"val_loss": 2.0}
+
+
+def test_of_a_run(run: hy.Run) -> None:
+    assert run.status == "completed"
+    assert repr(run) == f"<Run {run.directory} completed: 4 of 4 trials completed>"
+    assert [trial.config for trial in run.trials] == CONFIGS
+    values = {(t.id, e): t.history[e]["val_loss"] for t in run.trials for e in (0, 1)}
+    assert (run.best.id, run.best.epoch) == min(values, key=lambda key: (values[key], key))
+    assert run.best.metrics["val_loss"] == min(values.values())
+    assert set(run.best.metrics) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert repr(run.trials[0]).startswith("<Trial 0 completed {'lr': 0.1} epoch=1 ")
+
+
+def test_as_a_table(run: hy.Run) -> None:
+    frame = run.to_pandas()
+    assert list(frame["trial"]) == [0, 1, 2, 3]
+    assert list(frame["lr"]) == [config["lr"] for config in CONFIGS]
+    assert list(frame["state"]) == digests(run)
+    assert {"status", "epoch", "val_loss", "val_accuracy", "error"} <= set(frame)
+
+
+def test_as_charts_and_report(run: hy.Run, tmp_path: Path) -> None:
+    assert run.gantt(tmp_path / "chart.html").read_text().startswith("<!")
+    assert run.gantt(tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert run.report() == Layout(run.directory).report.read_text()
+    assert Layout(run.directory).gantt.exists()
+
+
+def test_of_a_run_in_the_midst_the_best_is_that_of_what_there_is() -> None:
+    run = told("min", [3.0, 2.0], [4.0, 1.0], [5.0, 0.5])
+    for trial, status in zip(run.books, ("completed", "running", "failed"), strict=True):
+        trial.status = status  # type: ignore[assignment]
+    assert (run.status, run.best.id, run.best.epoch) == ("interrupted", 1, 1)
+    assert [trial.status for trial in run.trials] == ["completed", "interrupted", "failed"]
+    assert run.best.status == "interrupted"
+    assert list(run.to_pandas()["status"]) == ["completed", "interrupted", "failed"]
+    assert repr(run).startswith("<Run nowhere interrupted: 1 of 3 ")
+
+
+# ------------------------------------------------------------------------------------------------ its model
+
+
+def test_predict_and_evaluate_are_what_plain_arithmetic_gives(run: hy.Run) -> None:
+    x, y = table(100, seed=5)
+    model = run.best.model()
+    outputs = x.astype(np.float64) @ model.weights + model.bias
+    np.testing.assert_array_equal(run.best.predict(x).argmax(1), outputs.argmax(1))
+    np.testing.assert_allclose(run.best.predict(x), outputs, rtol=1e-12)
+    found = run.best.evaluate(hy.Dataset.numpy(x, y, partitions=2))
+    shares = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+    assert found["loss"] == pytest.approx(-np.log(shares[np.arange(100), y]).mean(), rel=1e-12)
+    assert found["accuracy"] == pytest.approx((outputs.argmax(1) == y).mean())
+
+
+def test_best_and_last_model_of_a_trial(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", configs=[{"lr": 3.0}], epochs=4)
+    best, last = run.best.model(), run.best.model("last")
+    assert run.best.epoch != 3
+    assert not np.array_equal(best.weights, last.weights)
+    assert last.steps == 4 * 12
+    assert best.steps == (run.best.epoch + 1) * 12
+    with pytest.raises(hy.SpecError, match='"best" or "last" is needed'):
+        run.best.model("first")  # type: ignore[arg-type]
+
+
+def clean(batch: Any) -> Any:
+    """Drops rows, sorts the others, and makes a column."""
+    batch = batch.filter(pc.greater(batch["a"], -0.5)).sort_by("a")
+    return batch.append_column("twice", pc.multiply(batch["a"], 2))
+
+
+def rows_of(count: int = 200) -> pa.Table:
+    a, b = np.random.default_rng(0).standard_normal((2, count)).astype(np.float32)
+    return pa.table({"a": a, "b": b, "y": (a + b > 0).astype(np.int64)})
+
+
+@pytest.fixture(scope="module")
+def cleaned(tmp_path_factory: pytest.TempPathFactory) -> hy.Run:
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: cache)
+        data = hy.Dataset.arrow(rows_of(), features=["twice", "b"], label="y", transform=clean, partitions=2)
+        return hy.fit(
+            lambda config: Linear(2, 2, lr=0.1, batch_size=16), {}, data,
+            epochs=1, engine=hy.Inline(), directory=tmp_path_factory.mktemp("run") / "run",
+        )  # fmt: skip
+
+
+def test_answers_stand_at_their_rows_whatever_the_transform_drops_and_sorts(
+    cleaned: hy.Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = rows_of()
+    a, b = (table[name].to_numpy().astype(np.float64) for name in "ab")
+    model, left = cleaned.best.model(), table["a"].to_numpy() > -0.5
+    wanted = np.column_stack([2 * a, b]) @ model.weights + model.bias
+    wanted[~left] = np.nan
+    for data in (table, table.to_pandas(), cleaned.cargo.data, table.to_reader(max_chunksize=11)):
+        np.testing.assert_allclose(cleaned.best.predict(data), wanted, rtol=1e-5)
+    assert caplog.records == []
+    found = cleaned.best.evaluate(table)
+    assert found["accuracy"] == pytest.approx((wanted[left].argmax(1) == table["y"].to_numpy()[left]).mean())
+    said = f"evaluate: the Dataset's transform dropped {(~left).sum()} of 200 rows"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_of_rows_that_are_all_dropped(cleaned: hy.Run) -> None:
+    table = rows_of().filter(pc.less(rows_of()["a"], -1))
+    answers = cleaned.best.predict(table.slice(0, 3))
+    assert answers.shape == (3, 2) and answers.dtype == np.float64 and np.isnan(answers).all()
+    with pytest.raises(hy.DataError, match="evaluate: the Dataset's transform dropped all of the 3 rows"):
+        cleaned.best.evaluate(table.slice(0, 3))
+
+
+def test_evaluating_without_labels_is_refused(run: hy.Run) -> None:
+    with pytest.raises(hy.HopyardError):
+        run.best.evaluate(table(10)[0])
+
+
+def test_a_stored_state_that_was_changed_is_not_given(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1], epochs=1)
+    (path,) = Layout(run.directory).states.glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(hy.HopyardError, match=r"the stored State 0-4-\d+ is damaged"):
+        run.best.model()
+
+
+# ------------------------------------------------------------------------------------------------ load and move
+
+
+def test_a_run_is_loaded_as_it_was(run: hy.Run) -> None:
+    again = hy.load(run.directory)
+    assert digests(again) == digests(run)
+    assert [trial.history for trial in again.trials] == [trial.history for trial in run.trials]
+    x, _ = table(20, seed=6)
+    np.testing.assert_array_equal(again.best.predict(x), run.best.predict(x))
+
+
+def test_by_name_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = select(None, configs=CONFIGS[:1])  # type: ignore[arg-type]
+    assert run.directory.parent == Path("runs")
+    assert digests(hy.load(run.directory.name)) == digests(run)
+
+
+def test_a_run_that_was_moved_still_has_its_models(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1])
+    run.directory.rename(tmp_path / "elsewhere")
+    assert hy.load(tmp_path / "elsewhere").best.model().steps == 24
+    assert not run.directory.exists()
+
+
+def test_a_store_named_from_here_is_found_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    select(tmp_path / "run", configs=CONFIGS[:1], store="states of mine")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    assert hy.load(tmp_path / "run").best.model().steps == 24
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["path", "url"])
+def test_two_runs_may_have_one_store(tmp_path: Path, local: bool) -> None:
+    """Their States have the same addresses, and each deletes what it does not need."""
+    store = str(tmp_path / "store") if local else "memory://two-runs"
+    runs = [select(tmp_path / name, configs=CONFIGS[:2], store=store, seed=seed) for seed, name in enumerate("ab")]
+    models = [hy.load(run.directory).best.model() for run in runs]
+    assert not np.array_equal(models[0].weights, models[1].weights)
+
+
+# ------------------------------------------------------------------------------------------------ wait and stop
+
+
+def test_wait_gives_the_run_that_ended(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", wait=False)
+    assert run.wait() is run
+    assert run.status == "completed"
+    assert run.wait() is run
+
+
+def test_wait_raises_what_the_run_raised(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", metric="auc", wait=False)
+    for _ in range(2):
+        with pytest.raises(hy.PreflightError, match="metric = 'auc'"):
+            run.wait()
+
+
+def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
+    configs = [{**config, "at": 14, "do": "hang", "once": str(tmp_path / "once")} for config in CONFIGS]
+    run = select(tmp_path / "run", troubled, configs, engine=hy.Local(1, devices=None), wait=False)
+    end = time.monotonic() + 20
+    while not (tmp_path / "once").exists():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    run.stop()
+    assert run.wait() is run  # it was asked to end: no error
+    last = journal(run.directory)[-1]
+    assert isinstance(last, Interrupted)
+    assert (last.reason, last.stopped) == ("stopped by the user", True)
+    assert run.status == hy.load(run.directory).status == "stopped"
+    assert gone(agents(run.directory), 0.2)
+    assert hy.resume(run.directory).status == "completed"
+
+
+def test_stop_at_once_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the driver has not come so far that there is a loop to stop."""
+    from hopyard.driver.runs import session as runs
+
+    sweep = runs.sweep
+    monkeypatch.setattr(runs, "sweep", lambda root: (time.sleep(0.3), sweep(root))[1])
+    run = select(tmp_path / "run", troubled, [{**CONFIGS[0], "at": 14, "do": "raise"}], wait=False)
+    run.stop()
+    assert run.status == "stopped"
+    assert not [line for line in journal(run.directory) if isinstance(line, Dispatch)]
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, run: hy.Run) -> None:
+    both = [select(tmp_path / name, engine=hy.Local(1, devices=None), wait=False) for name in "ab"]
+    assert [digests(each.wait()) for each in both] == [digests(run)] * 2
+
+
+def test_a_run_that_died_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its object in the same process, whoever loads it, and the command line; and the best of what there is can be
+    had."""
+    turn = Loop.turn
+
+    def until_an_epoch(self: Loop) -> None:
+        turn(self)
+        book = self.machine.trials[0]
+        if book.best is not None and book.safe >= (book.best + 1) * self.machine.spec.partitions:
+            raise hy.ResourceError("no room at all")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "turn", until_an_epoch)
+        run = select(tmp_path / "run", parallel=hy.Hopper("off"), wait=False)
+        with pytest.raises(hy.ResourceError, match="no room at all"):
+            run.wait()
+    assert (run.status, hy.load(run.directory).status) == ("interrupted", "interrupted")
+    best = hy.load(run.directory).best
+    assert best.status in ("waiting", "interrupted")
+    assert best.model().steps == 12 * (best.epoch + 1)  # type: ignore[operator]
+    assert "interrupted (ResourceError: no room at all)" in run.report()
+    rows = CliRunner().invoke(app, ["ls", str(tmp_path), "--json"]).stdout
+    assert [row["status"] for row in json.loads(rows)] == ["interrupted"]
+    shown = CliRunner().invoke(app, ["show", str(run.directory)]).stdout
+    assert "interrupted (ResourceError: no room at all)" in shown and "running" not in shown
+    assert hy.resume(run.directory).status == "completed"
+
+
+# ------------------------------------------------------------------------------------------------ kinds of recipes
+
+
+def test_fit_is_a_run_of_one_trial(tmp_path: Path, run: hy.Run) -> None:
+    one = hy.fit(linear, CONFIGS[0], dataset(), epochs=2, engine=hy.Inline(), directory=tmp_path / "run")
+    assert digests(one) == digests(run)[:1]
+    assert one.best.epoch == 1
+    with pytest.raises(hy.SpecError, match=r"config = \[1\]: a dict is needed"):
+        hy.fit(linear, [1], dataset(), epochs=2)  # type: ignore[arg-type]
+
+
+class Perceptron(hy.Trainable):
+    """Written by hand, in torch, from the docstring of Trainable: tensors in its reports, an array to be folded."""
+
+    def __init__(self, inputs: int, classes: int, seed: int) -> None:
+        import torch
+
+        self.batch_size = 16
+        self.net = torch.nn.Linear(inputs, classes)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.seed = seed
+
+    def state(self) -> Any:
+        return {"net": self.net.state_dict(), "seed": self.seed}
+
+    def load(self, tree: Any) -> None:
+        assert tree["seed"] == self.seed
+        self.net.load_state_dict(tree["net"])
+
+    def _report(self, batch: Batch) -> Any:
+        import torch
+
+        outputs = self.net(torch.as_tensor(np.array(batch.inputs)))
+        targets = torch.as_tensor(np.array(batch.targets))
+        loss = torch.nn.functional.cross_entropy(outputs, targets)
+        right = (outputs.argmax(1) == targets).sum().reshape(1)
+        counts = torch.bincount(targets, minlength=2).double()
+        return loss, {
+            "loss": (loss * batch.rows, batch.rows),
+            "right": (right, batch.rows),
+            "balance": (counts, batch.rows),
+        }
+
+    def train(self, batch: Batch) -> Any:
+        loss, report = self._report(batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return report
+
+    def evaluate(self, batch: Batch) -> Any:
+        return self._report(batch)[1]
+
+    def result(self, name: str, total: Any, rows: float) -> float:
+        assert name == "balance"
+        assert sum(total) == rows
+        return float(total[1] / rows)
+
+
+def perceptron(config: dict[str, Any], ctx: hy.Context) -> Perceptron:
+    ((shape, _),) = ctx.inputs.values()
+    assert ctx.device == "cpu"
+    return Perceptron(shape[0], ctx.classes or 0, ctx.seed)
+
+
+def test_a_trainable_by_hand_with_tensors_and_arrays(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", perceptron, [{}, {}], metric="val_balance", mode="max")
+    _, y = table()
+    last = run.trials[0].metrics
+    held = dataset().prepare()
+    rows = sum(part.rows for part in held.validate), sum(part.rows for part in held.train)
+    assert last["val_balance"] * rows[0] + last["balance"] * rows[1] == pytest.approx(y.sum())
+    assert 0.5 < last["val_right"] <= 1
+    assert digests(run)[0] != digests(run)[1]  # seeded by trial
+    x, _ = table()
+    assert run.best.evaluate(hy.Dataset.numpy(x, y, partitions=3))["balance"] == pytest.approx(y.mean())
+    with pytest.raises(hy.HopyardError, match=r"Perceptron has no method predict\(batch\)"):
+        run.best.predict(x)
+
+
+def test_an_array_without_a_result_method_fails_its_trial(tmp_path: Path) -> None:
+    class Odd(Linear):
+        def evaluate(self, batch: Batch) -> Any:
+            return {**super().evaluate(batch), "bins": ([1.0, 2.0], batch.rows)}
+
+    with pytest.raises(hy.RunFailed, match=r"metric 'val_bins' is an array of 2 numbers; .*result\(name"):
+        select(tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16))
+
+
+def test_nan_in_validation_is_worst_and_fails_nothing(tmp_path: Path) -> None:
+    class Odd(Linear):
+        def evaluate(self, batch: Batch) -> Any:
+            found = super().evaluate(batch)
+            odd = {"loss": (math.nan, batch.rows), "accuracy": (batch.rows, batch.rows)}
+            return {**found, **odd} if self.lr == 0.1 else found
+
+    run = select(
+        tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=config["lr"], batch_size=16), CONFIGS[:2],
+        metric="val_accuracy", mode="max",
+    )  # fmt: skip
+    assert run.status == "completed"
+    assert run.best.id == 1
+    loaded = hy.load(run.directory)
+    assert loaded.best.id == 1
+    assert set(loaded.trials[0].metrics) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert all(math.isnan(value) for epoch in loaded.trials[0].history.values() for value in epoch.values())
+    assert all(math.isnan(value) for value in run.trials[0].evaluate(dataset()).values())
+    assert run.trials[0].save(tmp_path / "model").exists()
+
+
+def test_epoch_ends_are_told(tmp_path: Path) -> None:
+    class Told(Linear):
+        def end_epoch(self) -> None:
+            self.lr *= 0.5
+
+        def state(self) -> Any:
+            return {**super().state(), "lr": self.lr}
+
+        def load(self, tree: Any) -> None:
+            super().load(tree)
+            self.lr = tree["lr"]
+
+    run = select(tmp_path / "run", lambda config: Told(WIDTH, 2, lr=0.8, batch_size=16), [{}], epochs=3)
+    assert run.best.model("last").lr == 0.1
+
+
+def test_the_users_environment_is_not_changed(run: hy.Run) -> None:
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ or os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    assert run.spec.exact == "warn"
+
+
+def hanging_store(config: dict[str, Any]) -> Any:
+    """The first worker never comes back from storing a State."""
+    from hopyard.store.states import LocalStore
+
+    put = LocalStore.put
+
+    def hang(self: LocalStore, *arguments: Any) -> None:
+        if first_time(config["once"]):
+            time.sleep(1000)
+        put(self, *arguments)
+
+    if put.__name__ == "put":
+        LocalStore.put = hang  # type: ignore[method-assign]
+    return linear(config)
+
+
+def test_a_worker_that_does_not_store_its_states_is_replaced(tmp_path: Path) -> None:
+    config = {"lr": 0.1, "once": str(tmp_path / "once")}
+    run = select(
+        tmp_path / "run", hanging_store, [config], engine=hy.Local(1, devices=None), epochs=1, durable_timeout=2.0
+    )
+    assert run.status == "completed"
+    (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
+    said = r"it stored nothing for durable_timeout=2 seconds, though State 0-4-\d was to be stored"
+    assert re.fullmatch(said, lost.reason) and lost.fault == "store"
+    assert digests(run) == digests(select(tmp_path / "other", configs=[{"lr": 0.1}], epochs=1))

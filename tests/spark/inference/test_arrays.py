@@ -1,0 +1,80 @@
+"""Arrow columns as Spark has them, and NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hopyard.errors import DataError
+from hopyard.spark.inference.arrays import column, to_column, to_vectors
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.zeros(2, np.float32), "float"),
+        (np.zeros((2, 3)), "list<item: double>"),
+        (np.zeros((2, 3, 1), np.int8), "list<item: list<item: int8>>"),
+        (np.zeros(2, np.uint8), "int16"),
+        (np.zeros(2, np.float16), "float"),
+        (np.zeros(2, np.bool_), "bool"),
+        (np.zeros((2, 0)), "list<item: double>"),
+        (np.zeros((0, 4)), "list<item: double>"),
+        (["a", "bc"], "string"),
+        (np.array(["2020-01-01"], "datetime64[D]"), "date32[day]"),
+        (np.array(["2020-01-01T00:00"], "datetime64[ns]"), "timestamp[us]"),
+        ({"a": np.zeros(2), "b": np.zeros((2, 1))}, "struct<a: double, b: list<item: double>>"),
+    ],
+)
+def test_types(values: Any, kind: str) -> None:
+    made = to_column(values, "x")
+    assert str(made.type) == kind
+    if not isinstance(values, dict) and not pa.types.is_timestamp(made.type):
+        assert made.to_pylist() == pa.array(list(np.asarray(values).tolist()), made.type).to_pylist()
+
+
+def test_bfloat16_is_float() -> None:
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+    made = to_column(np.array([[1.5, -2.0]], kind), "x")
+    assert str(made.type) == "list<item: float>"
+    assert made.to_pylist() == [[1.5, -2.0]]
+
+
+def test_there_and_back() -> None:
+    values = np.arange(24.0).reshape(2, 3, 4)
+    np.testing.assert_array_equal(column(to_column(values, "x"), "x"), values)
+    np.testing.assert_array_equal(column(to_column(values, "x")[1:], "x"), values[1:])
+    np.testing.assert_array_equal(column(to_vectors(values[0]), "x"), values[0])
+    assert column(pa.array(["a", "b"]), "x").tolist() == ["a", "b"]
+    assert column(pa.array([b"a", b"bcd"]), "x").tolist() == [b"a", b"bcd"]
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        (np.float64(1), "'x' is a single value of type float64"),
+        (np.zeros(2, np.complex64), "'x' has dtype complex64, which Spark lacks"),
+        (np.zeros(2, np.uint64), "'x' has dtype uint64, which Spark lacks"),
+        (np.array([["a"]]), r"'x' has shape \(1, 1\) and dtype <U1"),
+    ],
+)
+def test_what_spark_lacks(values: Any, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        to_column(values, "x")
+
+
+@pytest.mark.parametrize(
+    ("array", "match"),
+    [
+        (pa.array([1, None]), "column 'x': 1 of 2 rows hold null, first row 1"),
+        (pa.array([[1.0, None], [1.0, 2.0]]), "column 'x': 1 of 2 rows hold null, first row 0"),
+        (pa.array([{"a": 1}]), "column 'x' has type struct"),
+        (pa.array([[1], [1, 2]]), "column 'x' of the block: rows differ in length"),
+    ],
+)
+def test_columns_that_are_no_arrays(array: Any, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        column(array, "x")

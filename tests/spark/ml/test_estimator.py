@@ -1,0 +1,408 @@
+"""The pyspark.ml Estimator and its Model, on real executors."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+import hopyard as hy
+from hopyard.data.shared.needed import need
+from hopyard.driver.runs.loop import Loop
+from hopyard.errors import DataError, RunDirectoryError, SpecError
+from hopyard.frameworks.linear import Linear
+from hopyard.spark.inference.bundle import portable
+from hopyard.spark.inference.scoring import probabilities, told
+from hopyard.spark.ml.dataset import Prepared, Rows
+from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _Each
+from spark_rows import NAME, spark_rows
+
+pytestmark = pytest.mark.timeout(300)  # with the start of Spark
+
+
+def frame(rows: int = 240) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    made = pd.DataFrame(rng.standard_normal((rows, 3)), columns=["a", "b", "c"])
+    made["label"] = (made.a + made.b > 0).astype(np.float64)
+    made["text"] = np.where(made.label > 0, "yes", "no")
+    made["amount"] = made.a * 2 - made.c
+    made["held"] = np.arange(rows) % 4 == 0
+    made["row"] = range(rows)
+    return made
+
+
+def classes(config: dict[str, Any]) -> Any:
+    return Linear(3, 2, lr=config["lr"], batch_size=16)
+
+
+def numbers(config: dict[str, Any]) -> Any:
+    return Linear(3, 1, lr=config["lr"], batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any) -> Any:
+    return spark.createDataFrame(frame()).repartition(2, "row").cache()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    """An Estimator for the classes of `frame`, trained in this process."""
+
+    def made(**more: Any) -> HopyardEstimator:
+        given = {
+            "recipe": classes,
+            "config": {"lr": 0.3},
+            "outputs": "logits",
+            "featuresCols": ["a", "b", "c"],
+            "epochs": 2,
+            "partitions": 2,
+            "engine": hy.Inline(),
+            "runDirectory": str(tmp_path / "runs"),
+        }
+        return HopyardEstimator(**{name: value for name, value in {**given, **more}.items() if value is not None})
+
+    return made
+
+
+def accuracy(scored: Any, label: str = "label") -> float:
+    found = scored.toPandas()
+    return float((found.prediction == found[label]).mean())
+
+
+class TestFit:
+    def test_search_on_executors(self, df: Any, make: Any) -> None:
+        search = {"config": None, "search": hy.Random(3), "space": hy.Space(lr=hy.loguniform(0.01, 1.0))}
+        estimator = make(**search, engine=None, workers=2, validationCol="held", metric="val_accuracy", mode="max")
+        model = estimator.fit(df)
+        assert model.run.status == "completed"
+        assert len(model.run.trials) == 3
+        assert model.bestConfig == model.run.best.config
+        assert model.metrics["val_accuracy"] == model.run.best.metrics["val_accuracy"] > 0.7
+        scored = model.transform(df)
+        assert scored.columns == [*frame().columns, "prediction", "probability"]
+        found = scored.orderBy("row").toPandas()
+        logits = model.run.best.predict(frame())
+        np.testing.assert_allclose(np.stack([v.toArray() for v in found.probability]), probabilities("logits", logits))
+        assert (found.prediction == logits.argmax(1)).all()
+        assert found.prediction.dtype == np.float64
+
+    def test_regression_and_evaluator(self, df: Any, make: Any) -> None:
+        from pyspark.ml.evaluation import RegressionEvaluator
+
+        model = make(recipe=numbers, outputs="auto", labelCol="amount", config={"lr": 0.05}, epochs=4).fit(df)
+        scored = model.setPredictionCol("guess").transform(df)
+        assert scored.columns[-1] == "guess"
+        assert scored.schema["guess"].dataType.simpleString() == "double"
+        assert RegressionEvaluator(labelCol="amount", predictionCol="guess", metricName="r2").evaluate(scored) > 0.9
+
+    def test_text_labels(self, df: Any, make: Any) -> None:
+        model = make(labelCol="text", encode={"text": "index"}, outputs=None, epochs=4).fit(df)
+        assert model.labels == ["no", "yes"]
+        assert model.meaning == "logits"
+        assert accuracy(model.transform(df)) > 0.8
+
+    def test_param_maps(self, df: Any, make: Any) -> None:
+        estimator = make()
+        models = estimator.fit(df, [{estimator.config: {"lr": 0.001}}, {estimator.predictionCol: "p"}])
+        assert [model.bestConfig["lr"] for model in models] == [0.001, 0.3]
+        assert [model.getPredictionCol() for model in models] == ["prediction", "p"]
+        assert len({model.run.directory for model in models}) == 2
+        assert len({model.run.cargo.data.url for model in models}) == 1  # read once
+
+    def test_the_rows_go_when_the_fits_end_also_when_one_fails(self, df: Any, make: Any, tmp_path: Path) -> None:
+        store = tmp_path / "rows"
+        estimator = make(store=str(store))
+        seen = []
+
+        def watched(config: dict[str, Any]) -> Any:
+            seen.append(len(list(store.glob("spark-*/manifest.json"))))
+            if config["lr"] > 1:
+                raise RuntimeError("too fast")
+            return classes(config)
+
+        estimator.setRecipe(watched)
+        estimator.fit(df)
+        assert list(store.glob("spark-*")) == []
+        with pytest.raises(hy.PreflightError, match="too fast"):
+            estimator.setConfig({"lr": 2.0}).fit(df)
+        assert list(store.glob("spark-*")) == []
+        assert set(seen) == {1}
+
+    def test_the_rows_of_an_interrupted_fit_stay_for_its_run(
+        self, df: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        turn = Loop.turn
+
+        def stopped(loop: Loop) -> None:
+            turn(loop)
+            if loop.machine.status == "running":
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Loop, "turn", stopped)
+            make(store=str(tmp_path / "rows")).fit(df)
+        (run,) = (tmp_path / "runs").iterdir()
+        (rows,) = (tmp_path / "rows").glob("spark-*")
+        assert f"the rows in {rows} stay there: `hopyard resume {run}` goes on with them" in caplog.text
+        assert hy.resume(run).status == "completed"
+
+
+def folder(name: str) -> str:
+    """Of the rows with the name "a", "b", …; those of "d" are bad."""
+    return NAME.format(int(name, 16))
+
+
+class TestWhatIsWritten:
+    """Of the rows, without Spark."""
+
+    @pytest.fixture
+    def prepared(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+        class Written:
+            def __init__(self, name: str) -> None:
+                self.url = str(tmp_path / folder(name))
+
+            def prepare(self) -> Any:
+                spark_rows(str(tmp_path), int(self.url[-1], 16), half=self.url == str(tmp_path / folder("d")))
+                if self.url == str(tmp_path / folder("d")):
+                    raise DataError("bad rows")
+
+        monkeypatch.setattr(Rows, "dataset", lambda self, df: Written(self.given["name"]))
+        return Prepared(None)
+
+    def test_with_the_last_fit(self, prepared: Any, tmp_path: Path) -> None:
+        def fitted(name: str) -> Any:
+            prepared.get(Rows({"name": name}))
+            return sorted(path.name for path in tmp_path.iterdir())
+
+        each = _Each([lambda name=name: fitted(name) for name in "aba"], prepared.close)
+        assert next(each) == (0, [folder("a")])
+        assert next(each) == (1, [folder("a"), folder("b")])
+        assert next(each) == (2, [folder("a"), folder("b")])
+        assert list(tmp_path.iterdir()) == []
+        assert list(each) == []
+
+    def test_with_one_that_fails(self, prepared: Any, tmp_path: Path) -> None:
+        each = _Each([lambda name=name: prepared.get(Rows({"name": name})) for name in ("a", "d", "c")], prepared.close)
+        next(each)
+        with pytest.raises(DataError, match="bad rows"):
+            next(each)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_a_run_needs_stays(self, prepared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        for name in "ab":
+            prepared.get(Rows({"name": name}))
+        (tmp_path / "run").mkdir()
+        manifest: Any = SimpleNamespace(key="k", path=str(tmp_path / folder("a")), stored=None)
+        need(manifest, tmp_path / "run")
+        prepared.close()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run", folder("a")]
+        assert f"`hopyard resume {tmp_path / 'run'}` goes on with them" in caplog.text
+
+
+def test_rows_go_with_their_owner(tmp_path: Path) -> None:
+    prepared = Prepared(None)
+    prepared._urls.append(spark_rows(str(tmp_path)))
+    del prepared
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestInsidePysparkMl:
+    @pytest.mark.slow
+    def test_pipeline_and_files(self, spark: Any, df: Any, make: Any, tmp_path: Path) -> None:
+        from pyspark.ml import Pipeline, PipelineModel
+        from pyspark.ml.evaluation import BinaryClassificationEvaluator
+        from pyspark.ml.feature import StringIndexer, VectorAssembler
+
+        indexer = StringIndexer(inputCol="text", outputCol="number", stringOrderType="alphabetAsc")
+        assembler = VectorAssembler(inputCols=["a", "b", "c"], outputCol="features")
+        estimator = make(featuresCols=None, labelCol="number", outputs="auto", standardize=True, validation=0.2)
+        model = Pipeline(stages=[indexer, assembler, estimator]).fit(df)
+        scored = model.transform(df)
+        assert accuracy(scored, "number") > 0.8
+        evaluator = BinaryClassificationEvaluator(labelCol="number", rawPredictionCol="probability")
+        assert evaluator.evaluate(scored) > 0.9
+        model.write().overwrite().save(str(tmp_path / "pipeline"))
+        again = PipelineModel.load(str(tmp_path / "pipeline"))
+        assert again.stages[-1].uid == model.stages[-1].uid
+        one, other = (made.transform(df).select("row", "prediction", "probability") for made in (model, again))
+        assert one.orderBy("row").collect() == other.orderBy("row").collect()
+
+    @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")  # pyspark's own
+    def test_cross_validation(self, df: Any, make: Any) -> None:
+        from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+        from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+        estimator = make()
+        grid = ParamGridBuilder().addGrid(estimator.config, [{"lr": 1e-6}, {"lr": 0.3}]).build()
+        evaluator = MulticlassClassificationEvaluator(metricName="logLoss")
+        made = CrossValidator(
+            estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1, parallelism=2
+        ).fit(df)
+        assert made.avgMetrics[0] > made.avgMetrics[1]
+        assert made.bestModel.bestConfig == {"lr": 0.3}
+        gc.collect()  # that pool, here
+
+
+class TestFiles:
+    def test_model(self, df: Any, make: Any, tmp_path: Path) -> None:
+        model = make(featuresCols=["a", "b", "c"]).fit(df).setProbabilityCol("")
+        model.save(str(tmp_path / "model"))
+        again = HopyardModel.load(str(tmp_path / "model"))
+        assert again.run is None
+        assert again.bestConfig == model.bestConfig
+        assert again.metrics == model.metrics
+        scored = again.transform(df)
+        assert scored.columns[-1] == "prediction"
+        assert scored.orderBy("row").collect() == model.transform(df).orderBy("row").collect()
+        with pytest.raises(RunDirectoryError, match=r"holds a hopyard\.spark\.model\.HopyardModel, not a HopyardEst"):
+            HopyardEstimator.load(str(tmp_path / "model"))
+
+    def test_estimator(self, df: Any, make: Any, tmp_path: Path) -> None:
+        space = hy.Space(lr=hy.choice([0.1, 0.3]))
+        estimator = make(config=None, space=space, search=hy.Grid(), engine=None)
+        path = str(tmp_path / "estimator")
+        estimator.save(path)
+        again = HopyardEstimator.load(path)
+        assert again.uid == estimator.uid
+        assert repr(again.getSpace()) == repr(space)
+        assert again.getEpochs() == 2
+        assert again.getFeaturesCols() == ["a", "b", "c"]
+        assert len(again.setEngine(hy.Inline()).fit(df).run.trials) == 2
+        estimator.write().overwrite().save(path)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("given", "match"),
+        [
+            ({"epoch": 3}, r"HopyardEstimator\(epoch=…\): there is no such Param; did you mean 'epochs'"),
+            ({"epochs": 0}, r"epochs = 0: a whole number of at least 1 is needed"),
+            ({"recipe": 3}, "recipe = 3: a function of a config"),
+            ({"validation": 1.5}, r"validation = 1.5: a fraction in \[0, 1\)"),
+            ({"outputs": "odds"}, "outputs = 'odds': one of 'auto', 'logits'"),
+            ({"search": "random"}, "search = 'random': hy.Grid"),
+            ({"featuresCols": "a"}, "featuresCols = 'a': a list of column names"),
+            ({"engine": hy.Local}, "engine = <class"),
+        ],
+    )
+    def test_values(self, make: Any, given: dict[str, Any], match: str) -> None:
+        with pytest.raises(SpecError, match=match):
+            make(**given)
+
+    @pytest.mark.parametrize(
+        ("given", "match"),
+        [
+            ({"recipe": None}, "recipe is not set"),
+            ({"metric": "accuracy"}, 'mode is not set: metric = \'accuracy\' needs "min" or "max"'),
+            ({"search": hy.Random(2)}, "what to train is not said once: set config alone"),
+            ({"config": None}, "what to train is not said once: set config alone"),
+            ({"space": hy.Space(lr=hy.choice([1]))}, "what to train is not said once: set config alone"),
+            ({"config": None, "search": hy.Random(2)}, r"search = Random.* needs a space"),
+            ({"labelCol": "lable"}, "labelCol names 'lable', which is 0 times in the DataFrame; did you mean 'label'"),
+            ({"featuresCols": ["a", "z"]}, r"featuresCols\[1\] names 'z'"),
+            ({"featuresCols": None}, "featuresCol names 'features', which is 0 times"),
+            ({"featuresCols": None, "featuresCol": "text"}, "featuresCol names 'text', which has type string"),
+            ({"validation": 0.2, "validationCol": "held"}, "validation and validationCol are both set"),
+        ],
+    )
+    def test_before_anything_is_trained(
+        self, df: Any, make: Any, given: dict[str, Any], match: str, tmp_path: Path
+    ) -> None:
+        with pytest.raises((SpecError, DataError), match=match):
+            make(**given).fit(df)
+        assert not (tmp_path / "runs").exists()
+
+    def test_param_maps_are_checked(self, df: Any, make: Any) -> None:
+        estimator = make()
+        with pytest.raises(SpecError, match="epochs = 'many'"):
+            estimator.fit(df, {estimator.epochs: "many"})
+        with pytest.raises(ValueError, match="epochs = -1: a whole number of at least 1"):
+            estimator.set(estimator.epochs, -1)
+
+    def test_labels_of_classes_are_whole(self, df: Any, make: Any) -> None:
+        with pytest.raises(Exception, match="column 'amount' is the label of classes, but holds"):
+            make(labelCol="amount").fit(df)
+
+    def test_outputs_that_are_no_classes(self, df: Any, make: Any) -> None:
+        model = make(featuresCols=["a", "b", "c"]).fit(df)
+        model._shown = {"one": np.zeros((2, 2)), "two": np.zeros(2)}
+        with pytest.raises(SpecError, match="the model gives several outputs"):
+            model.transform(df)
+
+
+class Lookup(Linear):
+    """A probability of class 1, for a whole number that is 0, 1 or 2; other numbers are no rows of its table."""
+
+    def predict(self, batch: Any) -> Any:
+        if not np.isin(batch.inputs, (0, 1, 2)).all():
+            raise IndexError("no such row")
+        return np.where(batch.inputs == 2, 0.9, 0.2)
+
+
+class TestMeaning:
+    @pytest.mark.parametrize("kind", ["long", "double"])
+    def test_told_by_rows_of_the_data(self, spark: Any, make: Any, kind: str) -> None:
+        df = spark.range(30).selectExpr(f"cast(id % 3 as {kind}) code", "cast(id % 3 = 2 as int) label")
+        recipe = {
+            "recipe": lambda config: Lookup(1, 2, lr=0.1, batch_size=16),
+            "outputs": "auto",
+            "featuresCols": ["code"],
+            "partitions": 1,
+        }
+        model = make(**recipe).fit(df)
+        assert model.meaning == "probabilities"
+        assert accuracy(model.transform(df)) == 1.0
+
+    @pytest.mark.parametrize("lost", [True, False], ids=["query", "values"])
+    def test_told_by_made_up_rows_where_those_of_the_data_fail(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: bool
+    ) -> None:
+        class Few:
+            def limit(self, rows: int) -> Few:
+                return self
+
+            def toArrow(self) -> pa.Table:
+                if lost:
+                    raise RuntimeError("the executor is lost")
+                return pa.table({"x": ["no number"]})
+
+        rows = frame(40)
+        data = hy.Dataset.numpy(rows[["a", "b", "c"]].to_numpy(), rows.label.astype(int).to_numpy(), partitions=2)
+        run = hy.fit(classes, {"lr": 0.3}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
+        monkeypatch.setattr("hopyard.spark.ml.model.narrowed", lambda *_: Few())
+        assert HopyardModel.of(portable(run), df=object()).meaning == "logits"
+        assert "made-up rows are taken in their place" in caplog.text
+        assert ("RuntimeError: the executor is lost" in caplog.text) == lost
+
+    def test_rows_that_say_nothing(self) -> None:
+        assert told(np.full((64, 1), 0.37), 2) == "probabilities"  # of a model that makes no difference
+        assert told(np.array([np.nan, np.inf, 0.2, 0.9]), 2) == "probabilities"
+        assert told(np.array([[np.nan, 0.5], [0.25, 0.75]]), 2) == "probabilities"
+        assert told(np.full((4, 1), np.nan), 2) == "logits"
+
+    def test_told_by_made_up_rows(self) -> None:
+        rng = np.random.default_rng(0)
+        logits = rng.standard_normal((64, 3))
+        shares = probabilities("logits", logits)
+        assert told(logits, 3) == "logits"
+        assert told(shares, 3) == "probabilities"
+        assert told(shares, None) == "values"
+        assert told(shares[:, :1], 2) == "probabilities"
+        assert told(logits[:, 0], 2) == "logits"
+        assert told(logits[:, 0], 3) == "values"
+        assert told({"a": logits}, 3) == "values"
+        assert told(rng.standard_normal((64, 3, 2)), 3) == "values"
+
+    def test_probabilities(self) -> None:
+        np.testing.assert_allclose(probabilities("logits", np.array([-1e3, 0.0, 1e3])), [[1, 0], [0.5, 0.5], [0, 1]])
+        np.testing.assert_allclose(probabilities("probabilities", np.array([[0.25]])), [[0.75, 0.25]])
+        np.testing.assert_allclose(probabilities("logits", np.array([[1e3, 0.0, 0.0]])), [[1, 0, 0]])

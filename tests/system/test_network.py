@@ -1,0 +1,90 @@
+"""Addresses of this host."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from hopyard.system.network import (
+    _is_here,
+    address_to_bind,
+    address_towards,
+    interface_of,
+    is_loopback,
+    joined,
+    listen,
+    parted,
+)
+
+
+def test_the_address_that_others_dial() -> None:
+    assert address_towards("127.0.0.1") == address_towards("localhost") == address_towards("127.0.1.1") == "127.0.0.1"
+    assert address_towards("::1") == "::1"
+    assert address_towards("no such host") == socket.gethostname()
+
+
+def test_what_only_this_host_can_dial() -> None:
+    for host in ("localhost", "127.0.0.1", "127.0.1.1", "::1"):
+        assert is_loopback(host)
+    for host in ("192.0.2.7", "2001:db8::7", socket.gethostname() + ".example", "", "127.example"):
+        assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.1.1", "127.0.1.1"),
+        ("192.0.2.7", ""),  # a router leads here
+        ("nowhere.invalid", ""),
+    ],
+)
+def test_it_listens_at_the_address_that_is_dialled(host: str, address: str) -> None:
+    assert address_to_bind(host) == address
+
+
+def test_a_name_is_its_one_address_here_but_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"debian": ["127.0.1.1"], "both": ["127.0.0.1", "192.0.2.7"], "mine": ["192.0.2.8", "2001:db8::8"]}
+
+    def looked_up(host: str, *given: Any, **more: Any) -> list[Any]:
+        return [(0, 0, 0, "", (address, 0)) for address in known[host]]
+
+    monkeypatch.setattr("hopyard.system.network.socket.getaddrinfo", looked_up)
+    monkeypatch.setattr("hopyard.system.network._is_here", lambda address: address != "192.0.2.7")
+    assert address_to_bind("debian") == ""  # others know it by another address
+    assert address_to_bind("both") == ""
+    assert address_to_bind("mine") == "192.0.2.8"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_nobody_dials_another_address(host: str) -> None:
+    if not _is_here(host):
+        pytest.skip(f"{host} is no address of this host")
+    with listen(host) as listener:
+        port = listener.getsockname()[1]
+        assert listener.getsockname()[0] == host
+        socket.create_connection((host, port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+def test_the_address_towards_others_is_bound_alone() -> None:
+    own = address_towards("192.0.2.7")
+    if not _is_here(own):
+        pytest.skip("this host has no network")
+    with listen(own) as listener, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]))
+
+
+def test_addresses_as_text() -> None:
+    assert joined("::1", 7) == "[::1]:7" and joined("a.b", 7) == "a.b:7"
+    assert parted("tcp://[::1]:7") == parted("[::1]:7") == ("::1", 7)
+    assert parted("tls://a.b:7") == ("a.b", 7)
+
+
+def test_the_interface_of_an_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.250") == ""

@@ -1,0 +1,55 @@
+"""The kernel's count of processes that it killed for want of memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hopyard.system import oom
+from hopyard.system.oom import Kills, counter, kills
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("0::/user.slice/run.scope", "user.slice/run.scope/memory.events"),
+        ("4:memory:/docker/abc", "memory/docker/abc/memory.oom_control"),
+        ("4:memory:/docker/abc", "memory/memory.oom_control"),  # a container sees its own part as the root
+        ("5:cpu,memory:/a", "memory/a/memory.oom_control"),
+    ],
+)
+def test_which_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, file: str) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cgroup").write_text(f"3:cpuset:/x\n{line}\n")
+    made = tmp_path / "cgroup" / file
+    made.parent.mkdir(parents=True)
+    made.write_text("low 0\noom 4\noom_kill 3\n")
+    monkeypatch.setattr(oom, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(oom, "Path", lambda name: tmp_path / "proc" / "cgroup" if "cgroup" in name else Path(name))
+    found = counter(1)
+    assert found == made and kills(found) == 3
+
+
+def test_without_a_cgroup_the_whole_machine_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oom, "CGROUPS", tmp_path)
+    found = counter(os.getpid())
+    assert found is None or found == oom.VMSTAT
+
+
+def test_each_kill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "memory.events"
+    file.write_text("oom_kill 5\n")
+    monkeypatch.setattr(oom, "counter", lambda pid: file)
+    known = Kills()
+    assert known.watch(1) == file and known.watch(2) == file
+    assert not known.killed(file)
+    file.write_text("oom_kill 6\n")
+    assert known.killed(file) and not known.killed(file)
+    file.unlink()
+    assert not known.killed(file) and not known.killed(None)
+
+
+def test_a_process_that_is_gone_has_no_count() -> None:
+    assert counter(2**30) is None

@@ -1,0 +1,185 @@
+"""From a recipe and a configuration to something that can train."""
+
+from __future__ import annotations
+
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopyard as hy
+from hopyard.core.runs.order import build_seed
+from hopyard.frameworks.linear import Linear
+from hopyard.spec import RunSpec
+from hopyard.training.build import BATCH_SIZE, Plan, build, foresee, undisturbed
+from hopyard.training.recipes import wants_context
+from jobs import WIDTH, dataset, linear
+
+SPEC = RunSpec(epochs=1, partitions=4, validation=0, seed=3)
+
+
+def plan(recipe: Any) -> Plan:
+    return Plan(recipe, dataset().prepare(), SPEC)
+
+
+def test_recipe_of_config_or_of_config_and_context() -> None:
+    class Callable:
+        def __call__(self, config: Any, ctx: Any) -> None: ...
+
+    assert not wants_context(linear)
+    assert wants_context(lambda config, ctx: None)
+    assert not wants_context(lambda config, width=3: None)
+    assert not wants_context(lambda *config: None)
+    assert wants_context(Callable())
+    assert not wants_context(dict)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("linear", "recipe = 'linear': a function of a config is needed"),
+        (lambda: None, r"<lambda>\(\): a recipe takes \(config\) or \(config, ctx\)"),
+        (lambda a, b, c: None, r"a recipe takes \(config\) or \(config, ctx\)"),
+        (lambda *, config: None, r"a recipe takes"),
+    ],
+)
+def test_anything_else_is_refused(recipe: Any, message: str) -> None:
+    with pytest.raises(hy.SpecError, match=message):
+        wants_context(recipe)
+
+
+def test_the_context_says_what_the_data_is() -> None:
+    seen: list[Any] = []
+
+    def recipe(config: Any, ctx: hy.Context) -> Any:
+        seen.append(ctx)
+        return linear(config)
+
+    build(plan(recipe), 2, {"lr": 0.1})
+    assert seen == [hy.Context("cpu", {"inputs": ((WIDTH,), "float32")}, 2, build_seed(3, 2), 2)]
+
+
+def test_everything_random_is_seeded_by_run_and_trial() -> None:
+    def recipe(config: Any) -> Any:
+        model = linear(config)
+        model.bias[:] = random.random(), np.random.random()
+        return model
+
+    made = [build(plan(recipe), trial, {"lr": 0.1}).trainable.bias.tolist() for trial in (0, 0, 1)]
+    assert made[0] == made[1] != made[2]
+
+
+def test_the_config_is_a_copy() -> None:
+    config = {"lr": 0.1}
+    build(plan(lambda config: linear({"lr": config.pop("lr")})), 0, config)
+    assert config == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, r"returned None \(is a `return` missing\?\), which cannot train"),
+        (3, r"returned a builtins\.int, which cannot train \(no state, load, train, evaluate\)"),
+    ],
+)
+def test_what_cannot_train_is_refused(made: Any, message: str) -> None:
+    with pytest.raises(hy.SpecError, match=message):
+        build(plan(lambda config: made), 0, {})
+
+
+def test_the_batch_size_is_the_models_or_the_configs_or_keras() -> None:
+    def recipe(config: Any) -> Any:
+        model = Linear(WIDTH, 2, lr=0.1, batch_size=16)
+        model.batch_size = None  # type: ignore[assignment]
+        return model
+
+    assert build(plan(linear), 0, {"lr": 0.1, "batch_size": 5}).batch_size == 16
+    assert build(plan(recipe), 0, {"batch_size": 5}).batch_size == 5
+    assert build(plan(recipe), 0, {}).batch_size == BATCH_SIZE
+    for wrong in (0, True, 2.5, "8"):
+        with pytest.raises(hy.SpecError, match=r"batch_size = .*a whole number of at least 1"):
+            build(plan(recipe), 0, {"batch_size": wrong})
+
+
+def test_a_framework_is_imported_before_the_first_unit_only_if_the_recipe_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "hopyard.training.build.tools", lambda name: SimpleNamespace(prepare=lambda: asked.append(name))
+    )
+    foresee(linear)
+    assert asked == []
+
+    def recipe(config: Any) -> Any:
+        def inner() -> Any:
+            return hy.torch.Model
+
+        return inner
+
+    foresee(recipe)
+    assert asked == ["torch"]
+    foresee(Linear)  # no code of its own to look at
+    assert len(asked) == 1
+    foresee(partial(by_a_helper, width=3))
+    assert asked[1:] == ["tensorflow", "keras"]
+
+
+def by_a_helper(config: Any, width: int) -> Any:
+    return helper(width)
+
+
+def helper(width: int) -> Any:
+    import tensorflow as tf
+
+    return tf.keras.Sequential([tf.keras.layers.Dense(width)])
+
+
+def test_a_framework_that_the_recipe_imports_itself_is_seeded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+    monkeypatch.setattr("hopyard.training.build.imported", lambda: [] if not built else ["torch"])
+
+    def recipe(config: Any) -> Any:
+        built.append(1)
+        return linear(config)
+
+    build(plan(recipe), 0, {"lr": 0.1})
+    assert len(built) == 2
+
+
+def test_threads_take_turns_in_the_users_own_process() -> None:
+    import torch
+
+    def one(number: int) -> bool:
+        with undisturbed():
+            build(plan(linear), number, {"lr": 0.1})
+            return torch.are_deterministic_algorithms_enabled()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(one, range(12)))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_users_own_process_is_left_as_it_was() -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = random.random(), np.random.random(), torch.rand(1).item()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    with undisturbed():
+        build(plan(linear), 0, {"lr": 0.1})
+        assert torch.are_deterministic_algorithms_enabled()
+    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == threads
+    assert "torch" in sys.modules

@@ -1,0 +1,156 @@
+import pytest
+
+from hopyard.core.facts import Lost, Tick
+from hopyard.core.runs.events import (
+    Began,
+    Check,
+    Checked,
+    Dispatch,
+    Done,
+    Durable,
+    Exhausted,
+    Joined,
+    Proposed,
+    Resumed,
+)
+from hopyard.core.runs.machine import fold
+from hopyard.sim.world import World, lengths
+from hopyard.spec import Part, Ref, RunSpec, Unit
+from hopyard.views.timeline import chart
+
+
+def unit(lease, trial=0, partitions=(0,), epoch=0, kind="train"):
+    return Unit(lease, trial, kind, epoch, partitions, None)
+
+
+def done(at, slot, lease, *partitions, hop=0.0):
+    parts = tuple(Part(p, {"loss": (1.0, 2.0)}, 1.0) for p in partitions)
+    return Done(at=at, slot=slot, lease=lease, parts=parts, seconds=1.0, hop_seconds=hop, hop_bytes=10)
+
+
+def joined(at, slot, host="a"):
+    return Joined(at=at, slot=slot, host=host, pid=1)
+
+
+def spans(lines):
+    """(the chart, its spans in the order in which they began)"""
+    ended = []
+    found = chart(lines, ended.append)
+    return found, sorted([*ended, *found.open.values()], key=lambda span: span.start)
+
+
+SPEC = RunSpec(epochs=1, partitions=4, validation=0)
+
+
+def test_idle_share_runs_from_the_first_unit_to_the_last():
+    found = chart(
+        [
+            Began(at=0, spec=SPEC),
+            joined(1, 0),
+            joined(2, 1),
+            Dispatch(at=10, slot=0, unit=unit(1)),
+            Dispatch(at=15, slot=1, unit=unit(2, trial=1, partitions=(1, 2))),
+            done(20, 0, 1, 0),
+            done(30, 1, 2, 1, 2, hop=0.5),
+            Durable(at=99, slot=1, ref=Ref(1, 2, 2), digest="ab", bytes=7),
+        ]
+    )
+    assert found.idle() == pytest.approx(1 - 25 / 40)
+    assert found.idle_of(0) == pytest.approx(0.5)
+    assert found.idle_of(1) == pytest.approx(0.25)
+    assert (found.units, found.parts, found.hop_seconds, found.hop_bytes) == (2, 3, 0.5, 20)
+    assert (found.stored, found.stored_bytes) == (1, 7)
+
+
+def test_a_running_unit_counts_up_to_now():
+    found, there = spans([Began(at=0, spec=SPEC), joined(1, 0), joined(1, 1), Dispatch(at=10, slot=0, unit=unit(1))])
+    assert found.idle(now=20) == pytest.approx(0.5)
+    assert there[0].end is None
+
+
+def test_a_replacement_takes_the_lane_of_its_host():
+    found, there = spans(
+        [
+            Began(at=0, spec=SPEC),
+            joined(1, 0, "a"),
+            joined(1, 1, "b"),
+            Dispatch(at=2, slot=0, unit=unit(1)),
+            Lost(at=5, slot=0, reason="signal 9"),
+            joined(6, 2, "b"),
+            joined(7, 3, "a"),
+            Dispatch(at=8, slot=3, unit=unit(2)),
+            done(9, 3, 2, 0),
+            done(9, 0, 1, 0),  # too late: nobody
+        ]
+    )
+    assert [(seat.slot, seat.lane) for seat in found.seats] == [(0, 0), (1, 1), (2, 2), (3, 0)]
+    assert [(span.outcome, span.lane, span.end) for span in there] == [("lost", 0, 5), ("done", 0, 9)]
+    assert found.redone == 1
+    assert [mark.text for mark in found.lost] == ["worker 0 on a lost: signal 9"]
+    assert found.units == 1
+
+
+def test_the_time_without_a_driver_is_nobodys():
+    found, there = spans(
+        [
+            Began(at=0, spec=SPEC),
+            joined(0, 0),
+            Dispatch(at=0, slot=0, unit=unit(1)),
+            done(10, 0, 1, 0),
+            Dispatch(at=10, slot=0, unit=unit(2, partitions=(1,))),
+            Resumed(at=1000),
+            joined(1001, 0),
+            Dispatch(at=1001, slot=0, unit=unit(3, partitions=(1,))),
+            done(1011, 0, 3, 1),
+        ]
+    )
+    assert found.elapsed(1011) == pytest.approx(21)
+    assert found.elapsed(500) == pytest.approx(10)
+    assert found.idle() == pytest.approx(0.0)
+    assert [span.outcome for span in there] == ["done", "lost", "done"]
+    assert found.lost == []
+    assert len(found.lanes) == 1
+
+
+def test_a_slot_that_a_deadline_ended_is_gone():
+    spec = RunSpec(epochs=1, partitions=2, validation=0, trials=1)
+    lines = [Began(at=0, spec=spec), Proposed(at=0, trial=0, config={}), Exhausted(at=0), joined(0, 0)]
+    lines += [Check(at=0, slot=0, trial=0), Checked(at=1, slot=0, trial=0, faults=(), names=("loss",))]
+    lines += [Dispatch(at=1, slot=0, unit=unit(1)), Tick(at=9)]
+    lines += [Lost(at=9, slot=0, reason="its unit took longer than its deadline")]  # as the loop says of each Replace
+    lines += [joined(10, 1), Dispatch(at=10, slot=1, unit=unit(2))]
+    found, there = spans(lines)
+    assert [(span.kind, span.outcome, span.end) for span in there] == [
+        ("check", "done", 1),
+        ("train", "lost", 9),
+        ("train", "running", None),
+    ]
+    assert "deadline" in found.lost[0].text
+
+
+def test_spans_are_not_kept():
+    world = World(RunSpec(epochs=2, partitions=4, validation=2, trials=20), 3, lengths(20, 0.5, 0.1, 0), keep=True)
+    world.run()
+    found = chart(world.journal)
+    kept = [value for value in vars(found).values() if hasattr(value, "__len__") and not isinstance(value, str)]
+    assert found.units > 100 and max(map(len, kept)) <= 2 * 2 * 20  # kinds × epochs × trials
+
+
+def test_it_agrees_with_the_simulated_world():
+    spec = RunSpec(epochs=2, partitions=4, validation=2, trials=5)
+    world = World(spec, 3, lengths(5, 0.5, 0.1, 0), keep=True)
+    makespan = world.run()
+    found = chart(world.journal)
+    assert found.busy() == pytest.approx(sum(world.busy.values()))
+    assert found.parts == world.units
+    assert found.idle() == pytest.approx(1 - sum(world.busy.values()) / (3 * makespan))
+    assert found.redone == 0
+
+
+def test_everything_ends_well_after_everything_happened(rough):
+    found = chart(rough)
+    assert fold(rough).status == "partial"
+    assert not found.open
+    assert found.redone > 0
+    assert {mark.what for mark in found.marks} == {"lost", "failed", "interrupted", "resumed", "finished"}
+    assert len(found.lanes) == 3
