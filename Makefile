@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
+# Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick check lint types bench clean
 
