@@ -367,6 +367,19 @@ def test_memory_that_runs_out_in_preflight_is_tried_in_a_new_worker():
     assert Finish("failed") in out and run.machine.trials[0].fault == "memory"
 
 
+@pytest.mark.parametrize(("on_device", "named"), [(True, "device"), (False, "host")])
+def test_preflight_tells_whose_memory_ran_out(on_device, named):
+    """Bug: it was the host's in any case."""
+    run = Run(trials=1, slots=1, checked=False)
+    for slot in (0, 1):
+        error = Checked(
+            at=0.0, slot=slot, trial=0, faults=("out of memory",), names=(), fault="memory", device=on_device
+        )
+        run.give(error)
+        run.join(slot + 1)
+    assert f"while the others of its {named} rested" in run.machine.trials[0].error
+
+
 def test_a_check_that_the_system_disturbed_is_done_again():
     run = Run(trials=1, checked=False)
     out = run.give(Checked(at=0.0, slot=0, trial=0, faults=("ConnectionResetError",), names=(), fault="system"))
@@ -497,6 +510,21 @@ def test_another_recipe_that_is_not_fit_ends_only_the_trials_that_it_is_for(tria
             out = run.durable(7, unit.trial, unit.step + 1, unit.lease)
     assert Finish("partial") in out
     assert [trial.status for trial in run.machine.trials.values()] == ["failed"] * (trials - 2) + ["completed"] * 2
+
+
+def test_preflight_checks_the_recipe_that_is_new():
+    """Bug: it checked the first trial that had not ended, which goes on with the recipe that it has."""
+    run = Run(trials=3, partitions=1, epochs=2, retries=0)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    for fault in ("system", "user", "user"):
+        run.failed(0, fault)
+    run.give(Finished(at=0.0, status="failed"))
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=0))
+    for trial, recipe in ((1, "abc"), (2, "xyz")):
+        run.give(Retried(at=1.0, trial=trial, recipe=recipe))
+    assert run.join(1) == [Check(at=0.0, slot=1, trial=2)]
 
 
 def test_another_recipe_that_is_not_fit_is_told_when_nobody_is_left():

@@ -72,6 +72,25 @@ def test_one_slot_stays():
     assert run.machine.spare(9.0, 0.0) == []
 
 
+def test_no_slot_is_spare_while_a_trial_waits_for_what_is_away():
+    """Bug: all trials waited for a store that was away, and all slots but one were given back for ever."""
+    run = Run(trials=2, slots=2)
+    run.failed(0, "store")
+    run.failed(1, "store")
+    assert run.machine.spare(1.0, 0.0) == []
+    assert len(dispatched(run.tick())) == 2
+
+
+def test_no_slot_is_spare_while_a_state_is_to_be_stored_first():
+    run = Run(slots=2, holds=lambda slot: (slot,))
+    assert run.machine.spare(1.0, 0.0) == [1]
+    run.done(0)
+    run.missed(1)
+    assert not any(slot.busy for slot in run.machine.slots.values())
+    assert run.machine.spare(1.0, 0.0) == []
+    assert dispatched(run.durable(0, 0, 1, 1)) == [(1, 0, "train", 0, (1,))]
+
+
 def test_trials_rotate_over_partitions_from_their_own():
     run = Run(trials=3, slots=3, partitions=3)
     assert dispatched(run.first) == [(n, n, "train", 0, (n,)) for n in range(3)]

@@ -547,6 +547,26 @@ def test_a_worker_that_was_killed_for_memory_is_journaled_as_such(stage: Callabl
     assert it.machine.status == "completed"
 
 
+def test_a_death_that_is_told_twice_starts_one_successor(stage: Callable[..., Stage]) -> None:
+    """Bug: a worker that ran out of memory and ended before that was dealt with got two."""
+    it = stage([READY], [FIT])
+    starved = Failed(at=0.0, slot=0, lease=1, fault="memory", error="MemoryError")
+    it.link.receives += [[starved, Gone(0, "ended with exit code 1")], [Ready(1, "here", 11)]]
+    it.link.receives += [answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    assert it.machine.status == "completed"
+    assert it.link.started == [0, 1]
+
+
+def test_a_worker_without_room_for_its_rows_that_ends_at_once_is_not_replaced(stage: Callable[..., Stage]) -> None:
+    full = NoRoom(0, "host here: no room for the data cache in /cache", "rows")
+    it = stage([READY, Ready(1, "there", 11)], [FIT], [full, Gone(0, "ended with exit code 1")], workers=2)
+    it.link.receives += [answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    assert it.machine.status == "completed"
+    assert it.link.started == [0, 1]
+
+
 def test_what_became_durable_before_its_slot_was_lost_is_deleted(stage: Callable[..., Stage]) -> None:
     """Bug: it was kept for its answer for ever, and its State was there until the last sweep."""
     it = stage([READY], [FIT])

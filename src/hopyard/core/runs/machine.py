@@ -104,6 +104,8 @@ class Machine:
         """(slot, trial) of the check that is under way."""
         self._unfit = 0
         """Trials that did not pass preflight."""
+        self._recipe = ""
+        """Digest of the newest recipe; empty: there is only the first one."""
         self._open = 0
         """Trials that have not ended."""
         self._waits = faults.Waits(self.trials)
@@ -163,7 +165,8 @@ class Machine:
 
     def spare(self, at: float, patience: float) -> list[int]:
         """The slots that may be given back at this time: with nothing to do for `patience` seconds, and nothing in
-        their memory alone. Never all of them. What is left to do only gets less, so nobody is called back."""
+        their memory alone. Never all of them, and none while a trial waits for something other than a slot. What is
+        left to do only gets less, so nobody is called back."""
         found = [
             slot.id
             for slot in self.slots.values()
@@ -171,7 +174,8 @@ class Machine:
             and at - slot.since >= patience
             and not any(chain.held(self.trials[made], slot.id) for made in slot.made)
         ]
-        return found[: len(self.slots) - 1] if self.status == "running" and not self._board.alone else []
+        found = found[: len(self.slots) - 1] if self.status == "running" and not self._board.alone else []
+        return [] if found and any(map(_held_up, self.trials.values())) else found
 
     @property
     def resting(self) -> set[int]:
@@ -262,7 +266,7 @@ class Machine:
         self._rest(self.slots[event.slot])
         trial = self.trials[event.trial]
         if event.faults and event.fault in faults.TRANSIENT:
-            self._recheck(trial, event.fault, "; ".join(event.faults))
+            self._recheck(trial, event.fault, "; ".join(event.faults), event.device)
             if event.fault == "memory":
                 self._replace(event.slot, faults.STARVED)
         elif event.faults:
@@ -273,13 +277,13 @@ class Machine:
             self.names = event.names
         self._out += [Warn(f"not exact: {note}") for note in event.notes]
 
-    def _recheck(self, trial: TrialBook, fault: Fault, error: str) -> None:
-        """A trial could not be checked, which may be no fault of its own."""
+    def _recheck(self, trial: TrialBook, fault: Fault, error: str, on_device: bool = False) -> None:
+        """A trial could not be checked, which may be no fault of its own. `on_device`: as of `_starved`."""
         count = faults.strike(trial, (fault, "check", 0, 0))
         if not faults.ends(fault, count, self.spec):
             self._trouble(trial, fault, error)
             return
-        text = faults.starved(error, on_device=False) if fault == "memory" else f"{error} (tried {count} times)"
+        text = faults.starved(error, on_device) if fault == "memory" else f"{error} (tried {count} times)"
         self._refuse(trial, fault, [text])
 
     def _refuse(self, trial: TrialBook, fault: Fault, found: list[str]) -> None:
@@ -646,7 +650,7 @@ class Machine:
         self._told = False
         self.status = "running" if self.names and not event.recipe else "checking"
         if event.recipe:
-            trial.recipe = event.recipe
+            trial.recipe = self._recipe = event.recipe
             for state in trial.states.values():
                 if state.digest:
                     self._out.append(Delete(state.ref))
@@ -836,19 +840,19 @@ class Machine:
     # ---------------------------------------------------------------- decisions
 
     def _preflight(self) -> None:
-        """Before any unit runs, a slot checks the first trial that may be fit. One that ran out of memory needs a new
-        slot."""
-        if self._checking is not None:
-            return
+        """Before any unit runs, a slot checks the first trial that may be fit: one of the newest recipe and without a
+        State, where there is such. A trial that ran out of memory needs a new slot."""
         idle = [slot for slot in self.slots.values() if not slot.busy]
-        for trial in self.trials.values():
-            slot = next((slot for slot in idle if not (slot.used and trial.fresh)), None)
-            if trial.ended or trial.until or slot is None:
-                continue
-            check = Check(at=self._at, slot=slot.id, trial=trial.id)
-            self._check(check)
-            self._out.append(check)
+        if self._checking is not None or not idle:
             return
+        ready = [trial for trial in self.trials.values() if not (trial.ended or trial.until)]
+        for trial in sorted(ready, key=lambda trial: (trial.recipe != self._recipe, bool(trial.states))):
+            slot = next((slot for slot in idle if not (slot.used and trial.fresh)), None)
+            if slot is not None:
+                check = Check(at=self._at, slot=slot.id, trial=trial.id)
+                self._check(check)
+                self._out.append(check)
+                return
 
     def _expire(self, at: float) -> None:
         """Slots whose time is over are replaced. The journal names them (`Lost`): no fold decides it again."""
@@ -901,6 +905,11 @@ class Machine:
         good = sum([trial.status == "completed" for trial in self.trials.values()])
         self._told = True
         self._out.append(Finish("failed" if not good else "completed" if good == len(self.trials) else "partial"))
+
+
+def _held_up(trial: TrialBook) -> bool:
+    """Whether the trial waits for time to pass, or for a State to be stored."""
+    return not trial.ended and (trial.until > 0 or any(state.parked for state in trial.states.values()))
 
 
 def fold(lines: Iterable[Line]) -> Machine:

@@ -146,8 +146,6 @@ class Loop:
         """Slots of earlier drivers keep their numbers."""
         self._fingerprint = None if earlier is None else earlier.fingerprint
         self._patience = idle
-        self._leaving: set[int] = set()
-        """Slots that were told to end."""
         self._starting: set[int] = set()
         self._stillborn = 0
         self._came_up = False
@@ -251,7 +249,6 @@ class Loop:
         now = self._clock.now()
         for slot in self.machine.spare(now, patience):
             self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {patience:.0f} s: it was given back")])
-            self._leaving.add(slot)
             self._link.send(slot, End())
 
     # ---------------------------------------------------------------- in
@@ -363,13 +360,11 @@ class Loop:
         self._fingerprint = found
 
     def _gone(self, message: Gone, now: float) -> list[Event]:
-        """A slot ended: another takes its place, unless it was given back."""
-        if message.slot in self._leaving:
-            self._leaving.remove(message.slot)
-            self._end(message.slot)
-            return []
+        """A slot ended: another takes its place, unless the slot was given back, or is replaced already."""
         stillborn = message.slot in self._starting
         self._end(message.slot)
+        if not stillborn and message.slot not in self.machine.slots:
+            return []
         if stillborn:
             self._stillborn += 1
             if self._stillborn < STILLBORN * (4 if self._came_up else 1):  # who came up before may be killed now
