@@ -16,12 +16,14 @@ class Recipes:
 
     Args:
         first: of all trials that are not named.
-        others: trial → its recipe.
+        others: digest → recipe.
+        trials: trial → digest of its recipe. Empty in a run directory, where the journal has it.
     """
 
-    def __init__(self, first: Recipe, others: Mapping[int, Recipe]) -> None:
+    def __init__(self, first: Recipe, others: Mapping[str, Recipe], trials: Mapping[int, str]) -> None:
         self.first = first
         self.others = dict(others)
+        self.trials = dict(trials)
 
     def __call__(self, config: dict[str, Any], ctx: Any) -> Any:
         """What the recipe of trial `ctx.trial` gives."""
@@ -31,13 +33,28 @@ class Recipes:
 
 def recipe_of(recipe: Recipe, trial: int) -> Recipe:
     """The recipe that this trial is trained with."""
-    return recipe.others.get(trial, recipe.first) if isinstance(recipe, Recipes) else recipe
+    if not isinstance(recipe, Recipes) or trial not in recipe.trials:
+        return all_of(recipe)[0]
+    return recipe.others[recipe.trials[trial]]
 
 
-def joined(recipe: Recipe, trials: list[int], other: Recipe) -> Recipes:
-    """The same recipes, and another one for these trials."""
-    known = recipe if isinstance(recipe, Recipes) else Recipes(recipe, {})
-    return Recipes(known.first, {**known.others, **dict.fromkeys(trials, other)})
+def joined(recipe: Recipe, digest: str, other: Recipe) -> Recipes:
+    """The same recipes, and another one, which no trial has yet."""
+    known = recipe if isinstance(recipe, Recipes) else Recipes(recipe, {}, {})
+    return Recipes(known.first, {**known.others, digest: other}, known.trials)
+
+
+def assigned(recipe: Recipe, trials: Mapping[int, str]) -> Recipe:
+    """The recipes that trials are trained with, and no others.
+
+    Args:
+        recipe: of a run directory.
+        trials: trial → digest of its recipe, of those that do not have the first one.
+    """
+    if not isinstance(recipe, Recipes):
+        return recipe
+    trials = {**recipe.trials, **trials}
+    return Recipes(recipe.first, {digest: recipe.others[digest] for digest in trials.values()}, trials)
 
 
 def all_of(recipe: Recipe) -> list[Recipe]:

@@ -17,11 +17,12 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.facts import Lost
+from hopyard.core.messages import LIMIT
 from hopyard.core.runs.events import Deferred, Failed, Interrupted, Retried, StoreAway, StoreBack
 from hopyard.data.shared.needed import needed
 from hopyard.driver.runs.replay import replay
 from hopyard.driver.runs.run import Run
-from hopyard.errors import RunFailed, SpecError
+from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import RunSpec
 from hopyard.store.states import FsspecStore
@@ -360,6 +361,53 @@ def test_a_trial_that_its_recipe_ended_begins_anew_with_another(
     assert hy.load(directory).trials[1].model("last") is not None
     assert replay(directory, engine=hy.Inline()).different == []
     assert hy.resume(directory, failed=True).status == "completed"  # there is nothing left to try
+
+
+class Closed(hy.Local):
+    """An engine that cannot bring up a worker."""
+
+    def open(self, *args: Any, **more: Any) -> Any:
+        raise ResourceError("no worker can be started")
+
+
+def laden(load: bytes, config: dict[str, Any]) -> Linear:
+    return smaller(config)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "engine", "error"),
+    [
+        (smaller, Closed(), "no worker can be started"),
+        (partial(laden, bytes(LIMIT // 2)), hy.Inline(), "recipe: its pickle has"),
+    ],
+)
+def test_a_recipe_with_which_no_trial_began_anew_trains_nothing(
+    tmp_path: Path, recipe: Any, engine: Any, error: str
+) -> None:
+    """Bug: the next plain resume went on from States of the old recipe with the new one, or raised its error again."""
+    configs = [{"folder": str(tmp_path), "times": 0, **config} for config in CONFIGS]
+    configs[1]["times"] = 2
+    assert select(tmp_path / "run", starved, configs, engine=hy.Inline()).books[1].fault == "memory"
+    with pytest.raises(hy.HopyardError, match=error):
+        hy.resume(tmp_path / "run", failed=True, recipe=recipe, engine=engine)
+    run = hy.resume(tmp_path / "run", failed=True, engine=hy.Inline())
+    assert run.status == "completed" and digests(run) == clean(tmp_path)
+    assert run.trials[1].model("last").batch_size == 16
+
+
+def test_models_are_built_with_the_recipe_that_the_journal_names(tmp_path: Path) -> None:
+    configs = [{"folder": str(tmp_path / str(number)), "times": 0, **config} for number, config in enumerate(CONFIGS)]
+    for config in configs[1:3]:
+        config["times"] = 2
+        Path(config["folder"]).mkdir()
+    select(tmp_path / "run", starved, configs, engine=hy.Inline())
+    with pytest.raises(ResourceError):
+        hy.resume(tmp_path / "run", failed=True, recipe=mended, engine=Closed())
+    run = hy.resume(tmp_path / "run", failed=True, recipe=smaller, engine=hy.Inline())
+    assert [trial.model("last").batch_size for trial in run.trials] == [16, 8, 8, 16]
+    assert replay(tmp_path / "run", engine=hy.Inline()).different == []
+    run.trials[1].save(tmp_path / "saved")
+    assert hy.load_model(tmp_path / "saved").batch_size == 8
 
 
 def test_resume_says_what_it_was_asked_wrongly(tmp_path: Path) -> None:

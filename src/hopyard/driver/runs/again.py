@@ -16,6 +16,7 @@ import msgspec
 from blake3 import blake3
 
 from hopyard.code.digest import Unseen, digest
+from hopyard.core.messages import LIMIT
 from hopyard.core.runs.events import Retried
 from hopyard.core.runs.faults import begins_anew
 from hopyard.core.runs.machine import Machine
@@ -24,7 +25,7 @@ from hopyard.driver.runs.run import About
 from hopyard.errors import SpecError
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
-from hopyard.training.recipes import joined, wants_context
+from hopyard.training.recipes import assigned, joined, wants_context
 
 log = logging.getLogger(__name__)
 
@@ -89,17 +90,45 @@ def _name(recipe: Callable[..., Any]) -> str:
 
 
 def with_recipe(
-    layout: Layout, about: About, cargo: Cargo, recipe: Callable[..., Any], again: tuple[Retried, ...]
+    layout: Layout,
+    machine: Machine,
+    about: About,
+    cargo: Cargo,
+    recipe: Callable[..., Any],
+    again: tuple[Retried, ...],
 ) -> tuple[About, Cargo]:
-    """What the run needs from now on, written to its directory: the pickle has both recipes, `run.json` names them."""
+    """What the run needs from now on, written to its directory: the pickle has both recipes, `run.json` names them.
+    Which trial is trained with which is in the journal: if the run does not come to write that, nothing has changed.
+
+    Raises:
+        SpecError: it cannot be pickled, or is too large to be sent.
+    """
     anew = [fact for fact in again if fact.recipe]
     if not anew:
         return about, cargo
-    cargo = replace(cargo, recipe=joined(cargo.recipe, [fact.trial for fact in anew], recipe))
+    cargo = replace(cargo, recipe=joined(cargo.recipe, anew[0].recipe, recipe))
+    for_workers(cargo.recipe, machine, again)
     about = msgspec.structs.replace(about, recipes={**about.recipes, anew[0].recipe: _name(recipe)})
     write_whole(layout.recipe, dump(cargo, "the run with its other recipe"))
     write_whole(layout.about, msgspec.json.encode(about))
     return about, cargo
+
+
+def for_workers(recipe: Callable[..., Any], machine: Machine, again: tuple[Retried, ...]) -> bytes:
+    """The pickle that each worker gets: of the recipes that trials are trained with, those of `again` included.
+
+    Raises:
+        SpecError: it cannot be pickled, or is too large.
+    """
+    trials = {trial.id: trial.recipe for trial in machine.trials.values() if trial.recipe}
+    trials |= {fact.trial: fact.recipe for fact in again if fact.recipe}
+    pickle = dump(assigned(recipe, trials), "recipe")
+    if len(pickle) > LIMIT // 2:
+        raise SpecError(
+            f"recipe: its pickle has {len(pickle):,} bytes, at most {LIMIT // 2:,} are sent to each worker: it "
+            "carries data or weights; load them inside the recipe, from a file"
+        )
+    return pickle
 
 
 def _digest(recipe: Callable[..., Any]) -> str:

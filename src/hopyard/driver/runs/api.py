@@ -294,7 +294,7 @@ def _go_on(
         if data is not None:
             cargo = _on(layout, cargo, *data)
         if recipe is not None:
-            about, cargo = with_recipe(layout, about, cargo, recipe, again)
+            about, cargo = with_recipe(layout, machine, about, cargo, recipe, again)
         states = take_over(layout, about, machine, earlier)
     timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes)
     return drive(

@@ -17,6 +17,7 @@ from hopyard.spec import Hopper
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 from hopyard.system.scratch import scratch_folder
+from hopyard.training.recipes import assigned
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,10 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
     cargo, data = told.cargo, told.checked_data()
     spec = told.spec
     configs = Configs([book.config for book in told.books])
+    recipe = assigned(cargo.recipe, {book.id: book.recipe for book in told.books if book.recipe})
     with scratch_folder("replay") as folder:
         again = Order(
-            Cargo(cargo.recipe, data, None, configs, engine or cargo.engine),
+            Cargo(recipe, data, None, configs, engine or cargo.engine),
             spec.epochs,
             spec.metric,
             spec.mode,

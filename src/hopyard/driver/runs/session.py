@@ -22,7 +22,8 @@ from hopyard.data.manifest import Manifest
 from hopyard.data.shared.needed import need, spare
 from hopyard.driver.directory import room
 from hopyard.driver.links import Direct, Link, Router
-from hopyard.driver.pickling import PYTHON, Cargo, dump
+from hopyard.driver.pickling import PYTHON, Cargo
+from hopyard.driver.runs.again import for_workers
 from hopyard.driver.runs.loop import Clock, Loop, View
 from hopyard.driver.runs.ownership import Owned, here
 from hopyard.driver.runs.recovery import Earlier
@@ -152,12 +153,7 @@ def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
         sweep(root)
         need(it.manifest, layout.root)
         stack.callback(_spared, it.manifest, layout, machine)
-        recipe = dump(it.cargo.recipe, "recipe")
-        if len(recipe) > LIMIT // 2:
-            raise SpecError(
-                f"recipe: its pickle has {len(recipe):,} bytes, at most {LIMIT // 2:,} are sent to each worker: it "
-                "carries data or weights; load them inside the recipe, from a file"
-            )
+        recipe = for_workers(it.cargo.recipe, machine, it.again)
         manifest = msgspec.json.encode(it.manifest)
         if it.engine.name not in LINKS:
             fits(it.manifest, len(manifest))

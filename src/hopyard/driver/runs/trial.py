@@ -22,6 +22,7 @@ from hopyard.spec import Config
 from hopyard.store.tree import StateError, decode, digest
 from hopyard.training.build import Built, Plan, build, undisturbed
 from hopyard.training.predicting import answers
+from hopyard.training.recipes import assigned
 from hopyard.training.steps import over
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,14 @@ class Trial:
         """Write `config.json`, the weights, and the pickled recipe; `hy.load_model` reads them."""
         built = self._built(which)
         epoch = self.epoch if which == "best" else max(self.history, default=None)
-        return save(Path(directory), self._shelf().plan, self._book, epoch, built)
+        return save(Path(directory), self._plan, self._book, epoch, built)
+
+    @property
+    def _plan(self) -> Plan:
+        """With the recipe that the trial is trained with."""
+        plan: Plan = self._shelf().plan
+        named = {self.id: self._book.recipe} if self._book.recipe else {}
+        return replace(plan, recipe=assigned(plan.recipe, named))
 
     def _step(self, which: str) -> int:
         if which not in ("best", "last"):
@@ -177,7 +185,7 @@ class Trial:
                 f"{state.digest[:16]}"
             )
         with undisturbed():
-            built = build(replace(shelf.plan, threads=0), self.id, self.config)
+            built = build(replace(self._plan, threads=0), self.id, self.config)
         restore(built.trainable, decode(data))
         return built
 
