@@ -43,12 +43,30 @@ def test_each_kill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file.write_text("oom_kill 5\n")
     monkeypatch.setattr(oom, "counter", lambda pid: file)
     known = Kills()
-    assert known.watch(1) == file and known.watch(2) == file
-    assert not known.killed(file)
+    first, second = known.watch(1), known.watch(2)
+    assert first == second == (file, 5)
+    assert not known.killed(first)
     file.write_text("oom_kill 6\n")
-    assert known.killed(file) and not known.killed(file)
+    assert known.killed(second) and not known.killed(first)
+    file.write_text("oom_kill 7\n")
+    assert known.killed(first) and not known.killed(second)
     file.unlink()
-    assert not known.killed(file) and not known.killed(None)
+    assert not known.killed(first) and not known.killed(None)
+
+
+def test_a_kill_of_before_a_process_began_is_no_kill_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a neighbour in the cgroup ran out of memory, and the next worker that somebody killed was told to have."""
+    file = tmp_path / "memory.events"
+    file.write_text("oom_kill 0\n")
+    monkeypatch.setattr(oom, "counter", lambda pid: file)
+    known = Kills()
+    first = known.watch(1)
+    file.write_text("oom_kill 1\n")
+    second = known.watch(2)
+    assert not known.killed(second)
+    assert known.killed(first)
+    file.write_text("oom_kill 2\n")
+    assert known.killed(second)
 
 
 def test_a_process_that_is_gone_has_no_count() -> None:

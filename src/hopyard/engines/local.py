@@ -143,8 +143,8 @@ class Processes:
         """Of slots that were ended, but their processes have not."""
         self._devices: dict[int, str] = {}
         self._kills = Kills()
-        self._counters: dict[int, Path | None] = {}
-        """Slot → what counts the processes of its cgroup that were killed for want of memory."""
+        self._counters: dict[int, tuple[Path, int] | None] = {}
+        """Slot → what counts the processes of its cgroup that were killed for want of memory, and how many before."""
 
     def start(self, slot: int) -> None:
         """Start a process for this slot.

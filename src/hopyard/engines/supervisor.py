@@ -200,7 +200,7 @@ class _Sitter:
         self._agent: subprocess.Popen[bytes] | None = None
         self._kills = oom.Kills()
         """Since the agent began: kills of before are no kills of it."""
-        self._counter: Path | None = None
+        self._counter: tuple[Path, int] | None = None
         self._watch = -1
         self._open = True
 

@@ -21,24 +21,30 @@ class Kills:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[Path, int] = {}
+        self._told: dict[Path, int] = {}
+        """File → its count when it was first watched, and the kills told since."""
 
-    def watch(self, pid: int | str) -> Path | None:
-        """Begin to count for a process that lives; gives what `killed` wants, None where nothing counts."""
+    def watch(self, pid: int | str) -> tuple[Path, int] | None:
+        """Begin to count for a process that has just begun. Gives what `killed` wants: the file that counts, and its
+        count so far, of which none is a kill of this process. None where nothing counts."""
         file = counter(pid)
-        if file is not None:
-            with self._lock:
-                self._known.setdefault(file, kills(file))
-        return file
-
-    def killed(self, file: Path | None) -> bool:
-        """Whether one more process of this cgroup was killed for want of memory, that was not told before."""
         if file is None:
-            return False
+            return None
         with self._lock:
-            found = kills(file) > self._known.get(file, 0)
+            count = kills(file)
+            self._told.setdefault(file, count)
+            return file, count
+
+    def killed(self, watched: tuple[Path, int] | None) -> bool:
+        """Whether a process of this cgroup was killed for want of memory since this one began, and that was not told
+        of another."""
+        if watched is None:
+            return False
+        file, before = watched
+        with self._lock:
+            found = kills(file) > max(before, self._told[file])
             if found:
-                self._known[file] += 1
+                self._told[file] += 1
         return found
 
 
