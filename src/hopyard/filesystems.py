@@ -6,7 +6,6 @@ Drivers raise what they like: an ImportError where a package is missing, an OSEr
 
 from __future__ import annotations
 
-import errno
 import posixpath
 import re
 import socket
@@ -16,9 +15,10 @@ from typing import Any
 
 from hopyard.checks import escaped
 from hopyard.errors import HopyardError, ResourceError
+from hopyard.system.files import FULL
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What says that there is no room."""
+_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
+"""Protocols whose upload is seen when it is complete."""
 SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
 
 
@@ -28,6 +28,12 @@ def open_url(url: str) -> tuple[Any, str]:
 
     system, path = fsspec.core.url_to_fs(url)
     return system, str(path)
+
+
+def uploads_whole(system: Any) -> bool:
+    """Whether a file there is seen when it is complete; on all others it needs a temporary name and a move."""
+    names = system.protocol
+    return not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
 
 
 def is_there(system: Any, path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store.states import LocalStore
+from hopyard.system.files import FULL
 
 REF = Ref(0, 8, 2)
 
@@ -71,6 +74,19 @@ LocalStore(Path("{tmp_path}")).put(Ref(0, 8, 2), memoryview(b"half"))
     assert store.sweep() == 1 and list(tmp_path.iterdir()) == []
     store.put(REF, memoryview(b"whole"))
     assert store.get(REF) == b"whole"
+
+
+@pytest.mark.parametrize("number", FULL, ids=errno.errorcode.__getitem__)
+def test_no_room_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Bug: a limit of a file's size was told as a store that is away, and waited for without end."""
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ResourceError, match="no room for State 0-8-2"):
+        LocalStore(tmp_path).put(REF, memoryview(b"x"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

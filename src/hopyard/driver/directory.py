@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hopyard.errors import ResourceError, RunDirectoryError
-from hopyard.store.journal import NO_ROOM, Lock
+from hopyard.store.journal import Lock
 from hopyard.store.layout import Layout, fresh
+from hopyard.system.files import FULL
 
 
 @contextlib.contextmanager
@@ -66,7 +67,7 @@ def room(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in FULL:
             raise RunDirectoryError(
                 f"{root}: {error.strerror}; give a directory= in which files can be made"
             ) from error

@@ -42,6 +42,7 @@ from typing import Protocol
 
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
+from hopyard.system.files import FULL
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ _WORD = re.compile(r"(\d+-[0-9a-f]{8}-\d+)\.(\d+)")
 """slot, a number drawn by the arena, file; counter. Words of other agents are matched before they become a path. Files
 are used again, words never: what is said late of a State does not touch the one that lies in its file by then."""
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG, errno.ENOENT, errno.EMFILE, errno.ENFILE)
+_NO_ROOM = (*FULL, errno.ENOMEM, errno.ENOENT, errno.EMFILE, errno.ENFILE)
 """What makes a State go by the store alone. ENOENT: the folder was swept, the run is over."""
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)

@@ -7,7 +7,6 @@ it had an effect yet. Damage anywhere else is an error: what follows it cannot b
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -21,8 +20,8 @@ from hopyard.core.facts import UNREADABLE
 from hopyard.core.runs.events import Began, Line, decode, encode
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT
+from hopyard.system.files import FULL
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 2.0
 """Seconds for which those who only ask for the lock are waited for."""
 _CHUNK = 1 << 16
@@ -132,7 +131,7 @@ class Journal:
             os.fdatasync(self._file)
         except BaseException as error:  # Ctrl-C too: what is not appended whole has no effect, so it must not be there
             os.ftruncate(self._file, self._size)
-            if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+            if not isinstance(error, OSError) or error.errno not in FULL:
                 raise
             raise ResourceError(
                 f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then "
@@ -253,7 +252,7 @@ def write_whole(path: Path, data: bytes) -> None:
         sync_directory(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if error.errno in NO_ROOM:
+        if error.errno in FULL:
             raise ResourceError(f"{path}: no room ({error.strerror}); make some, and start again") from error
         raise
 

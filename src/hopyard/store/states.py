@@ -22,9 +22,10 @@ from urllib.parse import unquote, urlsplit
 
 from hopyard import meter
 from hopyard.errors import ResourceError, SpecError
-from hopyard.filesystems import open_url, reaching
+from hopyard.filesystems import open_url, reaching, uploads_whole
 from hopyard.spec import Ref
 from hopyard.store.room import room
+from hopyard.system.files import FULL
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,6 @@ _OWNER = ".owner-"
 
 _PIECE = 64 << 20
 """Bytes of one call to write: each is counted."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
-"""Protocols whose upload is seen when it is complete; all others get a temporary name and a move."""
 
 _PRIVATE = {"memory"}
 """Protocols of file systems in the memory of one process."""
@@ -156,7 +152,7 @@ def _room(ref: Ref, size: int, place: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         raise ResourceError(f"no room for State {ref} ({size} bytes) in {place} ({error.strerror})") from error
 
@@ -266,8 +262,7 @@ class FsspecStore:
         self._files, root = open_url(url)
         self.url = url
         self._root = root.rstrip("/")
-        names = self._files.protocol
-        self._whole = not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
+        self._whole = uploads_whole(self._files)
         self._files.makedirs(self._root, exist_ok=True)
 
     def put(self, ref: Ref, data: memoryview) -> None:

@@ -13,11 +13,13 @@ from hopyard.errors import DataError, HopyardError, ResourceError
 from hopyard.spec import Fault, Ref
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.tree import StateError
+from hopyard.system.files import FULL
 
 MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Errors of the operating system that a recipe raises and that do not go away when the unit is tried again."""
 BROKEN = (
-    *(errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENXIO, errno.ENODEV, errno.EBADMSG),
+    *FULL,
+    *(errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EBADMSG),
     getattr(errno, "EUCLEAN", errno.EIO),
 )
 """What a disk says that is full, broken, or was made read-only because it is damaged."""

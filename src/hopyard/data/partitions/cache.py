@@ -10,7 +10,6 @@ All locks are `flock`s on files, which the kernel releases when a process ends, 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import glob
 import os
@@ -41,6 +40,7 @@ from hopyard.data.shared.storage import Folder, reaching
 from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import is_there, open_url
 from hopyard.formats.arrow import Array
+from hopyard.system.files import FULL
 
 CACHE_BYTES = 64 << 30
 STALE_SECONDS = 30 * 86_400.0
@@ -57,7 +57,6 @@ OPEN = 256
 """Partitions of one manifest that stay mapped."""
 _OPENED: dict[int, Callable[..., Columns]] = {}
 """By id of a Manifest that lives: its mapped partitions. `open_partition` alone uses it."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def default_root() -> Path:

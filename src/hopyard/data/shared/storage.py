@@ -13,9 +13,6 @@ from typing import Any
 from hopyard import filesystems
 from hopyard.errors import SpecError
 
-_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
-"""Protocols whose upload is seen when it is complete; all others get a temporary name and a move."""
-
 _WRITTEN = ("mtime", "LastModified", "last_modified", "updated")
 """What file systems call the time at which a file was written."""
 
@@ -49,8 +46,7 @@ class Folder:
             self._system, root = filesystems.open_url(url)
         self.url = url
         self._root = root.rstrip("/")
-        names = self._system.protocol
-        self._whole = not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
+        self._whole = filesystems.uploads_whole(self._system)
 
     def make(self) -> None:
         """Makes the directory; no error when it is there."""
