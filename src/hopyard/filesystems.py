@@ -6,11 +6,13 @@ Drivers raise what they like: an ImportError where a package is missing, an OSEr
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hopyard.checks import escaped
@@ -20,6 +22,13 @@ from hopyard.system.files import FULL
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
 """Protocols whose upload is seen when it is complete."""
 SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
+
+
+def absolute(url: str | os.PathLike[str]) -> str:
+    """A path as an absolute one, a URL as it is; neither ends with a slash, but for the root "/"."""
+    text = os.fspath(url)
+    protocol, mark, path = text.partition("://")
+    return f"{protocol}{mark}{path.rstrip('/')}" if mark else str(Path(text).expanduser().absolute())
 
 
 def open_url(url: str) -> tuple[Any, str]:

@@ -159,7 +159,7 @@ def _needed(runs: list[str]) -> str:
 def _rows(paths: list[str], young_stay: bool) -> Iterator[Item]:
     """Folders that Dataset.spark wrote to these places."""
     from hopyard.data.partitions.cache import rows_in
-    from hopyard.data.shared.storage import absolute
+    from hopyard.filesystems import absolute
 
     for path in paths:
         for url in rows_in(absolute(path)):

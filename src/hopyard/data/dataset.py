@@ -27,13 +27,13 @@ from hopyard.data.partitions.builder import Block, Job, build
 from hopyard.data.partitions.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import named
-from hopyard.data.shared.storage import absolute
 from hopyard.data.sources.memory import Arrays, Reader, Source, Table
 from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas
 from hopyard.data.sources.parquet import Files, find
 from hopyard.data.sources.tfrecord import Records
 from hopyard.data.sources.tfrecord import find as find_records
 from hopyard.errors import DataError, SpecError
+from hopyard.filesystems import absolute
 from hopyard.formats.arrow import Array, require
 from hopyard.sparkapi.dataframe import checked, is_frame
 

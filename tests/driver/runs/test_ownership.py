@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable
@@ -22,11 +23,13 @@ from hopyard.data.from_spark.task import Told
 from hopyard.data.options import columns
 from hopyard.data.shared.needed import needed
 from hopyard.driver.runs import api as start
+from hopyard.driver.runs.ownership import new_folder, parent_of
 from hopyard.driver.runs.run import Run, about_of, place
+from hopyard.filesystems import absolute
 from hopyard.spec import Ref
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
-from hopyard.store.states import claim, open_store
+from hopyard.store.states import LocalStore, claim, open_store
 from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, table
 
 
@@ -134,6 +137,96 @@ def test_what_killed_writers_left_is_swept(interrupted: Callable[..., Path]) -> 
     assert (run / ".mine.txt").exists()
 
 
+# ------------------------------------------------------------------------------------------ a store that fails
+
+FAULTS: dict[str, tuple[OSError, type[hy.HopyardError], str]] = {
+    "read-only": (
+        OSError(errno.EROFS, "Read-only file system"),
+        hy.SpecError,
+        "^store: host .* cannot .* Read-only file system.*store= must be",
+    ),
+    "away": (TimeoutError(), hy.SpecError, "^store: host .* cannot .*: nobody answered in time"),
+    "full": (
+        OSError(errno.ENOSPC, "No space left on device"),
+        hy.ResourceError,
+        "^store: no room .*No space left on device",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", ["refs", "marks", "mark"])
+def test_a_start_names_the_store_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, fault: str
+) -> None:
+    """Bug: it was told as a fault of the run directory, with `directory=` as what to change."""
+    error, kind, words = FAULTS[fault]
+    monkeypatch.setattr(LocalStore, method, raising(error))
+    with pytest.raises(kind, match=words) as told:
+        select(tmp_path / "run", store=tmp_path / "store")
+    assert str(tmp_path / "store") in str(told.value)
+    assert "run directory" not in str(told.value) and "directory=" not in str(told.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", ["sizes", "marks", "mark", "sweep"])
+def test_a_resume_names_the_store_that_failed(
+    interrupted: Callable[..., Path],
+    undisturbed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    fault: str,
+) -> None:
+    run = interrupted(tmp_path / "store")
+    error, kind, words = FAULTS[fault]
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, method, raising(error))
+        with pytest.raises(kind, match=words) as told:
+            hy.resume(run)
+    assert str(tmp_path / "store") in str(told.value)
+    assert "run directory" not in str(told.value) and "directory=" not in str(told.value)
+    assert digests(hy.resume(run)) == undisturbed
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", ["get", "put"])
+def test_copies_of_states_name_the_store_that_failed(
+    interrupted: Callable[..., Path],
+    undisturbed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    fault: str,
+) -> None:
+    copy = shutil.copytree(interrupted(tmp_path / "store"), tmp_path / "copy")
+    error, kind, words = FAULTS[fault]
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, method, raising(error))
+        with pytest.raises(kind, match=words) as told:
+            hy.resume(copy)
+    assert str(tmp_path / "store") in str(told.value)
+    assert digests(hy.resume(copy)) == undisturbed
+
+
+def test_a_store_without_room_for_copies_says_what_to_do(
+    interrupted: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(interrupted(tmp_path / "store"), tmp_path / "copy")
+    monkeypatch.setattr("hopyard.store.states._write", raising(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(
+        hy.ResourceError, match=r"^store: no room for State .* in .*/store/copy-.*make room there, then"
+    ):
+        hy.resume(copy)
+
+
+def raising(error: OSError) -> Callable[..., Any]:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    return fails
+
+
 # ------------------------------------------------------------------------------------------ copies
 
 
@@ -187,6 +280,42 @@ def test_a_run_and_its_copy_both_end_right(
         assert [trial.model("last").steps for trial in found.trials] == [24] * 4
         assert found.best.model() is not None
         assert states(directory).refs() == found._machine.kept()
+
+
+@pytest.mark.parametrize("store", ["memory://", "memory:///", "file://{}/store/", "{}/store/"])
+def test_a_store_may_end_with_slashes(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path, store: str
+) -> None:
+    """Bug: States for `memory://` went into a folder `memory:` of the run directory, and the run could not go on."""
+    where = store.format(tmp_path)
+    run = interrupted(where)
+    assert not (run / "memory:").exists()
+    folder = about_of(Layout(run)).store
+    files = {"once": str(tmp_path / "once"), "journal": str(run / "journal.jsonl")}
+    again = select(run, interrupting, [{**config, **files} for config in CONFIGS], store=where, resume=True)
+    assert digests(again) == undisturbed
+    assert about_of(Layout(run)).store == folder
+    assert len(states(run).refs()) > 0
+
+
+@pytest.mark.parametrize(
+    ("store", "parent"),
+    [
+        ("memory://", "memory://"),
+        ("file:///", "file://"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/states//", "s3://bucket/states"),
+        ("/", "/"),
+        ("/states/", "/states"),
+        ("states", str(Path("states").absolute())),
+        ("~/states", str(Path("~/states").expanduser())),
+    ],
+)
+def test_a_new_folder_is_inside_of_store(tmp_path: Path, store: str, parent: str) -> None:
+    folder = new_folder(Layout(tmp_path / "run"), inside=store)
+    assert folder.startswith("/run-" if parent == "/" else f"{parent}/run-")
+    assert parent_of(folder) == parent == absolute(store)
+    assert parent_of(new_folder(Layout(tmp_path / "run"), beside=folder)) == parent
 
 
 def test_the_original_keeps_its_folder(interrupted: Callable[..., Path], tmp_path: Path) -> None:

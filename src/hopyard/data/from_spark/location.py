@@ -13,8 +13,8 @@ from blake3 import blake3
 
 from hopyard.data.from_spark.plans import identity
 from hopyard.data.from_spark.source import Kept
-from hopyard.data.shared.storage import absolute
 from hopyard.errors import SpecError
+from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import on_this_host
 
 log = logging.getLogger(__name__)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from hopyard import filesystems
@@ -15,12 +13,6 @@ from hopyard.errors import SpecError
 
 _WRITTEN = ("mtime", "LastModified", "last_modified", "updated")
 """What file systems call the time at which a file was written."""
-
-
-def absolute(url: str | os.PathLike[str]) -> str:
-    """A path as an absolute one, a URL as it is; neither ends with a slash."""
-    text = os.fspath(url)
-    return text.rstrip("/") if "://" in text else str(Path(text).expanduser().absolute())
 
 
 def reaching(url: str, verb: str) -> AbstractContextManager[None]:

@@ -30,6 +30,7 @@ from hopyard.driver.runs.run import About, Run, about_of, load, same_data
 from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.local import Local
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
+from hopyard.filesystems import absolute
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
@@ -488,7 +489,7 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
         "seed": (known.seed, order.seed),
         "exact": (known.exact, order.exact),
         "parallel": (Hopper(known.group or ("auto" if known.group_seconds else "off")), order.parallel),
-        "store": (parent_of(about.store) or None, _absolute(order.store)),
+        "store": (parent_of(about.store) or None, None if order.store is None else absolute(order.store)),
         "encrypt": (about.encrypt, order.encrypt),
     }
     differ = [f"with {name}={then!r}, not {now!r}" for name, (then, now) in asked.items() if then != now]
@@ -510,12 +511,6 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
         )
     timeouts = msgspec.structs.asdict(order.timeouts)
     return _go_on(layout, lock, cargo.engine, wait, timeouts, (cargo.data, manifest), recovered)
-
-
-def _absolute(store: str | None) -> str | None:
-    if store is None:
-        return None
-    return store.rstrip("/") if "://" in store else str(Path(store).absolute())
 
 
 def _differs(layout: Layout, about: About, name: str, now: Any) -> bool:

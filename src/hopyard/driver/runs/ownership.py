@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import msgspec
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.runs.recovery import Earlier, named
 from hopyard.driver.runs.run import About, place
+from hopyard.errors import ResourceError, SpecError
+from hopyard.filesystems import absolute, reaching
 from hopyard.spec import Ref
 from hopyard.store.journal import read, write_whole
 from hopyard.store.layout import Layout
@@ -48,16 +51,18 @@ def new_folder(layout: Layout, beside: str = "", inside: str = "") -> str:
         beside: the folder that it had; "": inside the run directory.
         inside: where the user wants folders of States; absolute, because whoever resumes may stand elsewhere.
     """
-    parent = inside or ("" if _is_inside(beside) else beside.rstrip("/").rpartition("/")[0])
+    parent = absolute(inside) if inside else parent_of(beside)
     if not parent:
         return f"{layout.states.name}-{secrets.token_hex(4)}"
     name = f"{layout.root.absolute().name}-{secrets.token_hex(4)}"
-    return f"{parent.rstrip('/')}/{name}" if "://" in parent else str(Path(parent).absolute() / name)
+    return f"{parent}/{name}" if "://" in parent else str(Path(parent) / name)
 
 
 def parent_of(store: str) -> str:
-    """What `store=` was, by what `run.json` has."""
-    return "" if _is_inside(store) else store.rpartition("/")[0]
+    """What `store=` was, by what `run.json` has; "": it was not given."""
+    if _is_inside(store):
+        return ""
+    return absolute(store.rpartition("/")[0] + "/") if "://" in store else str(Path(store).parent)
 
 
 def _is_inside(store: str) -> bool:
@@ -65,46 +70,89 @@ def _is_inside(store: str) -> bool:
 
 
 def take_new(layout: Layout, about: About) -> tuple[About, Owned]:
-    """A folder for a new run; the caller holds the lock of the run directory, and writes `run.json`."""
-    store = open_store(place(layout, about))
-    if store.refs():  # of a run whose journal is not there any longer
+    """A folder for a new run; the caller holds the lock of the run directory, and writes `run.json`.
+
+    Raises:
+        SpecError, ResourceError: the store cannot be used; names it.
+    """
+    url = place(layout, about)
+    store = open_store(url)
+    with using(url):
+        used = bool(store.refs())  # by a run whose journal is not there any longer
+    if used:
         about = msgspec.structs.replace(about, store=new_folder(layout, about.store))
-        store = open_store(place(layout, about))
+        url = place(layout, about)
+        store = open_store(url)
     mark = secrets.token_hex(8)
-    claim(store, store.marks(), mark)
-    return about, Owned(place(layout, about), mark)
+    with using(url):
+        claim(store, store.marks(), mark)
+    return about, Owned(url, mark)
 
 
 def take_over(layout: Layout, about: About, machine: Machine, earlier: Earlier) -> Owned:
     """The folder of the States of a run that goes on: its own; or, where another run has it, a new one with copies of
-    what this one needs, which `run.json` then names. The caller holds the lock of the run directory."""
-    store, mark = open_store(place(layout, about)), secrets.token_hex(8)
+    what this one needs, which `run.json` then names. The caller holds the lock of the run directory.
+
+    Raises:
+        SpecError, ResourceError: the store cannot be used; names it.
+    """
+    url, mark = place(layout, about), secrets.token_hex(8)
+    store = open_store(url)
     states = [state for trial in machine.trials.values() for state in trial.states.values() if state.digest]
     kept = {state.ref: state.digest for state in states}
     known = earlier.marks
     marks = {} if known & about.marks.keys() else about.marks  # what came before a mark in the journal is over
-    sizes = store.sizes()
+    with using(url):
+        sizes = store.sizes()
     there = set(sizes)
     if there == named(read(layout.journal), there) and not _is_copy(layout, about, earlier.directories, marks):
         about = msgspec.structs.replace(about, marks={**marks, mark: here(layout)})
         write_whole(layout.about, msgspec.json.encode(about))
-        if claim(store, known | marks.keys(), mark):
-            damaged = {state.ref for state in states if sizes.get(state.ref, state.bytes) != state.bytes}
-            for ref in damaged:  # or it would stand where the one that is made again is put
-                log.warning("the stored State %s is damaged: it has %d bytes; it is made again", ref, sizes[ref])
-                store.delete(ref)
-            return Owned(place(layout, about), mark, tuple(sorted(kept.keys() - there | damaged, key=str)))
+        with using(url):
+            if claim(store, known | marks.keys(), mark):
+                damaged = {state.ref for state in states if sizes.get(state.ref, state.bytes) != state.bytes}
+                for ref in damaged:  # or it would stand where the one that is made again is put
+                    log.warning("the stored State %s is damaged: it has %d bytes; it is made again", ref, sizes[ref])
+                    store.delete(ref)
+                return Owned(url, mark, tuple(sorted(kept.keys() - there | damaged, key=str)))
     about = msgspec.structs.replace(about, store=new_folder(layout, about.store), marks={mark: here(layout)})
-    own = open_store(place(layout, about))
-    gone = tuple(ref for ref, seal in kept.items() if not _copied(store, own, ref, seal))
-    claim(own, (), mark)
+    new = place(layout, about)
+    own = open_store(new)
+    gone = []
+    for ref, seal in kept.items():
+        with using(url):
+            data = _whole(store, ref, seal)
+        if data is None:
+            gone.append(ref)
+            continue
+        with using(new):
+            own.put(ref, data)
+    with using(new):
+        claim(own, (), mark)
     write_whole(layout.about, msgspec.json.encode(about))
     log.warning(
         "%s: the folder of its States is another run's by now; %d of the %d that it needs were copied to %s%s",
-        *(layout.root, len(kept) - len(gone), len(kept), place(layout, about)),
+        *(layout.root, len(kept) - len(gone), len(kept), new),
         ", the others are made again" if gone else "",
     )
-    return Owned(place(layout, about), mark, gone)
+    return Owned(new, mark, tuple(gone))
+
+
+@contextmanager
+def using(url: str) -> Iterator[None]:
+    """Turns what the store at `url` raises into an error that names it: nothing is wrong with the run directory then.
+
+    Raises:
+        ResourceError: no room there.
+        SpecError: all else.
+    """
+    with reaching(url, "keep States in", SpecError, "store", "store= must be a place that can be written to"):
+        try:
+            yield
+        except ResourceError as error:
+            raise ResourceError(
+                f"store: {error}. Nothing is lost: make room there, then start again with resume=True"
+            ) from error
 
 
 def here(layout: Layout) -> str:
@@ -130,12 +178,10 @@ def _head(layout: Layout) -> bytes:
         return b""
 
 
-def _copied(store: LocalStore | FsspecStore, own: LocalStore | FsspecStore, ref: Ref, seal: str) -> bool:
+def _whole(store: LocalStore | FsspecStore, ref: Ref, seal: str) -> memoryview | None:
+    """A stored State; None: it is not there, or damaged."""
     try:
         data = memoryview(store.get(ref))
     except FileNotFoundError:
-        return False
-    if digest(data) != seal:
-        return False
-    own.put(ref, data)
-    return True
+        return None
+    return data if digest(data) == seal else None

@@ -25,7 +25,7 @@ from hopyard.driver.links import Direct, Link, Router
 from hopyard.driver.pickling import PYTHON, Cargo
 from hopyard.driver.runs.again import for_workers
 from hopyard.driver.runs.loop import Clock, Loop, View
-from hopyard.driver.runs.ownership import Owned, here
+from hopyard.driver.runs.ownership import Owned, here, using
 from hopyard.driver.runs.recovery import Earlier
 from hopyard.driver.runs.run import Run, reasons
 from hopyard.engines.local import cores
@@ -160,7 +160,8 @@ def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
         folder = Folder(root, token)
         stack.callback(folder.close)
         opened = open_store(it.states.store)
-        opened.sweep()
+        with using(it.states.store):
+            opened.sweep()
         store = Guarded(opened, it.states.store)
         clock = Clock()
         known = {
@@ -263,7 +264,8 @@ def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> Bu
             it.states.store,
         )
 
-    sign(it.states.store, run)
+    with using(it.states.store):
+        sign(it.states.store, run)
     stack.callback(unsign, it.states.store, run)
     host, port = it.engine.address
     token, certificate = secrets.token_hex(16), make_certificate() if secured(it.encrypt, host) else ""

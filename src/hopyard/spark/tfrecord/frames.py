@@ -14,9 +14,9 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from hopyard.data.shared.storage import absolute
 from hopyard.data.sources.tfrecord import batches, find
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
+from hopyard.filesystems import absolute
 from hopyard.formats.example import Seen, encode, kind_of, listed, look, merge, schema
 from hopyard.formats.tfrecord import framed, records
 from hopyard.spark.tfrecord.target import Target, part
