@@ -55,6 +55,17 @@ def test_files_tables_and_orders_change_nothing(users: pa.Table, tmp_path: Path,
     assert manifests[0].validate_rows > 0 and split(manifests[0]) == "by user"
 
 
+@pytest.mark.parametrize("encode", ["one-hot", "index", [0.0, 1.5], [-0.0, 1.5]])
+def test_there_is_one_zero_among_categories(cache: Path, read: Any, encode: Any) -> None:
+    """Bug: −0.0 and 0.0 are one category, and which of them the vocabulary had depended on the order of rows."""
+    rows = pa.table({"x": [-0.0, 1.5, 0.0, 0.0] * 10, "user": [f"user {n}" for n in range(40)]})
+    options: dict[str, Any] = {"features": "x", "encode": {"x": encode}, "key": "user", "partitions": 2, "seed": 1}
+    orders = {"there": rows, "back": rows.take(np.arange(39, -1, -1))}
+    manifests = [hy.Dataset.arrow(each, **options).prepare(cache / name) for name, each in orders.items()]
+    assert [repr(manifest.vocabularies["x"]) for manifest in manifests] == ["[0.0, 1.5]"] * 2
+    assert same(manifests, read)
+
+
 def test_arrays_have_a_key_too(cache: Path, read: Any) -> None:
     n = np.arange(300)
     users = n % 40

@@ -253,6 +253,17 @@ def test_columns_become_what_they_become_from_files(
     assert np.allclose(every[np.argsort(every[:, 0]), 2], kinds["weight"].to_numpy())
 
 
+@pytest.mark.parametrize("transform", [None, lambda batch: batch])
+def test_there_is_one_zero_among_categories(spark: Any, store: Path, transform: Any) -> None:
+    rows = pa.table({"x": [-0.0, 1.5, 0.0, -0.0] * 10, "user": [f"user {n}" for n in range(40)]})
+    same: dict[str, Any] = {"features": "x", "encode": {"x": "one-hot"}, "key": "user", "partitions": 2, "seed": 1}
+    df = spark.createDataFrame(rows.to_pandas()).repartition(3)
+    mine = hy.Dataset.spark(df, path=store, transform=transform, **same).prepare()
+    file = hy.Dataset.arrow(rows, **same).prepare()
+    assert repr(mine.vocabularies) == repr(file.vocabularies) == "{'x': [0.0, 1.5]}"
+    assert mine.digest == file.digest
+
+
 @pytest.mark.parametrize("name", ["short", "double", "flag", "words", "pair"])
 def test_single_columns_keep_their_type(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, name: str) -> None:
     df = spark.read.parquet(str(tmp_path / "kinds.parquet"))

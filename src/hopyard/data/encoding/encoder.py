@@ -96,8 +96,9 @@ class Vocabulary:
         return ranks
 
     def listed(self) -> list[Value]:
-        """The values in the order of their final numbers."""
-        return list(self.values) if self.fixed else sorted(self.values)
+        """The values in the order of their final numbers. −0.0 and 0.0 are one, and 0.0 here, whichever came first."""
+        values = self.values if self.fixed else sorted(self.values)
+        return [value + 0.0 if isinstance(value, float) else value for value in values]
 
 
 @dataclass(slots=True)
