@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,44 @@ def test_a_trainable_comes_back(runs: dict[str, hy.Run], tmp_path: Path) -> None
     assert loaded.steps == model.steps == 24
     np.testing.assert_array_equal(loaded.weights, model.weights)
     np.testing.assert_array_equal(loaded.weights_velocity, model.weights_velocity)
+
+
+def test_the_last_model_of_a_completed_trial_has_its_epoch(runs: dict[str, hy.Run], tmp_path: Path) -> None:
+    trial = runs["array"].trials[0]
+    about = json.loads((trial.save(tmp_path / "model", "last") / "config.json").read_text())
+    assert (about["epoch"], about["metrics"]) == (1, trial.history[1])
+
+
+def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
+    from hopyard.core.runs.machine import fold
+    from hopyard.store.journal import read
+    from jobs import Troubled
+
+    class Interrupting(Troubled):
+        def train(self, batch: Any) -> Any:
+            time.sleep(0.005)
+            trial = fold(read(Path(self._config["journal"]))).trials.get(0)
+            if trial is not None and trial.history and trial.safe % 4:
+                raise KeyboardInterrupt
+            return super().train(batch)
+
+    return Interrupting(config)
+
+
+def test_weights_inside_an_epoch_have_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: they had the epoch and the metrics of the last one that was complete."""
+    monkeypatch.setattr("hopyard.agent.runs.checkpoints.PAUSE", 0.0)
+    config = {"lr": 0.1, "journal": str(tmp_path / "run" / "journal.jsonl")}
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "run", interrupted_inside_an_epoch, [config], epochs=200, parallel=hy.Hopper(group="off"))
+    (trial,) = hy.load(tmp_path / "run").trials
+    steps = trial.model("last").steps
+    assert steps % 12
+    about = json.loads((trial.save(tmp_path / "last", "last") / "config.json").read_text())
+    assert (about["epoch"], about["metrics"]) == (None, {})
+    assert hy.load_model(tmp_path / "last").steps == steps
+    about = json.loads((trial.save(tmp_path / "best") / "config.json").read_text())
+    assert (about["epoch"], about["metrics"]) == (trial.epoch, trial.history[trial.epoch])
 
 
 def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run], tmp_path: Path) -> None:

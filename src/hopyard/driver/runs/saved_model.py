@@ -48,7 +48,7 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
         directory: made when missing.
         plan: recipe and data.
         book: the trial.
-        epoch: whose weights `built` holds.
+        epoch: at whose end `built` had its weights; None: they are of the middle of one.
         built: the model.
     """
     if directory.suffix in (".keras", ".h5", ".safetensors", ".pt"):

@@ -139,9 +139,14 @@ class Trial:
         return values
 
     def save(self, directory: str | Path, which: Literal["best", "last"] = "best") -> Path:
-        """Write `config.json`, the weights, and the pickled recipe; `hy.load_model` reads them."""
+        """Write `config.json`, the weights, and the pickled recipe; `hy.load_model` reads them.
+
+        The last weights of a run that was interrupted may be of the middle of an epoch: `config.json` names no epoch
+        then, and no metrics.
+        """
         built = self._built(which)
-        epoch = self.epoch if which == "best" else max(self.history, default=None)
+        epochs, rest = divmod(self._step(which), self._partitions)
+        epoch = None if rest else epochs - 1
         return save(Path(directory), self._plan, self._book, epoch, built)
 
     @property
