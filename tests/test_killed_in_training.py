@@ -70,9 +70,9 @@ def test_it_goes_on_from_its_checkpoint(
     results, steps = found["results"], ARGUMENTS[name]["steps"]
     leader = results["result-0" if name == "ps_tutorial" else "result"]
     assert leader["accuracy"] > 0.8
-    # Asynchronous workers count on one variable, and each may have seen it before the other added its last step.
+    # Asynchronous workers count on one variable without a lock: each tells what it saw last, a few steps late.
     reached = max(told.get("reached", told["steps"]) for told in results.values())
-    assert reached >= steps - (name == "ps_tutorial")
+    assert reached >= steps - 20 * (name == "ps_tutorial")
     went_on = role == "worker" and scope == "task"  # the leader never ended
     saved = leader["began"] - 1 if name == "ps_tutorial" else leader["began"]
     assert saved < 50 if went_on else 50 <= saved < steps, "it did not go on from a checkpoint"

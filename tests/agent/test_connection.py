@@ -243,6 +243,7 @@ def test_who_gives_up_leaves_the_main_threads_socket_alone(
                 lost.send(done(number))
 
     monkeypatch.setattr("hopyard.agent.connection.os._exit", end)
+    monkeypatch.setattr("hopyard.agent.connection.LAST_WORDS_SECONDS", 5.0)
     other = threading.Thread(target=talk)
     other.start()
     it.until(lambda: any(isinstance(message, Gone) for message in it.heard), confirm=False)

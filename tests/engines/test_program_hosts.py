@@ -24,13 +24,13 @@ def meets(args, ctx):
     '''Every task listens where the others were told to find it, and dials them all.'''
     told = json.loads(os.environ["TF_CONFIG"])
     own = told["cluster"][told["task"]["type"]][told["task"]["index"]]
-    here, door = socket.create_server(("", int(own.rpartition(":")[2])), reuse_port=True), []
+    here, endpoint = socket.create_server(("", int(own.rpartition(":")[2])), reuse_port=True), []
     for others in told["cluster"].values():
         for other in others:
             host, _, port = other.rpartition(":")
             for turn in range(200):
                 try:
-                    door.append(socket.create_connection((host, int(port)), 5))
+                    endpoint.append(socket.create_connection((host, int(port)), 5))
                     break
                 except ConnectionRefusedError:
                     import time
@@ -41,7 +41,7 @@ def meets(args, ctx):
     dist.all_reduce(mine)
     dist.barrier()
     dist.destroy_process_group()
-    ctx.report({"sum": float(mine[0]), "doors": len(door), "local_rank": ctx.local_rank}, step=1)
+    ctx.report({"sum": float(mine[0]), "endpoints": len(endpoint), "local_rank": ctx.local_rank}, step=1)
     print("on", socket.gethostname(), own)
 
 def sums(args, ctx):
@@ -121,7 +121,7 @@ program.stop()
 """,
     )
     assert [one["sum"] for one in found["meets"]] == [3.0, 3.0]
-    assert [one["doors"] for one in found["meets"]] == [2, 2]
+    assert [one["endpoints"] for one in found["meets"]] == [2, 2]
     assert [one["local_rank"] for one in found["meets"]] == [0, 0]
     assert cluster.network is not None
     text = "".join(found["logs"])

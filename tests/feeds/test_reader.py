@@ -13,29 +13,29 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from feeds import TOKEN, intake, later, numbers
+from feed_servers import TOKEN, feed_server, later, numbers
 from hopyard.core.programs.uneven import Count, Uneven, allowed
 from hopyard.errors import DataError, HopyardError, SpecError
 from hopyard.feeds.inference import answered, ask, by_row
 from hopyard.feeds.protocol import PICKLE
-from hopyard.feeds.queue import Inlet
+from hopyard.feeds.queue import FeedQueue
 from hopyard.feeds.reader import Feed
-from hopyard.feeds.receiver import Intake
-from hopyard.feeds.sender import Road, pour
+from hopyard.feeds.receiver import FeedServer
+from hopyard.feeds.sender import Route, send_partition
 from hopyard.feeds.streams import Block
 
 
-def fed(door: Intake, *partitions: list[Any], end: bool = True) -> Feed:
+def fed(server: FeedServer, *partitions: list[Any], end: bool = True) -> Feed:
     for number, blocks in enumerate(partitions):
-        pour(Road((door.where,), TOKEN), number, 0, blocks)
+        send_partition(Route((server.endpoint,), TOKEN), number, 0, blocks)
     if end:
-        door.ended("train")
-    return Feed(door.inlet("train"))
+        server.ended("train")
+    return Feed(server.queue("train"))
 
 
 def test_batches_have_their_size_across_blocks_and_partitions(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        feed = fed(door, [numbers(0, 10), numbers(10, 3)], [numbers(13, 9)])
+    with feed_server(tmp_path) as server:
+        feed = fed(server, [numbers(0, 10), numbers(10, 3)], [numbers(13, 9)])
         got = list(feed.batches(4))
         assert [len(batch["y"]) for batch in got] == [4, 4, 4, 4, 4, 2]
         assert np.concatenate([batch["y"] for batch in got]).tolist() == list(range(22))
@@ -45,16 +45,16 @@ def test_batches_have_their_size_across_blocks_and_partitions(tmp_path: Path) ->
 
 
 def test_batches_inside_a_block_are_views_that_may_be_written(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        one, two = fed(door, [numbers(0, 8)]).batches(4)
+    with feed_server(tmp_path) as server:
+        one, two = fed(server, [numbers(0, 8)]).batches(4)
         assert one["x"].base is not None and one["x"].flags.writeable
         one["x"][:] = 0
         assert two["x"][0, 0] == 4
 
 
 def test_ways_of_taking_rows_go_on_where_the_last_one_stopped(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        feed = fed(door, [numbers(0, 10)])
+    with feed_server(tmp_path) as server:
+        feed = fed(server, [numbers(0, 10)])
         assert next(feed.batches(3))["y"].tolist() == [0, 1, 2]
         assert next(feed.rows(2)) == [([3.0, 4.0, 5.0], 3), ([4.0, 5.0, 6.0], 4)]
         assert next(feed.batches(100))["y"].tolist() == [5, 6, 7, 8, 9]
@@ -62,18 +62,18 @@ def test_ways_of_taking_rows_go_on_where_the_last_one_stopped(tmp_path: Path) ->
 
 
 def test_waiting_rows_are_given_when_the_wait_is_over(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        feed = fed(door, [numbers(0, 3)], end=False)
+    with feed_server(tmp_path) as server:
+        feed = fed(server, [numbers(0, 3)], end=False)
         batches = feed.batches(10, wait=0.05)
         assert len(next(batches)["y"]) == 3
-        later(lambda: (time.sleep(0.2), door.ended("train")))
+        later(lambda: (time.sleep(0.2), server.ended("train")))
         assert list(batches) == [] and not threading.current_thread().daemon
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
 def test_a_size_that_is_none_is_said_at_once(tmp_path: Path, size: Any) -> None:
-    with intake(tmp_path) as door, pytest.raises(SpecError, match=r"size = .*at least 1"):
-        fed(door).batches(size)
+    with feed_server(tmp_path) as server, pytest.raises(SpecError, match=r"size = .*at least 1"):
+        fed(server).batches(size)
 
 
 def column(values: Any, kind: Any = None) -> list[Any]:
@@ -94,8 +94,8 @@ def column(values: Any, kind: Any = None) -> list[Any]:
     ],
 )
 def test_columns_as_arrays(tmp_path: Path, values: Any, kind: Any, dtype: str, shape: tuple[int, ...]) -> None:
-    with intake(tmp_path) as door:
-        (batch,) = fed(door, column(values, kind)).batches(10)
+    with feed_server(tmp_path) as server:
+        (batch,) = fed(server, column(values, kind)).batches(10)
         assert (batch["c"].dtype.name, batch["c"].shape) == (dtype, shape)
         assert batch["c"].tolist() == values
 
@@ -111,8 +111,8 @@ def test_vectors_are_arrays(tmp_path: Path) -> None:
     )
     dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
     sparse = {"type": 0, "size": 3, "indices": [2], "values": [5.0]}
-    with intake(tmp_path) as door:
-        (batch,) = fed(door, column([dense, sparse], kind)).batches(10)
+    with feed_server(tmp_path) as server:
+        (batch,) = fed(server, column([dense, sparse], kind)).batches(10)
         assert batch["c"].tolist() == [[1, 2, 3], [0, 0, 5]]
 
 
@@ -129,13 +129,13 @@ def test_vectors_are_arrays(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_array_is_named_and_fails_the_feed(tmp_path: Path, blocks: list[Any], words: str) -> None:
-    with intake(tmp_path) as door:
-        feed = fed(door, blocks, end=False)
-        door.ended("train")
+    with feed_server(tmp_path) as server:
+        feed = fed(server, blocks, end=False)
+        server.ended("train")
         with pytest.raises(DataError, match=words):
             next(feed.batches(10))
         with pytest.raises(HopyardError, match=words):
-            pour(Road((door.where,), TOKEN), 5, 0, blocks)
+            send_partition(Route((server.endpoint,), TOKEN), 5, 0, blocks)
 
 
 ROWS: list[list[Any]] = [
@@ -154,14 +154,14 @@ ROWS: list[list[Any]] = [
 
 @pytest.mark.parametrize("rows", ROWS, ids=repr)
 def test_python_rows_come_back_as_they_were(tmp_path: Path, rows: list[Any]) -> None:
-    with intake(tmp_path) as door:
-        (got,) = fed(door, [rows]).rows(10)
+    with feed_server(tmp_path) as server:
+        (got,) = fed(server, [rows]).rows(10)
         assert got == rows and list(map(type, got)) == list(map(type, rows))
 
 
 def test_columns_of_python_rows(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        feed = fed(door, [[([1.5, 2.5], 1), ([3.5, 4.5], 2)]], [[("a", 1), ("b", 2)]], [["x", "y"]])
+    with feed_server(tmp_path) as server:
+        feed = fed(server, [[([1.5, 2.5], 1), ([3.5, 4.5], 2)]], [[("a", 1), ("b", 2)]], [["x", "y"]])
         one, two, three = feed.batches(2)
         assert one["_1"].tolist() == [[1.5, 2.5], [3.5, 4.5]] and one["_2"].tolist() == [1, 2]
         assert two["_1"].tolist() == ["a", "b"] and two["_1"].dtype == object
@@ -170,68 +170,70 @@ def test_columns_of_python_rows(tmp_path: Path) -> None:
 
 def test_arrays_in_rows_keep_shape_and_type(tmp_path: Path) -> None:
     rows = [(np.full((2, 3), n, np.float32), n) for n in range(4)]
-    with intake(tmp_path) as door:
-        (got,) = fed(door, [rows]).rows(10)
+    with feed_server(tmp_path) as server:
+        (got,) = fed(server, [rows]).rows(10)
         assert [label for _, label in got] == [0, 1, 2, 3]
         assert all(np.array_equal(a, b) and a.dtype == b.dtype for (a, _), (b, _) in zip(got, rows, strict=True))
-    with intake(tmp_path) as door:
-        (batch,) = fed(door, [rows]).batches(10)
+    with feed_server(tmp_path) as server:
+        (batch,) = fed(server, [rows]).batches(10)
         assert batch["_1"].shape == (4, 2, 3) and batch["_1"].dtype == np.float32
         assert np.array_equal(batch["_1"][3], rows[3][0])
 
 
 def test_a_tensorflow_data_set_has_batches(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
-    with intake(tmp_path) as door:
+    with feed_server(tmp_path) as server:
         text = pa.record_batch([pa.array(["a", "b", "c"]), pa.array([[1.0], [2.0], [3.0]])], ["t", "x"])
-        data = fed(door, [text]).dataset(2)
+        data = fed(server, [text]).dataset(2)
         got = [{name: part.numpy().tolist() for name, part in batch.items()} for batch in data]
         assert got == [{"t": [b"a", b"b"], "x": [[1.0], [2.0]]}, {"t": [b"c"], "x": [[3.0]]}]
 
 
 def test_a_tensorflow_data_set_of_no_rows(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
-    with intake(tmp_path) as door:
-        assert list(fed(door).dataset(2)) == []
+    with feed_server(tmp_path) as server:
+        assert list(fed(server).dataset(2)) == []
 
 
 def test_a_torch_data_set_has_batches(tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
-    with intake(tmp_path) as door:
-        data = fed(door, [numbers(0, 5)]).dataset(2, "torch")
+    with feed_server(tmp_path) as server:
+        data = fed(server, [numbers(0, 5)]).dataset(2, "torch")
         got = list(torch.utils.data.DataLoader(data, batch_size=None))
         assert [batch["y"].tolist() for batch in got] == [[0, 1], [2, 3], [4]]
         assert got[0]["x"].dtype == torch.float32
 
 
 def test_a_framework_that_is_none(tmp_path: Path) -> None:
-    with intake(tmp_path) as door, pytest.raises(SpecError, match="framework = 'theano'"):
-        fed(door).dataset(2, "theano")
+    with feed_server(tmp_path) as server, pytest.raises(SpecError, match="framework = 'theano'"):
+        fed(server).dataset(2, "theano")
 
 
 # Inference
 
 
-def asked(door: Intake, partition: int, blocks: list[Any]) -> Future[Any]:
+def asked(server: FeedServer, partition: int, blocks: list[Any]) -> Future[Any]:
     def run() -> list[Any]:
         return [
-            value for values, _ in ask(Road((door.where,), TOKEN, "infer"), partition, 0, blocks) for value in values
+            value
+            for values, _ in ask(Route((server.endpoint,), TOKEN, "infer"), partition, 0, blocks)
+            for value in values
         ]
 
     return later(run)
 
 
 def test_answers_come_in_order_as_many_as_rows(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        first = asked(door, 0, [numbers(0, 10), numbers(10, 3)])
-        feed = Feed(door.inlet("infer"))
+    with feed_server(tmp_path) as server:
+        first = asked(server, 0, [numbers(0, 10), numbers(10, 3)])
+        feed = Feed(server.queue("infer"))
         sizes = []
         for batch in feed.batches(4):
             sizes.append(len(batch["y"]))
             feed.answer(batch["y"] * 10)
             if len(sizes) == 4:
                 assert first.result(5) == [n * 10 for n in range(13)]
-                second = asked(door, 1, [numbers(100, 5)])
+                second = asked(server, 1, [numbers(100, 5)])
             if len(sizes) == 6:
                 assert second.result(5) == [n * 10 for n in range(100, 105)]
                 feed.terminate()
@@ -239,10 +241,10 @@ def test_answers_come_in_order_as_many_as_rows(tmp_path: Path) -> None:
 
 
 def test_batches_of_inference_never_mix_partitions(tmp_path: Path) -> None:
-    with intake(tmp_path, limit=1000) as door:
-        found = [asked(door, n, [numbers(n * 1000 + k * 30, 30) for k in range(5)]) for n in range(4)]
-        later(lambda: ([one.result(10) for one in found], door.finish()))
-        feed = Feed(door.inlet("infer"))
+    with feed_server(tmp_path, limit=1000) as server:
+        found = [asked(server, n, [numbers(n * 1000 + k * 30, 30) for k in range(5)]) for n in range(4)]
+        later(lambda: ([one.result(10) for one in found], server.finish()))
+        feed = Feed(server.queue("infer"))
         for batch in feed.batches(64):
             assert len(set(batch["y"] // 1000)) == 1
             feed.answer(list(map(str, batch["y"].tolist())))
@@ -250,9 +252,9 @@ def test_batches_of_inference_never_mix_partitions(tmp_path: Path) -> None:
 
 
 def test_a_program_may_take_batches_ahead_of_its_answers(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        found = asked(door, 0, [numbers(0, 4)])
-        feed = Feed(door.inlet("infer"))
+    with feed_server(tmp_path) as server:
+        found = asked(server, 0, [numbers(0, 4)])
+        feed = Feed(server.queue("infer"))
         batches = feed.batches(2)
         one, two = next(batches), next(batches)
         feed.answer(one["y"])
@@ -262,10 +264,10 @@ def test_a_program_may_take_batches_ahead_of_its_answers(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_program_that_does_not_answer_fails_the_task(tmp_path: Path, reads: bool) -> None:
-    with intake(tmp_path) as door:
+    with feed_server(tmp_path) as server:
         blocks = [numbers(0, 4)]
-        found = later(lambda: list(ask(Road((door.where,), TOKEN, "infer", timeout=0.3), 2, 0, blocks)))
-        feed = Feed(door.inlet("infer"))
+        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.3), 2, 0, blocks)))
+        feed = Feed(server.queue("infer"))
         if reads:
             next(feed.batches(2))
         words = r"worker 0 has neither taken nor answered a row for 0.3 seconds, .* ctx.feed\('infer'\) and answer"
@@ -277,17 +279,17 @@ def test_a_program_that_does_not_answer_fails_the_task(tmp_path: Path, reads: bo
 
 def test_a_program_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     """Whose turn has not come waits longer than any single answer takes."""
-    with intake(tmp_path) as door:
-        road = Road((door.where,), TOKEN, "infer", timeout=0.4)
-        found = [later(lambda n=n: list(ask(road, n, 0, [numbers(n, 4)]))) for n in range(3)]
-        later(lambda: ([one.result(30) for one in found], door.finish()))
-        feed = Feed(door.inlet("infer"))
+    with feed_server(tmp_path) as server:
+        route = Route((server.endpoint,), TOKEN, "infer", timeout=0.4)
+        found = [later(lambda n=n: list(ask(route, n, 0, [numbers(n, 4)]))) for n in range(3)]
+        later(lambda: ([one.result(30) for one in found], server.finish()))
+        feed = Feed(server.queue("infer"))
         for batch in feed.batches(2):
             time.sleep(0.2)
             feed.answer(batch["y"])
         assert [sum(rows for _, rows in one.result(5)) for one in found] == [4, 4, 4]
         time.sleep(0.5)  # nobody waits: no stall
-        assert door.inlet("infer").stalled == 0
+        assert server.queue("infer").stalled == 0
 
 
 def test_a_program_that_waits_for_slow_rows_is_not_to_blame(tmp_path: Path) -> None:
@@ -298,23 +300,23 @@ def test_a_program_that_waits_for_slow_rows_is_not_to_blame(tmp_path: Path) -> N
         time.sleep(1.0)
         yield numbers(3, 3)
 
-    with intake(tmp_path) as door:
-        found = later(lambda: list(ask(Road((door.where,), TOKEN, "infer", timeout=0.3), 0, 0, slowly())))
-        later(lambda: (found.result(10), door.finish()))
-        feed = Feed(door.inlet("infer"))
+    with feed_server(tmp_path) as server:
+        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.3), 0, 0, slowly())))
+        later(lambda: (found.result(10), server.finish()))
+        feed = Feed(server.queue("infer"))
         for batch in feed.batches(4):
             feed.answer(batch["y"])
         assert sum(rows for _, rows in found.result(5)) == 6
 
 
 def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        feed = Feed(door.inlet("infer"))
+    with feed_server(tmp_path) as server:
+        feed = Feed(server.queue("infer"))
         batches = feed.batches(4)
-        first = later(lambda: list(ask(Road((door.where,), TOKEN, "infer", timeout=0.2), 0, 0, [numbers(0, 4)])))
+        first = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.2), 0, 0, [numbers(0, 4)])))
         feed.answer(next(batches)["y"])
         first.result(5)
-        second = later(lambda: list(ask(Road((door.where,), TOKEN, "infer"), 1, 0, [numbers(0, 4)])))
+        second = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer"), 1, 0, [numbers(0, 4)])))
         taken = next(batches)
         time.sleep(0.6)
         feed.answer(taken["y"])
@@ -324,9 +326,9 @@ def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], np.zeros(5), {"a": [1, 2], "b": [1]}, []])
 def test_wrong_answers_are_told_on_both_sides(tmp_path: Path, answer: Any) -> None:
     words = r"answered .* values to a batch of 2 rows \(partition 6\)"
-    with intake(tmp_path) as door:
-        found = asked(door, 6, [numbers(0, 4)])
-        feed = Feed(door.inlet("infer"))
+    with feed_server(tmp_path) as server:
+        found = asked(server, 6, [numbers(0, 4)])
+        feed = Feed(server.queue("infer"))
         next(feed.batches(2))
         with pytest.raises(DataError, match=words):
             feed.answer(answer)
@@ -335,26 +337,26 @@ def test_wrong_answers_are_told_on_both_sides(tmp_path: Path, answer: Any) -> No
 
 
 def test_an_answer_that_nobody_asked_for(tmp_path: Path) -> None:
-    with intake(tmp_path) as door, pytest.raises(DataError, match="no batch waits"):
-        fed(door, [numbers(0, 4)]).answer([1])
+    with feed_server(tmp_path) as server, pytest.raises(DataError, match="no batch waits"):
+        fed(server, [numbers(0, 4)]).answer([1])
 
 
 def test_an_inference_after_the_program_is_told_so(tmp_path: Path) -> None:
-    with intake(tmp_path) as door:
-        under_way = asked(door, 0, [numbers(0, 4)])
-        next(Feed(door.inlet("infer")).batches(2))
-        door.finish()
-        for found in (under_way, asked(door, 1, [numbers(0, 4)])):
+    with feed_server(tmp_path) as server:
+        under_way = asked(server, 0, [numbers(0, 4)])
+        next(Feed(server.queue("infer")).batches(2))
+        server.finish()
+        for found in (under_way, asked(server, 1, [numbers(0, 4)])):
             with pytest.raises(HopyardError, match="takes no more rows for inference"):
                 found.result(5)
     with pytest.raises(ConnectionError, match="use it before the program ends"):
-        asked(door, 2, [numbers(0, 4)]).result(5)
+        asked(server, 2, [numbers(0, 4)]).result(5)
 
 
 def test_a_task_that_wants_only_some_answers(tmp_path: Path) -> None:
-    with intake(tmp_path, limit=1000) as door:
-        answers = ask(Road((door.where,), TOKEN, "infer"), 0, 0, [numbers(n * 30, 30) for n in range(100)])
-        feed = Feed(door.inlet("infer"))
+    with feed_server(tmp_path, limit=1000) as server:
+        answers = ask(Route((server.endpoint,), TOKEN, "infer"), 0, 0, [numbers(n * 30, 30) for n in range(100)])
+        feed = Feed(server.queue("infer"))
 
         def serve() -> list[int]:
             seen = []
@@ -366,8 +368,8 @@ def test_a_task_that_wants_only_some_answers(tmp_path: Path) -> None:
         served = later(serve)
         assert next(answers)[0].tolist() == list(range(30))
         answers.close()  # type: ignore[attr-defined]
-        assert asked(door, 1, [numbers(7000, 2)]).result(5) == [7000, 7001]
-        door.finish()
+        assert asked(server, 1, [numbers(7000, 2)]).result(5) == [7000, 7001]
+        server.finish()
         assert served.result(5)[-1] == 7000
 
 
@@ -376,8 +378,8 @@ def test_rows_that_cannot_be_computed_are_the_error_of_the_task(tmp_path: Path) 
         yield numbers(0, 2)
         raise ZeroDivisionError("in the lineage")
 
-    with intake(tmp_path) as door:
-        found = later(lambda: list(ask(Road((door.where,), TOKEN, "infer"), 0, 0, broken())))
+    with feed_server(tmp_path) as server:
+        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer"), 0, 0, broken())))
         with pytest.raises(ZeroDivisionError):
             found.result(5)
 
@@ -413,15 +415,15 @@ class Driver:
         self._uneven = uneven
         self._counts = [Count(0, False)] * workers
         self._lock = threading.Lock()
-        self.doors: list[Intake] = []
+        self.servers: list[FeedServer] = []
 
     def hear(self, worker: int) -> Any:
         def tell(feed: str, count: Count) -> None:
             with self._lock:
                 self._counts[worker] = count
                 now = allowed(self._uneven, self._counts)
-                for door in self.doors:
-                    door.allowed(feed, now.batches, now.ended)
+                for server in self.servers:
+                    server.allowed(feed, now.batches, now.ended)
 
         return tell
 
@@ -433,18 +435,20 @@ class Driver:
 def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, ...], batches: tuple[int, ...]) -> None:
     driver = Driver(uneven, 2)
     with (
-        intake(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
-        intake(tmp_path, 1, 2, tell=driver.hear(1)) as one,
+        feed_server(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
+        feed_server(tmp_path, 1, 2, tell=driver.hear(1)) as one,
     ):
-        driver.doors = [zero, one]
-        for door in driver.doors:
-            door.opened("train", uneven)
-        found = [later(lambda door=door: list(Feed(door.inlet("train")).batches(10))) for door in driver.doors]
-        road = Road((zero.where, one.where), TOKEN, uneven=uneven)
+        driver.servers = [zero, one]
+        for server in driver.servers:
+            server.opened("train", uneven)
+        found = [
+            later(lambda server=server: list(Feed(server.queue("train")).batches(10))) for server in driver.servers
+        ]
+        route = Route((zero.endpoint, one.endpoint), TOKEN, uneven=uneven)
         for worker, count in enumerate(rows):
-            pour(road, worker, 0, [numbers(n, min(3, count - n)) for n in range(0, count, 3)])
-        for door in driver.doors:
-            door.ended("train")
+            send_partition(route, worker, 0, [numbers(n, min(3, count - n)) for n in range(0, count, 3)])
+        for server in driver.servers:
+            server.ended("train")
         got = [one.result(5) for one in found]
         assert tuple(map(len, got)) == batches
         if uneven == "repeat":
@@ -455,12 +459,12 @@ def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, .
 
 def test_a_worker_without_rows_has_none_to_repeat(tmp_path: Path) -> None:
     driver = Driver("repeat", 2)
-    with intake(tmp_path, 0, 2, tell=driver.hear(0)) as door:
-        door.opened("train", "repeat")
-        door.allowed("train", 3, False)
-        door.ended("train")
+    with feed_server(tmp_path, 0, 2, tell=driver.hear(0)) as server:
+        server.opened("train", "repeat")
+        server.allowed("train", 3, False)
+        server.ended("train")
         with pytest.raises(DataError, match="this worker got no rows"):
-            next(Feed(door.inlet("train")).batches(10))
+            next(Feed(server.queue("train")).batches(10))
 
 
 @pytest.mark.parametrize("uneven", ["min", "repeat"])
@@ -468,20 +472,22 @@ def test_a_worker_without_rows_has_none_to_repeat(tmp_path: Path) -> None:
 def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Uneven, main: str) -> None:
     driver = Driver(uneven, 2)
     with (
-        intake(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
-        intake(tmp_path, 1, 2, tell=driver.hear(1)) as one,
+        feed_server(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
+        feed_server(tmp_path, 1, 2, tell=driver.hear(1)) as one,
     ):
-        driver.doors = [zero, one]
+        driver.servers = [zero, one]
         if main == "was over before":
             one.finish()
-        for door in driver.doors:
-            door.opened("train", uneven)
-        found = later(lambda: len(list(Feed(zero.inlet("train")).batches(10))))
+        for server in driver.servers:
+            server.opened("train", uneven)
+        found = later(lambda: len(list(Feed(zero.queue("train")).batches(10))))
         for worker in range(2):
-            pour(Road((zero.where, one.where), TOKEN, uneven=uneven), worker, 0, [numbers(0, 30)], worker=worker)
+            send_partition(
+                Route((zero.endpoint, one.endpoint), TOKEN, uneven=uneven), worker, 0, [numbers(0, 30)], worker=worker
+            )
         zero.ended("train")
         if main == "leaves its feed":
-            Feed(one.inlet("train")).terminate()
+            Feed(one.queue("train")).terminate()
         if main == "is over":
             one.finish()
         assert found.result(5) == (0 if uneven == "min" else 3)
@@ -490,14 +496,14 @@ def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Unev
 def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Path) -> None:
     driver = Driver("min", 2)
     with (
-        intake(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
-        intake(tmp_path, 1, 2, tell=driver.hear(1)) as one,
+        feed_server(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
+        feed_server(tmp_path, 1, 2, tell=driver.hear(1)) as one,
     ):
-        driver.doors = [zero, one]
-        for door in driver.doors:
-            door.opened("train", "min")
-        found = later(lambda: list(Feed(zero.inlet("train")).batches(10)))
-        pour(Road((zero.where, one.where), TOKEN, uneven="min"), 0, 0, [numbers(0, 30)])
+        driver.servers = [zero, one]
+        for server in driver.servers:
+            server.opened("train", "min")
+        found = later(lambda: list(Feed(zero.queue("train")).batches(10)))
+        send_partition(Route((zero.endpoint, one.endpoint), TOKEN, uneven="min"), 0, 0, [numbers(0, 30)])
         one.ended("train")
         assert found.result(5) == []
 
@@ -505,11 +511,11 @@ def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Pa
 @pytest.mark.parametrize("uneven", ["min", "repeat"])
 def test_a_worker_that_leaves_early_counts_what_it_took(tmp_path: Path, uneven: Uneven) -> None:
     told: list[Count] = []
-    with intake(tmp_path, tell=lambda _, count: told.append(count)) as door:
-        door.opened("train", uneven)
-        door.allowed("train", 9, False)
-        pour(Road((door.where,), TOKEN, uneven=uneven), 0, 0, [numbers(0, 50)])
-        feed = Feed(door.inlet("train"))
+    with feed_server(tmp_path, tell=lambda _, count: told.append(count)) as server:
+        server.opened("train", uneven)
+        server.allowed("train", 9, False)
+        send_partition(Route((server.endpoint,), TOKEN, uneven=uneven), 0, 0, [numbers(0, 50)])
+        feed = Feed(server.queue("train"))
         batches = feed.batches(10)
         for _ in range(2):
             next(batches)
@@ -520,19 +526,19 @@ def test_a_worker_that_leaves_early_counts_what_it_took(tmp_path: Path, uneven: 
 
 def test_a_worker_that_asks_and_has_no_rows_says_so(tmp_path: Path) -> None:
     told: list[Count] = []
-    with intake(tmp_path, tell=lambda _, count: told.append(count)) as door:
-        door.opened("train", "min")
+    with feed_server(tmp_path, tell=lambda _, count: told.append(count)) as server:
+        server.opened("train", "min")
         assert told == []
-        assert door.inlet("train").turn(0, 10, wait=0) == "pause"
+        assert server.queue("train").turn(0, 10, wait=0) == "pause"
         assert told == [Count(0, False)]
 
 
 def test_a_feed_after_a_main_that_failed_fails_too(tmp_path: Path) -> None:
     told: list[Count] = []
-    with intake(tmp_path, tell=lambda _, count: told.append(count)) as door:
-        door.finish("worker 0 failed: ValueError")
+    with feed_server(tmp_path, tell=lambda _, count: told.append(count)) as server:
+        server.finish("worker 0 failed: ValueError")
         with pytest.raises(HopyardError, match="worker 0 failed: ValueError"):
-            pour(Road((door.where,), TOKEN, uneven="min"), 0, 0, [numbers(0, 5)])
+            send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(0, 5)])
         assert told == []  # others must not end as if all were well
 
 
@@ -545,39 +551,39 @@ def files_in(folder: Path) -> int:
 
 def test_rows_beyond_the_limit_wait_in_files_where_workers_end_together(tmp_path: Path) -> None:
     driver = Driver("min", 1)
-    with intake(tmp_path, tell=driver.hear(0), limit=100) as door:
-        driver.doors = [door]
-        road = Road((door.where,), TOKEN, uneven="min")
-        assert pour(road, 0, 0, [numbers(n, 100) for n in range(0, 1000, 100)]).rows == 1000
-        door.ended("train")
-        got = list(Feed(door.inlet("train")).batches(300))
+    with feed_server(tmp_path, tell=driver.hear(0), limit=100) as server:
+        driver.servers = [server]
+        route = Route((server.endpoint,), TOKEN, uneven="min")
+        assert send_partition(route, 0, 0, [numbers(n, 100) for n in range(0, 1000, 100)]).rows == 1000
+        server.ended("train")
+        got = list(Feed(server.queue("train")).batches(300))
         assert np.concatenate([batch["y"] for batch in got]).tolist() == list(range(1000))
 
 
 def test_what_waits_in_files_takes_one_descriptor_and_gives_it_back(tmp_path: Path) -> None:
-    with intake(tmp_path, limit=100) as door:
-        door.opened("train", "min")
-        door.allowed("train", 10**6, False)
-        batches = Feed(door.inlet("train")).batches(1000)
+    with feed_server(tmp_path, limit=100) as server:
+        server.opened("train", "min")
+        server.allowed("train", 10**6, False)
+        batches = Feed(server.queue("train")).batches(1000)
         for partition in range(2):
-            road = Road((door.where,), TOKEN, uneven="min")
-            pour(road, partition, 0, [numbers(n, 100) for n in range(0, 5000, 100)])
+            route = Route((server.endpoint,), TOKEN, uneven="min")
+            send_partition(route, partition, 0, [numbers(n, 100) for n in range(0, 5000, 100)])
             assert files_in(tmp_path) == 1
             for start in range(0, 5000, 1000):
                 batch = next(batches)
                 assert batch["y"].tolist() == list(range(start, start + 1000))
                 batch["x"][:] = 0
             assert files_in(tmp_path) == 0
-        pour(road, 2, 0, [numbers(n, 100) for n in range(0, 500, 100)])
-        door.finish()
+        send_partition(route, 2, 0, [numbers(n, 100) for n in range(0, 500, 100)])
+        server.finish()
         assert files_in(tmp_path) == 0
 
 
 def test_blocks_from_a_file_are_views_that_may_be_written(tmp_path: Path) -> None:
-    with intake(tmp_path, limit=100) as door:
-        pour(Road((door.where,), TOKEN, uneven="min"), 0, 0, [numbers(0, 100), numbers(100, 100)])
-        door.allowed("train", 4, False)
-        batches = Feed(door.inlet("train")).batches(50)
+    with feed_server(tmp_path, limit=100) as server:
+        send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(0, 100), numbers(100, 100)])
+        server.allowed("train", 4, False)
+        batches = Feed(server.queue("train")).batches(50)
         _, _, three, four = (next(batches) for _ in range(4))
         assert three["x"].base is not None and three["x"].flags.writeable
         three["x"][:] = 0
@@ -590,39 +596,47 @@ def test_a_full_disk_fails_the_feed_and_says_which(tmp_path: Path, small_disk: C
         rf"feed 'train': [\d,]+ bytes .* {disk} on {socket.gethostname()} .*No space left.* "
         r"free space there, or set TMPDIR"
     )
-    with intake(disk, limit=1000) as door:
-        poured = later(pour, Road((door.where,), TOKEN, uneven="min"), 0, 0, (numbers(n, 1000, 100) for n in range(9)))
+    with feed_server(disk, limit=1000) as server:
+        sent = later(
+            send_partition,
+            Route((server.endpoint,), TOKEN, uneven="min"),
+            0,
+            0,
+            (numbers(n, 1000, 100) for n in range(9)),
+        )
         with pytest.raises(HopyardError, match=words):
-            poured.result(5)
-        door.opened("train", "min")
+            sent.result(5)
+        server.opened("train", "min")
         with pytest.raises(HopyardError, match=words):
-            next(Feed(door.inlet("train")).batches(10))
+            next(Feed(server.queue("train")).batches(10))
         stat = os.statvfs(disk)
         assert stat.f_bfree > 0.9 * stat.f_blocks
 
 
 def test_what_cannot_be_read_back_fails_the_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with intake(tmp_path, limit=100) as door:
-        pour(Road((door.where,), TOKEN, uneven="min"), 0, 0, [numbers(n, 100) for n in range(0, 300, 100)])
-        door.allowed("train", 1, False)
+    with feed_server(tmp_path, limit=100) as server:
+        send_partition(
+            Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(n, 100) for n in range(0, 300, 100)]
+        )
+        server.allowed("train", 1, False)
         monkeypatch.setattr("os.preadv", lambda *_: 0)
         with pytest.raises(HopyardError, match=r"could not be read back from .* set TMPDIR"):
-            next(Feed(door.inlet("train")).batches(300))
+            next(Feed(server.queue("train")).batches(300))
         with pytest.raises(HopyardError, match="could not be read back"):
-            pour(Road((door.where,), TOKEN, uneven="min"), 1, 0, [numbers(0, 1)])
+            send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 1, 0, [numbers(0, 1)])
 
 
 def test_a_block_that_came_twice_leaves_its_room_to_who_waits(tmp_path: Path) -> None:
-    inlet = Inlet("train", tmp_path, limit=100)
-    inlet.uneven = "join"
-    stream = inlet.open(0, 0)
+    queue = FeedQueue("train", tmp_path, limit=100)
+    queue.uneven = "join"
+    stream = queue.open(0, 0)
     assert stream is not None
-    bodies = [inlet.room(stream, 40) for _ in range(2)]
+    bodies = [queue.room(stream, 40) for _ in range(2)]
     twins = [Block(PICKLE, 1, body, None, stream, 0) for body in bodies]
-    assert inlet.put(twins[0], 0, 0, b"same")
-    assert inlet.take().block is twins[0]
-    waiting = later(inlet.room, stream, 80)
+    assert queue.put(twins[0], 0, 0, b"same")
+    assert queue.take().block is twins[0]
+    waiting = later(queue.room, stream, 80)
     time.sleep(0.1)
     assert not waiting.done()
-    assert not inlet.put(twins[1], 0, 0, b"same")
+    assert not queue.put(twins[1], 0, 0, b"same")
     assert len(waiting.result(2)) == 80

@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from feeds import TOKEN, intake, later, numbers
+from feed_servers import TOKEN, feed_server, later, numbers
 from hopyard.errors import DataError
-from hopyard.feeds import sender as pouring
+from hopyard.feeds import sender as feed_session
 from hopyard.feeds.inference import answered, inferring, inferring_rows
-from hopyard.feeds.protocol import ARROW, PICKLE, SCHEMA, Door, machine
+from hopyard.feeds.protocol import ARROW, PICKLE, SCHEMA, Endpoint, machine
 from hopyard.feeds.reader import Feed
-from hopyard.feeds.receiver import Intake
+from hopyard.feeds.receiver import FeedServer
 from hopyard.feeds.rows import packed, unpacked
-from hopyard.feeds.sender import Road, chosen, framed
+from hopyard.feeds.sender import Route, chosen, framed
 from hopyard.feeds.spark_tasks import FEEDING, cut, feeding, feeding_rows
 
 HERE = machine()
@@ -50,16 +50,16 @@ def test_whole_numbers_are_not_cut_from_answers() -> None:
     ],
 )
 def test_a_partition_goes_to_a_worker_of_its_machine(machines: list[str], expected: list[int]) -> None:
-    doors = [Door(name, "path") for name in machines]
-    assert [chosen(doors, partition) for partition in range(6)] == expected
+    servers = [Endpoint(name, "path") for name in machines]
+    assert [chosen(servers, partition) for partition in range(6)] == expected
 
 
 def test_a_partition_goes_to_a_worker_of_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    doors = [Door(HERE, "path", executor=f"host-{number // 2}") for number in range(4)]
-    monkeypatch.setattr(pouring, "executor", lambda: "host-1")
-    assert [chosen(doors, partition) for partition in range(4)] == [2, 3, 2, 3]
-    monkeypatch.setattr(pouring, "executor", lambda: "host-7")
-    assert [chosen(doors, partition) for partition in range(4)] == [0, 1, 2, 3]
+    servers = [Endpoint(HERE, "path", executor=f"host-{number // 2}") for number in range(4)]
+    monkeypatch.setattr(feed_session, "executor", lambda: "host-1")
+    assert [chosen(servers, partition) for partition in range(4)] == [2, 3, 2, 3]
+    monkeypatch.setattr(feed_session, "executor", lambda: "host-7")
+    assert [chosen(servers, partition) for partition in range(4)] == [0, 1, 2, 3]
 
 
 def test_large_batches_go_in_pieces() -> None:
@@ -67,7 +67,7 @@ def test_large_batches_go_in_pieces() -> None:
     assert [kind for kind, _, _ in frames].count(SCHEMA) == 1
     sizes = [(memoryview(body).nbytes, rows) for kind, body, rows in frames if kind == ARROW]
     assert sum(rows for _, rows in sizes) == 100_010
-    assert max(size for size, _ in sizes) < 1.01 * pouring.PIECE
+    assert max(size for size, _ in sizes) < 1.01 * feed_session.PIECE
 
 
 def test_a_schema_goes_again_when_it_changes() -> None:
@@ -131,52 +131,52 @@ def test_other_rows_stay_as_they_are(rows: list[Any]) -> None:
 
 
 @pytest.fixture
-def doors(tmp_path: Path) -> Iterator[list[Intake]]:
+def servers(tmp_path: Path) -> Iterator[list[FeedServer]]:
     small = 1 << 20
     with (
-        intake(tmp_path, 0, 2, apart=True, limit=small) as zero,
-        intake(tmp_path, 1, 2, apart=True, limit=small) as one,
+        feed_server(tmp_path, 0, 2, apart=True, limit=small) as zero,
+        feed_server(tmp_path, 1, 2, apart=True, limit=small) as one,
     ):
         yield [zero, one]
 
 
-def road(doors: list[Intake], feed: str = "train", **more: Any) -> Road:
-    return Road(tuple(door.where for door in doors), TOKEN, feed, **more)
+def route(servers: list[FeedServer], feed: str = "train", **more: Any) -> Route:
+    return Route(tuple(server.endpoint for server in servers), TOKEN, feed, **more)
 
 
-def serve(doors: list[Intake], feed: str, work: Callable[[Feed], Any]) -> list[Any]:
-    return [later(work, Feed(door.inlet(feed))) for door in doors]
+def serve(servers: list[FeedServer], feed: str, work: Callable[[Feed], Any]) -> list[Any]:
+    return [later(work, Feed(server.queue(feed))) for server in servers]
 
 
 def taken(feed: Feed) -> list[int]:
     return [int(value) for batch in feed.batches(64) for value in batch["id"]]
 
 
-def end(doors: list[Intake], feed: str = "train") -> None:
-    for door in doors:
-        door.ended(feed)
+def end(servers: list[FeedServer], feed: str = "train") -> None:
+    for server in servers:
+        server.ended(feed)
 
 
 @pytest.mark.parametrize("partitions", [2, 17])
-def test_a_dataframe_is_fed(spark: Any, doors: list[Intake], partitions: int) -> None:
-    found = serve(doors, "train", taken)
+def test_a_dataframe_is_fed(spark: Any, servers: list[FeedServer], partitions: int) -> None:
+    found = serve(servers, "train", taken)
     frame = spark.range(0, 1000, 1, partitions)
-    rows = frame.mapInArrow(feeding(road(doors)), FEEDING).collect()
-    end(doors)
+    rows = frame.mapInArrow(feeding(route(servers)), FEEDING).collect()
+    end(servers)
     shares = [one.result(10) for one in found]
     assert sorted(shares[0] + shares[1]) == list(range(1000))
     assert sum(row.rows for row in rows) == 1000 and len(rows) == partitions
     assert all(row.worker == row.partition % 2 and not row.unwanted for row in rows)
 
 
-def test_a_dataframe_is_fed_from_another_machine(spark: Any, doors: list[Intake]) -> None:
-    far = tuple(replace(door.where, machine="another") for door in doors)
-    spark.range(0, 100, 1, 3).mapInArrow(feeding(Road(far, TOKEN)), FEEDING).collect()
-    end(doors)
-    assert sorted(taken(Feed(doors[0].inlet("train"))) + taken(Feed(doors[1].inlet("train")))) == list(range(100))
+def test_a_dataframe_is_fed_from_another_machine(spark: Any, servers: list[FeedServer]) -> None:
+    far = tuple(replace(server.endpoint, machine="another") for server in servers)
+    spark.range(0, 100, 1, 3).mapInArrow(feeding(Route(far, TOKEN)), FEEDING).collect()
+    end(servers)
+    assert sorted(taken(Feed(servers[0].queue("train"))) + taken(Feed(servers[1].queue("train")))) == list(range(100))
 
 
-def test_rows_come_once_though_spark_tries_again(spark: Any, doors: list[Intake]) -> None:
+def test_rows_come_once_though_spark_tries_again(spark: Any, servers: list[FeedServer]) -> None:
     def failing(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
 
@@ -190,15 +190,15 @@ def test_rows_come_once_though_spark_tries_again(spark: Any, doors: list[Intake]
     def work(batches: Iterator[Any]) -> Iterator[Any]:
         yield from pour_all(failing(batches))
 
-    pour_all = feeding(road(doors))
+    pour_all = feeding(route(servers))
     rows = spark.range(0, 800, 1, 4).mapInArrow(work, FEEDING).collect()
     assert sum(row.rows for row in rows) == 800
-    end(doors)
-    assert sorted(taken(Feed(doors[0].inlet("train"))) + taken(Feed(doors[1].inlet("train")))) == list(range(800))
+    end(servers)
+    assert sorted(taken(Feed(servers[0].queue("train"))) + taken(Feed(servers[1].queue("train")))) == list(range(800))
 
 
-def test_another_order_in_another_attempt_fails_the_job_and_says_why(spark: Any, doors: list[Intake]) -> None:
-    pour_all = feeding(road(doors))
+def test_another_order_in_another_attempt_fails_the_job_and_says_why(spark: Any, servers: list[FeedServer]) -> None:
+    pour_all = feeding(route(servers))
 
     def work(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -218,30 +218,30 @@ def test_another_order_in_another_attempt_fails_the_job_and_says_why(spark: Any,
         spark.range(0, 100, 1, 1).mapInArrow(work, FEEDING).collect()
 
 
-def test_an_rdd_is_fed(spark: Any, doors: list[Intake]) -> None:
+def test_an_rdd_is_fed(spark: Any, servers: list[FeedServer]) -> None:
     def work(feed: Feed) -> list[Any]:
         return [row for rows in feed.rows(7) for row in rows]
 
     def made(n: int) -> Any:
         return ([float(n), 0.5], n) if n < 600 else {"n": n}
 
-    found = serve(doors, "train", work)
+    found = serve(servers, "train", work)
     rdd = spark.sparkContext.parallelize(range(1000), 3).map(made)
-    rows = rdd.mapPartitionsWithIndex(feeding_rows(road(doors))).collect()
-    end(doors)
+    rows = rdd.mapPartitionsWithIndex(feeding_rows(route(servers))).collect()
+    end(servers)
     shares = [one.result(10) for one in found]
     assert sorted(map(repr, shares[0] + shares[1])) == sorted(repr(made(n)) for n in range(1000))
     assert sum(rows for _, rows, _, _ in rows) == 1000
 
 
-def test_a_feed_that_is_terminated_ends_its_job(spark: Any, doors: list[Intake]) -> None:
+def test_a_feed_that_is_terminated_ends_its_job(spark: Any, servers: list[FeedServer]) -> None:
     def work(feed: Feed) -> int:
         count = len(next(feed.batches(10))["id"])
         feed.terminate()
         return count
 
-    found = serve(doors, "train", work)
-    rows = spark.range(0, 4_000_000, 1, 4).mapInArrow(feeding(road(doors)), FEEDING).collect()
+    found = serve(servers, "train", work)
+    rows = spark.range(0, 4_000_000, 1, 4).mapInArrow(feeding(route(servers)), FEEDING).collect()
     assert [one.result(5) for one in found] == [10, 10]
     assert len(rows) == 4 and all(row.unwanted for row in rows)
     assert spark.range(3).count() == 3  # and executors are as before
@@ -252,51 +252,51 @@ def answering(feed: Feed) -> None:
         feed.answer({"twice": batch["id"] * 2.0, "pair": np.stack([batch["id"], batch["id"]], 1)})
 
 
-def test_inference_of_a_dataframe(spark: Any, doors: list[Intake]) -> None:
-    found = serve(doors, "infer", answering)
-    work = inferring(road(doors, "infer"), "twice double, pair array<int>")
+def test_inference_of_a_dataframe(spark: Any, servers: list[FeedServer]) -> None:
+    found = serve(servers, "infer", answering)
+    work = inferring(route(servers, "infer"), "twice double, pair array<int>")
     frame = spark.range(0, 1000, 1, 3).mapInArrow(work, "twice double, pair array<int>")
     assert [(row.twice, row.pair) for row in frame.collect()] == [(n * 2.0, [n, n]) for n in range(1000)]
     assert frame.limit(5).count() == 5
     assert frame.filter("twice > 1000").count() == 499
-    for door in doors:
-        door.finish()
+    for server in servers:
+        server.finish()
     assert [one.result(5) for one in found] == [None, None]
     with pytest.raises(Exception, match="takes no more rows for inference"):
         frame.count()
 
 
-def test_inference_of_an_rdd(spark: Any, doors: list[Intake]) -> None:
+def test_inference_of_an_rdd(spark: Any, servers: list[FeedServer]) -> None:
     def work(feed: Feed) -> None:
         for rows in feed.rows(10):
             feed.answer([f"<{row}>" for row in rows])
 
-    serve(doors, "infer", work)
-    rdd = spark.sparkContext.parallelize(range(100), 3).mapPartitionsWithIndex(inferring_rows(road(doors, "infer")))
+    serve(servers, "infer", work)
+    rdd = spark.sparkContext.parallelize(range(100), 3).mapPartitionsWithIndex(inferring_rows(route(servers, "infer")))
     assert rdd.collect() == [f"<{n}>" for n in range(100)]
     assert rdd.take(3) == ["<0>", "<1>", "<2>"]
     assert rdd.count() == 100
 
 
-def test_inference_with_a_wrong_answer_fails_the_job_and_says_why(spark: Any, doors: list[Intake]) -> None:
+def test_inference_with_a_wrong_answer_fails_the_job_and_says_why(spark: Any, servers: list[FeedServer]) -> None:
     def work(feed: Feed) -> None:
         for batch in feed.batches(10):
             feed.answer(batch["id"][:-1])
 
-    serve(doors, "infer", work)
+    serve(servers, "infer", work)
     with pytest.raises(Exception, match="answered 9 values to a batch of 10 rows"):
-        spark.range(0, 100, 1, 2).mapInArrow(inferring(road(doors, "infer"), "a long"), "a long").collect()
+        spark.range(0, 100, 1, 2).mapInArrow(inferring(route(servers, "infer"), "a long"), "a long").collect()
 
 
-def test_a_worker_that_is_gone_fails_the_job_within_seconds(spark: Any, doors: list[Intake]) -> None:
-    inlet = doors[1].inlet("train")
+def test_a_worker_that_is_gone_fails_the_job_within_seconds(spark: Any, servers: list[FeedServer]) -> None:
+    queue = servers[1].queue("train")
 
     def close() -> None:
-        while not inlet.received:
+        while not queue.received:
             time.sleep(0.01)
-        doors[1].close()  # without a word, as the end of its process is
+        servers[1].close()  # without a word, as the end of its process is
 
     threading.Thread(target=close, daemon=True).start()
     with pytest.raises(Exception, match="worker 1 of the program") as caught:
-        spark.range(0, 4_000_000, 1, 2).mapInArrow(feeding(road(doors)), FEEDING).collect()
+        spark.range(0, 4_000_000, 1, 2).mapInArrow(feeding(route(servers)), FEEDING).collect()
     assert "worker 1" in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hopyard.feeds.spill import Spool
+from hopyard.feeds.spill import Spill
 
 BODY = np.arange(1000, dtype=np.uint8)
 
@@ -27,38 +27,38 @@ def on_disk() -> int:
 
 
 def test_what_waits_decides_what_the_disk_holds(tmp_path: Path) -> None:
-    before, spool = on_disk(), Spool(tmp_path, segment=10_000)
-    waiting = [spool.write(BODY)]
+    before, spill = on_disk(), Spill(tmp_path, segment=10_000)
+    waiting = [spill.write(BODY)]
     for _ in range(500):  # one body always waits
-        waiting.append(spool.write(BODY))
-        assert np.array_equal(spool.read(waiting.pop(0)), BODY)
-        assert on_disk() - before == spool.bytes <= 2 * 11_000
-    assert np.array_equal(spool.read(waiting.pop()), BODY)
-    assert (on_disk() - before, spool.bytes) == (0, 0)
+        waiting.append(spill.write(BODY))
+        assert np.array_equal(spill.read(waiting.pop(0)), BODY)
+        assert on_disk() - before == spill.bytes <= 2 * 11_000
+    assert np.array_equal(spill.read(waiting.pop()), BODY)
+    assert (on_disk() - before, spill.bytes) == (0, 0)
 
 
 def test_bodies_may_be_read_in_any_order(tmp_path: Path) -> None:
-    before, spool = on_disk(), Spool(tmp_path, segment=2000)
+    before, spill = on_disk(), Spill(tmp_path, segment=2000)
     bodies = [np.full(700, number, np.uint8) for number in range(20)]
-    filed = [spool.write(body) for body in bodies]
+    spilled = [spill.write(body) for body in bodies]
     for number in (19, 0, 7, 8, 1, *range(2, 7), *range(9, 19)):
         if number % 3:
-            assert np.array_equal(spool.read(filed[number]), bodies[number])
+            assert np.array_equal(spill.read(spilled[number]), bodies[number])
         else:
-            spool.free(filed[number])
-    assert (on_disk() - before, spool.bytes) == (0, 0)
-    assert np.array_equal(spool.read(spool.write(BODY)), BODY)
+            spill.free(spilled[number])
+    assert (on_disk() - before, spill.bytes) == (0, 0)
+    assert np.array_equal(spill.read(spill.write(BODY)), BODY)
 
 
 def test_a_body_larger_than_a_segment_and_an_empty_one(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, segment=100)
-    filed = [spool.write(BODY), spool.write(BODY[:0]), spool.write(BODY)]
-    assert [len(spool.read(one)) for one in filed] == [1000, 0, 1000]
+    spill = Spill(tmp_path, segment=100)
+    spilled = [spill.write(BODY), spill.write(BODY[:0]), spill.write(BODY)]
+    assert [len(spill.read(one)) for one in spilled] == [1000, 0, 1000]
 
 
 def test_without_room_what_was_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(tmp_path, segment=10_000)
-    first = spool.write(BODY)
+    spill = Spill(tmp_path, segment=10_000)
+    first = spill.write(BODY)
 
     def full(*args: object) -> int:
         raise OSError(28, "No space left on device")
@@ -66,8 +66,8 @@ def test_without_room_what_was_written_stays(tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match="No space"):
-            spool.write(BODY)
-    second = spool.write(BODY[::-1].copy())
-    assert np.array_equal(spool.read(first), BODY)
-    assert np.array_equal(spool.read(second), BODY[::-1])
-    assert spool.bytes == 0
+            spill.write(BODY)
+    second = spill.write(BODY[::-1].copy())
+    assert np.array_equal(spill.read(first), BODY)
+    assert np.array_equal(spill.read(second), BODY[::-1])
+    assert spill.bytes == 0

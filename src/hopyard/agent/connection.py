@@ -243,6 +243,7 @@ class Connection:
     def _give_up(self, reason: str) -> None:
         """End the process: nobody knows what the driver has heard of it."""
         print(f"slot {self._slot}: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+        self._side.poll(int(LAST_WORDS_SECONDS * 1000), zmq.POLLOUT)  # it may be full of what nobody confirmed
         _put(self._side, framed(Head(0, self._delivery.confirmed), pack(GaveUp(self._slot, reason))))
         self._open = False
         self._side.close()  # the main thread may be using its own

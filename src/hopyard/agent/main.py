@@ -36,10 +36,10 @@ def serve(card: Card, progress: Progress) -> None:
         connection.send(Hello(card.slot))
         first = connection.receive()
         if isinstance(first, Host):
-            from hopyard.agent.programs.supervisor import Hosting
+            from hopyard.agent.programs.supervisor import TaskSupervisor
 
             progress.enter("idle")  # the task has a process of its own
-            Hosting(card, connection, first, progress.companion).run()
+            TaskSupervisor(card, connection, first, progress.companion).run()
         elif isinstance(first, Setup):
             from hopyard.agent.runs.service import work
 

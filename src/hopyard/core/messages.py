@@ -17,7 +17,7 @@ from hopyard.checks import escaped_tree
 from hopyard.core.delivery import Head
 from hopyard.core.facts import UNREADABLE
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
-from hopyard.core.programs.messages import Door, FeedWord, Host, Shown
+from hopyard.core.programs.messages import FeedEndpoint, FeedWord, Host, TensorBoardStarted
 from hopyard.core.runs.events import Checked, Done, Durable, Failed, Forgotten, StoreAway, StoreBack
 from hopyard.errors import HopyardError, SpecError
 from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
@@ -180,7 +180,7 @@ class End(Message, frozen=True):
     """Down: there is no more work."""
 
 
-Hosted = Reserved | Running | Reported | Ended | Door | Shown | FeedWord
+Hosted = Reserved | Running | Reported | Ended | FeedEndpoint | TensorBoardStarted | FeedWord
 """What comes up from an agent that hosts a program."""
 Facts = Checked | Done | Durable | Failed | Forgotten | StoreAway | StoreBack
 Up = Hello | Ready | Unfit | Beat | GaveUp | NoRoom | Facts | Hosted

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from hopyard.errors import DataError, HopyardError, SpecError
 from hopyard.feeds.protocol import END, SCHEMA
-from hopyard.feeds.sender import Line, Road, framed
+from hopyard.feeds.sender import FeedConnection, Route, framed
 from hopyard.feeds.spark_tasks import ROWS, Batches, cut, task
 from hopyard.formats.arrow import is_list
 
 
-def ask(road: Road, partition: int, attempt: int, blocks: Iterable[Any]) -> Iterator[tuple[Any, int]]:
+def ask(route: Route, partition: int, attempt: int, blocks: Iterable[Any]) -> Iterator[tuple[Any, int]]:
     """Send a partition and give its answers in order: (values as the program gave them, for how many rows).
 
     A thread sends while answers are read.
@@ -29,9 +29,9 @@ def ask(road: Road, partition: int, attempt: int, blocks: Iterable[Any]) -> Iter
         ConnectionError: the worker ended; names it.
         HopyardError: the program takes no more rows, or answered wrongly; with its reason.
     """
-    with Line(road, partition, attempt, answers=True) as line:
+    with FeedConnection(route, partition, attempt, answers=True) as line:
         if line.unwanted:
-            raise _stopped(road)
+            raise _stopped(route)
         sending = _Sending(line, blocks)
         sending.start()
         got = 0
@@ -39,7 +39,7 @@ def ask(road: Road, partition: int, attempt: int, blocks: Iterable[Any]) -> Iter
             while sending.more(got):
                 values, rows = line.answer()
                 if line.unwanted:
-                    raise _stopped(road)
+                    raise _stopped(route)
                 got += rows
                 yield values, rows
         except (HopyardError, OSError):
@@ -52,11 +52,11 @@ def ask(road: Road, partition: int, attempt: int, blocks: Iterable[Any]) -> Iter
             raise sending.error
 
 
-def inferring(road: Road, schema: Any, zone: str = "UTC") -> Batches:
+def inferring(route: Route, schema: Any, zone: str = "UTC") -> Batches:
     """For `mapInArrow`: what the program answers to the rows of each partition, as columns of `schema`.
 
     Args:
-        road: to the program.
+        route: to the program.
         schema: of the answers: Arrow's, a StructType, or text as "prediction double".
         zone: time zone of the session, for answers that are times.
 
@@ -67,20 +67,20 @@ def inferring(road: Road, schema: Any, zone: str = "UTC") -> Batches:
 
     def hopyard_infer(batches: Iterator[Any]) -> Iterator[Any]:
         partition, attempt = task()
-        for values, rows in ask(road, partition, attempt, (batch for batch in batches if batch.num_rows)):
+        for values, rows in ask(route, partition, attempt, (batch for batch in batches if batch.num_rows)):
             yield answered(values, rows, schema)
 
     return hopyard_infer
 
 
-def inferring_rows(road: Road, rows: int = ROWS) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
+def inferring_rows(route: Route, rows: int = ROWS) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
     """For `mapPartitionsWithIndex`: what the program answers, row by row.
 
     Lists come as they are, arrays of shape (rows,) as Python values, others as arrays, dicts of these as tuples.
     """
 
     def hopyard_infer(partition: int, given: Iterable[Any]) -> Iterator[Any]:
-        for values, _ in ask(road, partition, task()[1], cut(given, rows)):
+        for values, _ in ask(route, partition, task()[1], cut(given, rows)):
             yield from by_row(values)
 
     return hopyard_infer
@@ -144,7 +144,7 @@ def _arrow(values: Any, kind: Any) -> Any:
 class _Sending(threading.Thread):
     """Sends the rows of an inference."""
 
-    def __init__(self, line: Line, blocks: Iterable[Any]) -> None:
+    def __init__(self, line: FeedConnection, blocks: Iterable[Any]) -> None:
         super().__init__(name="ask", daemon=True)
         self._line, self._blocks = line, blocks
         self._changed = threading.Condition()
@@ -199,8 +199,8 @@ def _schema(given: Any, zone: str) -> Any:
     return to_arrow_schema(made, timezone=zone)
 
 
-def _stopped(road: Road) -> HopyardError:
+def _stopped(route: Route) -> HopyardError:
     return HopyardError(
-        f"feed {road.feed!r}: the program takes no more rows for inference, it has ended or terminated its feed; an "
+        f"feed {route.feed!r}: the program takes no more rows for inference, it has ended or terminated its feed; an "
         "inference is computed each time its result is used: use it before the program ends, or cache it"
     )

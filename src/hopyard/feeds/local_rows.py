@@ -1,4 +1,4 @@
-"""Blocks of rows that this process holds, to be poured into a program."""
+"""Blocks of rows that this process holds, to be sent into a program."""
 
 from __future__ import annotations
 

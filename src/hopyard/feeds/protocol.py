@@ -1,9 +1,9 @@
-"""The road of rows into a program, as far as both of its ends share it: doors, the handshake, frames.
+"""The route of rows into a program, as far as both of its ends share it: endpoints, the handshake, frames.
 
-A program's process has a *door*: a unix socket, and one of TCP where others must reach it from other machines. Whoever
-dials shows that it knows the token of the program, which itself never travels, and so does who answers: rows and
-answers may be pickles. Then frames go both ways: a head of fixed size, and a body. Knows neither Spark nor what a feed
-is.
+A program's process has an *endpoint*: a unix socket, and one of TCP where others must reach it from other machines.
+Whoever dials shows that it knows the token of the program, which itself never travels, and so does who answers: rows
+and answers may be pickles. Then frames go both ways: a head of fixed size, and a body. Knows neither Spark nor what a
+feed is.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _WORDS_BYTES = 1 << 16
 _HANDSHAKE_SECONDS = 10.0
 """For a stranger to show that it knows the token."""
 _ANSWER_SECONDS = 60.0
-"""For a door to answer: its process may be busy with an import that lets no other thread run."""
+"""For an endpoint to answer: its process may be busy with an import that lets no other thread run."""
 _BUFFER = 1 << 20
 """Bytes of a socket's buffers: with the system's 208 KB a block of 4 MB takes 20 switches between two processes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Endpoint:
     """Where one process of a program takes rows. Plain values, so that it can be told as JSON."""
 
     machine: str
@@ -84,20 +84,20 @@ def executor() -> str:
     return f"{socket.gethostname()}-{process}" if process else ""
 
 
-def knock(door: Door, token: str, hello: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
-    """Dial a door and say what for; gives the line and the answer to `hello`.
+def connect(endpoint: Endpoint, token: str, hello: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
+    """Dial an endpoint and say what for; gives the line and the answer to `hello`.
 
     Raises:
         OSError: nobody answers there, or somebody who does not know the token.
     """
-    if door.near:
+    if endpoint.near:
         line = socket.socket(socket.AF_UNIX)
-        where: Any = door.path
-    elif door.port:
+        where: Any = endpoint.path
+    elif endpoint.port:
         line = socket.socket(socket.AF_INET)
-        where = (door.host, door.port)
+        where = (endpoint.host, endpoint.port)
     else:
-        raise ConnectionError(f"it is on another machine ({door.machine}) and listens on its own machine only")
+        raise ConnectionError(f"it is on another machine ({endpoint.machine}) and listens on its own machine only")
     try:
         line.settimeout(_ANSWER_SECONDS)
         tuned(line)
@@ -116,8 +116,8 @@ def knock(door: Door, token: str, hello: Mapping[str, Any]) -> tuple[socket.sock
         raise
 
 
-class Visitor:
-    """Somebody at the door, before it was let in. `admit` gives its hello, `reply` opens the line."""
+class Handshake:
+    """Somebody at the endpoint, before it was let in. `admit` gives its hello, `reply` opens the line."""
 
     def __init__(self, line: socket.socket, token: str) -> None:
         self._line, self._token = line, token
@@ -125,7 +125,7 @@ class Visitor:
         self._theirs = b""
 
     def admit(self) -> dict[str, Any]:
-        """What the visitor wants.
+        """What the handshake wants.
 
         Raises:
             OSError, ValueError: it does not know the token, or took too long to show it.
@@ -136,14 +136,14 @@ class Visitor:
         said = _read_words(self._line)
         self._theirs, mac, text = said[:_NONCE], said[_NONCE : _NONCE + 32], said[_NONCE + 32 :]
         if not hmac.compare_digest(mac, _mac(self._token, b"hello", self._mine, self._theirs, text)):
-            raise ConnectionError("the visitor does not know the token")
+            raise ConnectionError("the handshake does not know the token")
         hello = json.loads(text)
         if not isinstance(hello, dict):
             raise ValueError(f"hello is {type(hello).__name__}; an object is needed")
         return hello
 
     def reply(self, answer: Mapping[str, Any]) -> None:
-        """Let the visitor in, or tell it where to go."""
+        """Let the handshake in, or tell it where to go."""
         text = json.dumps(answer).encode()
         _send_words(self._line, _mac(self._token, b"reply", self._theirs, self._mine, text) + text)
         self._line.settimeout(None)
@@ -159,17 +159,17 @@ def send(
         line.sendall(view)
 
 
-def say(line: socket.socket, **words: Any) -> None:
+def send_message(line: socket.socket, **words: Any) -> None:
     """Send a frame of words."""
     send(line, WORDS, json.dumps(words).encode())
 
 
-def hear(line: socket.socket) -> Head:
+def receive_header(line: socket.socket) -> Head:
     """The head of the next frame; ConnectionError when there is none."""
     return Head._make(_HEAD.unpack(read(line, _HEAD.size)))
 
 
-def heard(line: socket.socket, head: Head) -> dict[str, Any]:
+def receive_message(line: socket.socket, head: Head) -> dict[str, Any]:
     """The words that `head` announces."""
     if head.kind != WORDS or not 0 <= head.size <= _WORDS_BYTES:
         raise ConnectionError(f"words were expected, a frame of kind {head.kind!r} and {head.size} bytes came")

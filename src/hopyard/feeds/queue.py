@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.core.programs.exactly_once import Books
+from hopyard.core.programs.exactly_once import DeliveryLedger
 from hopyard.core.programs.uneven import Count, Uneven
 from hopyard.errors import DataError, HopyardError
-from hopyard.feeds.spill import Filed, Spool, buffer
-from hopyard.feeds.streams import Block, Stream, Taken
+from hopyard.feeds.spill import Spill, Spilled, buffer
+from hopyard.feeds.streams import Block, QueueItem, Stream
 
 LIMIT = 64 << 20
 """Bytes of one feed that may wait in a process; the tasks that send more wait with them."""
 
 
-class Inlet:
+class FeedQueue:
     """Owner of one feed's blocks in one process.
 
     Args:
@@ -40,7 +40,7 @@ class Inlet:
     ) -> None:
         self.name = name
         self._folder = folder
-        self._spool = Spool(folder)
+        self._spill = Spill(folder)
         self._limit = limit
         self._tell = tell
         self._changed = threading.Condition()
@@ -51,7 +51,7 @@ class Inlet:
         """Whose task is still there."""
         self._bytes = 0
         """In memory, and promised by `room`."""
-        self._books = Books(name)
+        self._ledger = DeliveryLedger(name)
         self._error: HopyardError | None = None
         self._unwanted = False
         self._ended = False
@@ -82,7 +82,7 @@ class Inlet:
         with self._changed:
             if not self._begun(epoch):
                 return None
-            return self._books.claim(partition, worker)
+            return self._ledger.claim(partition, worker)
 
     def open(self, epoch: int, partition: int, line: Any = None, patience: float | None = None) -> Stream | None:
         """A stream for an attempt, its own where it waits for answers on `line`; None: it is not wanted.
@@ -151,21 +151,21 @@ class Inlet:
         size = len(block.body)
         if self._overfull(block):
             try:
-                block.body = self._spool.write(block.body)
+                block.body = self._spill.write(block.body)
             except OSError as error:
                 self.give_back(size)
                 if self._unwanted:
                     return False
                 raise self._disk_failed(f"{size:,} bytes could not be written to", error) from error
-        filed = isinstance(block.body, Filed)
+        spilled = isinstance(block.body, Spilled)
         with self._changed:
             taken = False
             try:
                 taken = self._takes(block, epoch, number, digest)
             finally:
-                if not taken and isinstance(block.body, Filed):
-                    self._spool.free(block.body)
-                if filed or not taken:
+                if not taken and isinstance(block.body, Spilled):
+                    self._spill.free(block.body)
+                if spilled or not taken:
                     self._bytes -= size
                     self._changed.notify_all()
             if not taken:
@@ -190,7 +190,7 @@ class Inlet:
                 stream.state = "over"
             elif self._current(epoch):
                 with self._failing():
-                    self._books.over(partition, total)
+                    self._ledger.over(partition, total)
             self._changed.notify_all()
 
     def lost(self, stream: Stream) -> None:
@@ -265,34 +265,34 @@ class Inlet:
             stream.line.leave(unwanted=True)
         self._report()  # workers that end together do not wait for this one
 
-    def take(self, wait: float | None = None) -> Taken:
+    def take(self, wait: float | None = None) -> QueueItem:
         """The next block, waiting up to `wait` seconds (None: as long as it takes).
 
         Raises:
             HopyardError: the feed has failed, as it does where a block cannot be read back from the disk.
         """
         found = self._awaited(wait)
-        if found.block is not None and isinstance(found.block.body, Filed):  # read while others may put
+        if found.block is not None and isinstance(found.block.body, Spilled):  # read while others may put
             size = found.block.body.size
             try:
-                found.block.body = self._spool.read(found.block.body)
+                found.block.body = self._spill.read(found.block.body)
             except OSError as error:
                 raise self._disk_failed(f"{size:,} bytes could not be read back from", error) from error
         return found
 
-    def _awaited(self, wait: float | None) -> Taken:
+    def _awaited(self, wait: float | None) -> QueueItem:
         until = None if wait is None else time.monotonic() + wait
         with self._changed:
             while True:
                 self._check()
                 if self._unwanted:
-                    return Taken("end")
+                    return QueueItem("end")
                 found = self._next()
                 if found is not None:
                     return found
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
-                    return Taken("pause")
+                    return QueueItem("pause")
                 self._waiting = True
                 try:
                     self._changed.wait(left)
@@ -372,7 +372,7 @@ class Inlet:
         return self._begun(epoch) and not self._unwanted
 
     def _begun(self, epoch: int) -> bool:
-        return self._books.begun(epoch) and not self._ended
+        return self._ledger.begun(epoch) and not self._ended
 
     def _may_file(self, stream: Stream) -> bool:
         """Whether blocks of a stream wait in a file rather than hold their sender up."""
@@ -390,14 +390,14 @@ class Inlet:
             return not (self._unwanted or block.stream.state == "lost")
         if not self._current(epoch) or self._same(block.partition, number, digest):
             return False
-        self._books.take(block.partition, digest)
+        self._ledger.take(block.partition, digest)
         return True
 
     def _disk_failed(self, what: str, error: OSError) -> HopyardError:
         """The failure of the feed that an error of its file is."""
         failure = HopyardError(
             f"feed {self.name!r}: {what} {self._folder} on {socket.gethostname()} ({error}), where rows beyond "
-            f"{self._limit:,} bytes wait by uneven={self._uneven!r} (now {self._spool.bytes:,} bytes): free space "
+            f"{self._limit:,} bytes wait by uneven={self._uneven!r} (now {self._spill.bytes:,} bytes): free space "
             'there, or set TMPDIR to a folder on a larger disk, or feed with uneven="join", which holds senders up'
         )
         self.fail(failure)
@@ -405,7 +405,7 @@ class Inlet:
 
     def _same(self, partition: int, number: int, digest: bytes) -> bool:
         with self._failing():
-            return self._books.seen(partition, number, digest)
+            return self._ledger.seen(partition, number, digest)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -417,7 +417,7 @@ class Inlet:
             self._drop()
             raise
 
-    def _next(self) -> Taken | None:
+    def _next(self) -> QueueItem | None:
         if self._shared.blocks:
             return self._given(self._shared)
         if self._streams:
@@ -426,25 +426,25 @@ class Inlet:
                 return self._given(stream)
             if stream.state != "open":
                 self._streams.pop(0)
-                return Taken("over" if stream.state == "over" else "lost", None, stream)
+                return QueueItem("over" if stream.state == "over" else "lost", None, stream)
             return None
-        return Taken("end") if self._ended else None
+        return QueueItem("end") if self._ended else None
 
-    def _given(self, stream: Stream) -> Taken:
+    def _given(self, stream: Stream) -> QueueItem:
         block = stream.blocks.popleft()
-        if not isinstance(block.body, Filed):
+        if not isinstance(block.body, Spilled):
             self._bytes -= len(block.body)
         self.taken += block.rows
         self._moved = time.monotonic()
         self._changed.notify_all()
-        return Taken("block", block, stream)
+        return QueueItem("block", block, stream)
 
     def _drop(self) -> None:
         """Let go of all that waits."""
         for stream in [self._shared, *self._streams]:
             for block in stream.blocks:
-                if isinstance(block.body, Filed):
-                    self._spool.free(block.body)
+                if isinstance(block.body, Spilled):
+                    self._spill.free(block.body)
             stream.blocks.clear()
         self._streams.clear()
         self._bytes = 0

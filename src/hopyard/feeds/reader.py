@@ -13,7 +13,7 @@ import numpy as np
 from hopyard.errors import DataError, SpecError
 from hopyard.feeds.adapters import dataset
 from hopyard.feeds.decode import columns_of, rows_of
-from hopyard.feeds.queue import Inlet
+from hopyard.feeds.queue import FeedQueue
 from hopyard.feeds.streams import Block, Stream
 from hopyard.formats.arrow import Array
 
@@ -37,8 +37,8 @@ class Feed:
     What one call leaves of a block is the next one's, whichever way it asks for rows.
     """
 
-    def __init__(self, inlet: Inlet) -> None:
-        self._inlet = inlet
+    def __init__(self, queue: FeedQueue) -> None:
+        self._queue = queue
         self._pieces: deque[_Piece] = deque()
         self._rows = 0
         """Of all pieces."""
@@ -54,11 +54,11 @@ class Feed:
     @property
     def should_stop(self) -> bool:
         """Whether no rows are left: the feed has ended and all of it was taken, or `terminate` was called."""
-        return not self._rows and self._inlet.finished
+        return not self._rows and self._queue.finished
 
     def terminate(self) -> None:
         """Take no more rows: what is queued is dropped, and tasks that still send end at once, without an error."""
-        self._inlet.terminate()
+        self._queue.terminate()
         self._pieces.clear()
         self._rows = 0
 
@@ -110,7 +110,7 @@ class Feed:
         Raises:
             DataError: as many values as the batch has rows are needed; the task that waits fails with the same words.
         """
-        name = self._inlet.name
+        name = self._queue.name
         if not self._asked:
             raise DataError(f"feed {name!r}: no batch waits for an answer; each batch of an inference takes one")
         stream, rows = self._asked.popleft()
@@ -124,13 +124,13 @@ class Feed:
                 f"feed {name!r}: the program answered {got} values to a batch of {rows} rows (partition "
                 f"{stream.partition}); one for each row is needed, in their order"
             )
-            self._inlet.fail(error)
+            self._queue.fail(error)
             raise error
         try:
-            with self._inlet.answering(stream, rows):
+            with self._queue.answering(stream, rows):
                 stream.line.answer(made, rows)
         except OSError:  # the task has gone: Spark took it back, or wanted only some rows
-            self._inlet.lost(stream)
+            self._queue.lost(stream)
 
     def _columns(self, size: int, wait: float | None) -> Iterator[dict[str, Array]]:
         while pieces := self._batch(size, wait):
@@ -142,10 +142,10 @@ class Feed:
             yield self._guarded(rows_of, pieces)
 
     def _batch(self, size: int, wait: float | None) -> list[_Piece]:
-        rule = self._inlet.rule()
+        rule = self._queue.rule()
         again = False
         if rule != "join":
-            turn = self._inlet.turn(self._given, size)
+            turn = self._queue.turn(self._given, size)
             if turn == "end":
                 self.terminate()
                 return []
@@ -165,7 +165,7 @@ class Feed:
     def _first(self) -> dict[str, Array] | None:
         """A row that the next batch will begin with; None when there is none."""
         while not self._pieces:
-            found = self._inlet.take()
+            found = self._queue.take()
             if found.what == "end":
                 return None
             if found.block is not None:
@@ -181,7 +181,7 @@ class Feed:
         """The first batches again, in turn."""
         if not self._kept:
             raise DataError(
-                f'feed {self._inlet.name!r}: this worker got no rows, and by uneven="repeat" it should repeat some; '
+                f'feed {self._queue.name!r}: this worker got no rows, and by uneven="repeat" it should repeat some; '
                 "make at least as many partitions as there are workers (df.repartition)"
             )
         pieces = self._kept[self._again % len(self._kept)]
@@ -192,7 +192,7 @@ class Feed:
         until = None
         while self._rows < size:
             left = None if until is None else max(0.0, until - time.monotonic())
-            found = self._inlet.take(left)
+            found = self._queue.take(left)
             if found.block is not None:
                 self._hold(found.block)
                 if wait is not None and until is None:
@@ -220,9 +220,9 @@ class Feed:
 
     def _guarded(self, make: Any, pieces: list[_Piece]) -> Any:
         try:
-            return make([(piece.block, piece.start, piece.stop) for piece in pieces], self._inlet.name)
+            return make([(piece.block, piece.start, piece.stop) for piece in pieces], self._queue.name)
         except DataError as error:
-            self._inlet.fail(error)
+            self._queue.fail(error)
             raise
 
 

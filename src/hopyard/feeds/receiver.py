@@ -1,9 +1,9 @@
-"""The door of a program's process: sockets on one side, the inlets of its feeds on the other.
+"""The endpoint of a program's process: sockets on one side, the queues of its feeds on the other.
 
-Each line that is let in carries one attempt at one partition: a hello that says of which feed, blocks, an end, and the
-way back an acknowledgement or answers. The worker at whose door an attempt must knock first (`partition % workers`)
-keeps the books on who takes it, so that another attempt goes to the same worker. A program that ended its feed, or
-itself, drains what still comes; one that died leaves its senders a broken line.
+Each connection that is let in carries one attempt at one partition: a hello that says of which feed, blocks, an end,
+and back an acknowledgement or answers. The worker to which an attempt must connect first (`partition % workers`) keeps
+the books on who takes it, so that another attempt goes to the same worker. A program that ended its feed, or itself,
+drains what still comes; one that died leaves its senders a broken connection.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from hopyard.feeds.protocol import (
     END,
     PICKLE,
     SCHEMA,
-    Door,
+    Endpoint,
+    Handshake,
     Head,
-    Visitor,
     executor,
-    hear,
     machine,
     read,
     read_into,
-    say,
+    receive_header,
     send,
+    send_message,
     skip,
 )
-from hopyard.feeds.queue import LIMIT, Inlet
+from hopyard.feeds.queue import LIMIT, FeedQueue
 from hopyard.feeds.streams import Block, Stream
 from hopyard.system.network import LOOPBACK, is_loopback
 
@@ -54,11 +54,11 @@ _LONGEST = 100
 _SCHEMA_BYTES = 64 << 20
 _LEAVE_SECONDS = 1.0
 _ACCEPT_SECONDS = 0.1
-"""Until a door that could not take a line (no descriptors are left, …) tries again."""
+"""Until an endpoint that could not take a line (no descriptors are left, …) tries again."""
 
 
-class Intake:
-    """Owner of the door and the inlets of one process of a program. Threads of its own listen and receive.
+class FeedServer:
+    """Owner of the endpoint and the queues of one process of a program. Threads of its own listen and receive.
 
     Args:
         folder: where the socket's folder is made, and blocks beyond the limit lie.
@@ -68,7 +68,7 @@ class Intake:
         count: how many are.
         apart: whether tasks may come from other machines.
         limit: bytes of one feed that may wait.
-        tell: see `Inlet`.
+        tell: see `FeedQueue`.
 
     Raises:
         OSError: no socket can be opened there. Nothing is left behind.
@@ -89,7 +89,7 @@ class Intake:
         self.index, self.count = index, count
         self._token, self._limit, self._tell = token, limit, tell
         self._lock = threading.Lock()
-        self._inlets: dict[str, Inlet] = {}
+        self._queues: dict[str, FeedQueue] = {}
         self._lines: set[socket.socket] = set()
         self._guarded: set[str] = set()
         """Feeds that a thread guards against a program which does not answer."""
@@ -107,41 +107,41 @@ class Intake:
                 self._listeners.append(opened.enter_context(here))
                 port = int(here.getsockname()[1])
             self._opened = opened.pop_all()
-        self.where = Door(machine(), str(path), host if apart else "", port, executor())
+        self.endpoint = Endpoint(machine(), str(path), host if apart else "", port, executor())
         for listener in self._listeners:
-            threading.Thread(target=self._listen, args=(listener,), name="intake", daemon=True).start()
+            threading.Thread(target=self._listen, args=(listener,), name="feed_server", daemon=True).start()
 
-    def inlet(self, feed: str) -> Inlet:
+    def queue(self, feed: str) -> FeedQueue:
         """That of a feed; made when it is first named, by the program or by a task."""
         with self._lock:
-            found = self._inlets.get(feed)
+            found = self._queues.get(feed)
             late = found is None and self._done
             if found is None:
-                found = self._inlets[feed] = Inlet(feed, self._folder, self._limit, self._tell)
+                found = self._queues[feed] = FeedQueue(feed, self._folder, self._limit, self._tell)
         if late:  # without the lock, as it tells
             self._end(found)
         return found
 
     def opened(self, feed: str, uneven: Uneven = "join") -> None:
         """A feed will come, with this rule for its end."""
-        self.inlet(feed).uneven = uneven
+        self.queue(feed).uneven = uneven
 
     def ended(self, feed: str) -> None:
         """All partitions of all epochs were sent: the feed ends after what is queued."""
-        self.inlet(feed).end()
+        self.queue(feed).end()
 
     def failed(self, feed: str, text: str) -> None:
         """The feed cannot go on: `text` is raised in the program, and in the tasks that still send."""
-        self.inlet(feed).fail(HopyardError(text))
+        self.queue(feed).fail(HopyardError(text))
 
     def allowed(self, feed: str, batches: int, final: bool) -> None:
         """The word of `core.uneven.allowed`, by way of the driver."""
-        self.inlet(feed).allow(Count(batches, final))
+        self.queue(feed).allow(Count(batches, final))
 
     def waiting(self, feed: str) -> int:
         """Rows of a feed that the program has not taken yet."""
-        inlet = self.inlet(feed)
-        return 0 if inlet.unwanted else inlet.received - inlet.taken
+        queue = self.queue(feed)
+        return 0 if queue.unwanted else queue.received - queue.taken
 
     def finish(self, error: str = "") -> None:
         """The program is through with all feeds, also those to come, as when its main has returned; tasks are told, and
@@ -150,12 +150,12 @@ class Intake:
         with self._lock:
             self._done = True
             self._error = self._error or error
-            inlets = list(self._inlets.values())
-        for inlet in inlets:
-            self._end(inlet)
+            queues = list(self._queues.values())
+        for queue in queues:
+            self._end(queue)
 
     def close(self) -> None:
-        """Close the door and cut all lines: to who still sends, this worker has ended."""
+        """Close the endpoint and cut all lines: to who still sends, this worker has ended."""
         with self._lock:
             self._closed = True
             lines = [*self._listeners, *self._lines]
@@ -164,11 +164,11 @@ class Intake:
         self.finish()
         self._opened.close()
 
-    def _end(self, inlet: Inlet) -> None:
+    def _end(self, queue: FeedQueue) -> None:
         if self._error:
-            inlet.fail(HopyardError(self._error))
+            queue.fail(HopyardError(self._error))
         else:
-            inlet.terminate()
+            queue.terminate()
 
     def _listen(self, listener: socket.socket) -> None:
         short = False
@@ -181,7 +181,7 @@ class Intake:
                 if self._closed:
                     return
                 if not short:  # once, not ten times a second
-                    log.warning("the door for rows could not take a line, and goes on trying: %s", error)
+                    log.warning("the endpoint for rows could not take a line, and goes on trying: %s", error)
                 short = True
                 time.sleep(_ACCEPT_SECONDS)
 
@@ -192,7 +192,7 @@ class Intake:
                 return
             self._lines.add(line)
         try:
-            threading.Thread(target=self._serve, args=(line,), name="intake", daemon=True).start()
+            threading.Thread(target=self._serve, args=(line,), name="feed_server", daemon=True).start()
         except RuntimeError:
             with self._lock:
                 self._lines.discard(line)
@@ -200,9 +200,9 @@ class Intake:
             raise
 
     def _serve(self, line: socket.socket) -> None:
-        visitor = Visitor(line, self._token)
+        handshake = Handshake(line, self._token)
         try:
-            self._admitted(line, visitor, visitor.admit())
+            self._admitted(line, handshake, handshake.admit())
         except (OSError, ValueError, KeyError) as error:
             log.debug("a line to the feed ended: %s", error)
         finally:
@@ -210,48 +210,48 @@ class Intake:
                 self._lines.discard(line)
             line.close()
 
-    def _admitted(self, line: socket.socket, visitor: Visitor, hello: dict[str, Any]) -> None:
-        inlet = self.inlet(hello["feed"])
+    def _admitted(self, line: socket.socket, handshake: Handshake, hello: dict[str, Any]) -> None:
+        queue = self.queue(hello["feed"])
         epoch, partition = int(hello["epoch"]), int(hello["partition"])
         answers = bool(hello.get("answers"))
         try:
             if not answers:
-                inlet.uneven = hello.get("uneven", "join")
+                queue.uneven = hello.get("uneven", "join")
                 if not hello.get("claimed"):
-                    worker = inlet.claim(epoch, partition, int(hello["worker"]))
+                    worker = queue.claim(epoch, partition, int(hello["worker"]))
                     if worker not in (None, self.index):
-                        visitor.reply({"worker": worker})
+                        handshake.reply({"worker": worker})
                         return
-            stream = inlet.open(epoch, partition, Back(line) if answers else None, hello.get("timeout"))
+            stream = queue.open(epoch, partition, AnswerStream(line) if answers else None, hello.get("timeout"))
         except HopyardError as error:
-            visitor.reply({"failed": str(error)})
+            handshake.reply({"failed": str(error)})
             return
         if stream is None:
-            visitor.reply({"unwanted": True})
+            handshake.reply({"unwanted": True})
             return
-        visitor.reply({"worker": self.index})
+        handshake.reply({"worker": self.index})
         if stream.patience is not None:
-            self._watch(inlet)
+            self._watch(queue)
         try:
-            _Attempt(inlet, line, stream, epoch, partition).run()
+            _Attempt(queue, line, stream, epoch, partition).run()
         finally:
-            inlet.lost(stream)
+            queue.lost(stream)
 
-    def _watch(self, inlet: Inlet) -> None:
+    def _watch(self, queue: FeedQueue) -> None:
         """Let an inference fail whose rows wait too long."""
         with self._lock:
-            if inlet.name not in self._guarded:
-                self._guarded.add(inlet.name)
-                threading.Thread(target=self._guard, args=(inlet,), name="patience", daemon=True).start()
+            if queue.name not in self._guarded:
+                self._guarded.add(queue.name)
+                threading.Thread(target=self._guard, args=(queue,), name="patience", daemon=True).start()
 
-    def _guard(self, inlet: Inlet) -> None:
-        while not (self._closed or inlet.unwanted):
-            patience = inlet.patience
-            if patience is not None and inlet.stalled > patience:
-                inlet.fail(
+    def _guard(self, queue: FeedQueue) -> None:
+        while not (self._closed or queue.unwanted):
+            patience = queue.patience
+            if patience is not None and queue.stalled > patience:
+                queue.fail(
                     HopyardError(
-                        f"feed {inlet.name!r}: worker {self.index} has neither taken nor answered a row for "
-                        f"{patience:g} seconds, though rows wait for it: does its main read ctx.feed({inlet.name!r}) "
+                        f"feed {queue.name!r}: worker {self.index} has neither taken nor answered a row for "
+                        f"{patience:g} seconds, though rows wait for it: does its main read ctx.feed({queue.name!r}) "
                         "and answer each batch? infer(timeout=…) says how long to wait"
                     )
                 )
@@ -259,7 +259,7 @@ class Intake:
             time.sleep(min(1.0, (patience or 4.0) / 4))
 
 
-class Back:
+class AnswerStream:
     """The way back to a task that waits for answers. The program's thread answers; any thread may end it."""
 
     def __init__(self, line: socket.socket) -> None:
@@ -282,7 +282,7 @@ class Back:
                 ready = select.poll()
                 ready.register(self._line, select.POLLOUT)
                 if ready.poll(_LEAVE_SECONDS * 1000):
-                    say(self._line, **words)
+                    send_message(self._line, **words)
                 else:
                     _cut(self._line)
         finally:
@@ -292,20 +292,20 @@ class Back:
 class _Attempt:
     """One attempt at one partition, on its line."""
 
-    def __init__(self, inlet: Inlet, line: socket.socket, stream: Stream, epoch: int, partition: int) -> None:
-        self._inlet, self._line, self._stream = inlet, line, stream
+    def __init__(self, queue: FeedQueue, line: socket.socket, stream: Stream, epoch: int, partition: int) -> None:
+        self._queue, self._line, self._stream = queue, line, stream
         self._epoch, self._partition = epoch, partition
         self._schema: Any = None
         self._rows = 0
 
     def run(self) -> None:
         while True:
-            head = hear(self._line)
+            head = receive_header(self._line)
             try:
                 if head.kind == END:
-                    self._inlet.over(self._stream, self._epoch, self._partition, head.number)
+                    self._queue.over(self._stream, self._epoch, self._partition, head.number)
                     if self._stream.line is None:
-                        say(self._line, rows=self._rows)
+                        send_message(self._line, rows=self._rows)
                     else:
                         self._line.recv(1)  # the line is the program's now, until the task hangs up
                     return
@@ -326,10 +326,10 @@ class _Attempt:
         self._rows += head.rows
         one_way = self._stream.line is None
         try:
-            if one_way and self._inlet.seen(self._epoch, self._partition, head.number, head.digest):
+            if one_way and self._queue.seen(self._epoch, self._partition, head.number, head.digest):
                 skip(self._line, head.size)
                 return True
-            body = self._inlet.room(self._stream, head.size)
+            body = self._queue.room(self._stream, head.size)
         except HopyardError:
             skip(self._line, head.size)
             raise
@@ -339,16 +339,16 @@ class _Attempt:
         try:
             read_into(self._line, memoryview(body))
         except OSError:
-            self._inlet.give_back(head.size)
+            self._queue.give_back(head.size)
             raise
         block = Block(head.kind, head.rows, body, self._schema, self._stream, self._partition)
-        self._inlet.put(block, self._epoch, head.number, head.digest)
-        return not self._inlet.unwanted
+        self._queue.put(block, self._epoch, head.number, head.digest)
+        return not self._queue.unwanted
 
     def _leave(self, **words: Any) -> None:
         """Say why no more is taken, and take what is under way, so that the words arrive."""
         if self._stream.line is None:
-            say(self._line, **words)
+            send_message(self._line, **words)
         else:
             self._stream.line.leave(**words)
         scrap = bytearray(1 << 20)

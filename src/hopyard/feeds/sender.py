@@ -21,7 +21,20 @@ import pyarrow as pa
 from blake3 import blake3
 
 from hopyard.errors import HopyardError
-from hopyard.feeds.protocol import ARROW, END, PICKLE, SCHEMA, Door, executor, hear, heard, knock, machine, read, send
+from hopyard.feeds.protocol import (
+    ARROW,
+    END,
+    PICKLE,
+    SCHEMA,
+    Endpoint,
+    connect,
+    executor,
+    machine,
+    read,
+    receive_header,
+    receive_message,
+    send,
+)
 from hopyard.feeds.rows import packed
 
 PIECE = 4 << 20
@@ -30,10 +43,10 @@ same time, and from the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Road:
+class Route:
     """Where the rows of one feed go."""
 
-    doors: tuple[Door, ...]
+    endpoints: tuple[Endpoint, ...]
     """Of the workers that are fed, in their order."""
     token: str = field(repr=False)
     feed: str = "train"
@@ -45,7 +58,7 @@ class Road:
 
 
 @dataclass(frozen=True, slots=True)
-class Poured:
+class SendResult:
     """What became of one partition."""
 
     rows: int
@@ -54,11 +67,13 @@ class Poured:
     """The program took no more rows, by its own choice."""
 
 
-def pour(road: Road, partition: int, attempt: int, blocks: Iterable[Any], worker: int | None = None) -> Poured:
+def send_partition(
+    route: Route, partition: int, attempt: int, blocks: Iterable[Any], worker: int | None = None
+) -> SendResult:
     """Send one attempt at a partition; returns when the worker has it in its queue.
 
     Args:
-        road: where to.
+        route: where to.
         partition: its number; no other of this epoch has it.
         attempt: which try at it this is, for logs.
         blocks: record batches, or lists of Python rows.
@@ -68,7 +83,7 @@ def pour(road: Road, partition: int, attempt: int, blocks: Iterable[Any], worker
         ConnectionError: the worker ended; names it.
         HopyardError: the feed failed; with its reason.
     """
-    with Line(road, partition, attempt, worker=worker) as line:
+    with FeedConnection(route, partition, attempt, worker=worker) as line:
         number = rows = 0
         for kind, body, count in framed(blocks) if not line.unwanted else ():
             if kind == SCHEMA:
@@ -81,18 +96,18 @@ def pour(road: Road, partition: int, attempt: int, blocks: Iterable[Any], worker
         if not line.unwanted:
             line.send(END, b"", number, rows)
             line.acknowledged(rows)
-        return Poured(rows, line.worker, line.unwanted)
+        return SendResult(rows, line.worker, line.unwanted)
 
 
-def chosen(doors: Sequence[Door], partition: int) -> int:
+def chosen(endpoints: Sequence[Endpoint], partition: int) -> int:
     """Which worker should take a partition that is computed here."""
-    first = partition % len(doors)
+    first = partition % len(endpoints)
     here = executor()
-    inside = [number for number, door in enumerate(doors) if here and door.executor == here]
+    inside = [number for number, endpoint in enumerate(endpoints) if here and endpoint.executor == here]
     if inside:
         return first if first in inside else inside[partition % len(inside)]
     this = machine()
-    near = [number for number, door in enumerate(doors) if door.machine == this]
+    near = [number for number, endpoint in enumerate(endpoints) if endpoint.machine == this]
     return first if first in near or not near else near[partition % len(near)]
 
 
@@ -123,7 +138,7 @@ def _plain(block: Any) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=block.schema.names)
 
 
-class Line:
+class FeedConnection:
     """The line to the worker that takes a partition.
 
     Raises, in all that it does:
@@ -132,29 +147,29 @@ class Line:
     """
 
     def __init__(
-        self, road: Road, partition: int, attempt: int, answers: bool = False, worker: int | None = None
+        self, route: Route, partition: int, attempt: int, answers: bool = False, worker: int | None = None
     ) -> None:
-        self._road, self._partition, self._answers = road, partition, answers
+        self._route, self._partition, self._answers = route, partition, answers
         self.unwanted = False
         """The worker takes no more rows."""
         self.closed = False
-        wanted = chosen(road.doors, partition) if worker is None else worker
-        self.worker = wanted if answers else partition % len(road.doors)
+        wanted = chosen(route.endpoints, partition) if worker is None else worker
+        self.worker = wanted if answers else partition % len(route.endpoints)
         hello = {
-            "feed": road.feed,
-            "epoch": road.epoch,
+            "feed": route.feed,
+            "epoch": route.epoch,
             "partition": partition,
             "attempt": attempt,
             "worker": wanted,
-            "uneven": road.uneven,
+            "uneven": route.uneven,
             "answers": answers,
-            "timeout": road.timeout,
+            "timeout": route.timeout,
         }
-        words = self._knock(hello)
+        words = self._connect(hello)
         if words.get("worker", self.worker) != self.worker:
             self._line.close()
             self.worker = int(words["worker"])
-            words = self._knock(hello | {"claimed": True})
+            words = self._connect(hello | {"claimed": True})
         self._poll = select.poll()
         self._poll.register(self._line, select.POLLIN)
         try:
@@ -163,7 +178,7 @@ class Line:
             self._line.close()
             raise
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> FeedConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,39 +199,39 @@ class Line:
         except OSError as error:
             if self._answers:
                 raise self._gone(error) from None
-            self._hear()  # it may have said why
+            self._receive()  # it may have said why
             return
         if not self._answers and kind != END and self._poll.poll(0):
-            self._hear()
+            self._receive()
 
     def acknowledged(self, rows: int) -> None:
         """Wait until the worker has all rows."""
-        words = self._hear()
+        words = self._receive()
         if not self.unwanted and words.get("rows") != rows:
             raise self._gone(f"it has {words.get('rows')} rows of {rows}")
 
     def answer(self) -> tuple[Any, int]:
         """The next answer, and for how many rows it is; (None, 0) where the worker takes no more rows."""
         try:
-            head = hear(self._line)
+            head = receive_header(self._line)
             if head.kind == PICKLE:
                 return pickle.loads(read(self._line, head.size)), head.rows  # noqa: S301 - it showed the token
-            words = heard(self._line, head)
+            words = receive_message(self._line, head)
         except OSError as error:
             raise self._gone(error) from None
         self._heed(words)
         return None, 0
 
-    def _knock(self, hello: dict[str, Any]) -> dict[str, Any]:
+    def _connect(self, hello: dict[str, Any]) -> dict[str, Any]:
         try:
-            self._line, words = knock(self._road.doors[self.worker], self._road.token, hello)
+            self._line, words = connect(self._route.endpoints[self.worker], self._route.token, hello)
         except OSError as error:
             raise self._gone(error) from None
         return words
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         try:
-            words = heard(self._line, hear(self._line))
+            words = receive_message(self._line, receive_header(self._line))
         except OSError as error:
             raise self._gone(error) from None
         self._heed(words)
@@ -236,5 +251,5 @@ class Line:
         more = hint if self._answers else "; its own error, if any, is in the program's log"
         return ConnectionError(
             f"worker {self.worker} of the program has ended, or cannot be reached, while it was to take partition "
-            f"{self._partition} of feed {self._road.feed!r} ({why}){more}"
+            f"{self._partition} of feed {self._route.feed!r} ({why}){more}"
         )

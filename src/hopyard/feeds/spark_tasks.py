@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hopyard.feeds.sender import Poured, Road, pour
+from hopyard.feeds.sender import Route, SendResult, send_partition
 
 ROWS = 256
 """Python rows that make a block."""
@@ -22,22 +22,24 @@ FEEDING = "partition long, rows long, worker int, unwanted boolean"
 Batches = Callable[[Iterator[Any]], Iterator[Any]]
 
 
-def feeding(road: Road) -> Batches:
+def feeding(route: Route) -> Batches:
     """For `mapInArrow`: sends each partition; gives one row for it, of the schema FEEDING."""
 
     def hopyard_feed(batches: Iterator[Any]) -> Iterator[Any]:
         partition, attempt = task()
-        done = pour(road, partition, attempt, (batch for batch in batches if batch.num_rows))
+        done = send_partition(route, partition, attempt, (batch for batch in batches if batch.num_rows))
         yield pa.RecordBatch.from_pylist([_row(partition, done)], schema=_SCHEMA)
 
     return hopyard_feed
 
 
-def feeding_rows(road: Road, rows: int = ROWS) -> Callable[[int, Iterable[Any]], Iterator[tuple[int, int, int, bool]]]:
+def feeding_rows(
+    route: Route, rows: int = ROWS
+) -> Callable[[int, Iterable[Any]], Iterator[tuple[int, int, int, bool]]]:
     """For `mapPartitionsWithIndex`: sends each partition; gives (partition, rows, worker, unwanted) for it."""
 
     def hopyard_feed(partition: int, given: Iterable[Any]) -> Iterator[tuple[int, int, int, bool]]:
-        done = pour(road, partition, task()[1], cut(given, rows))
+        done = send_partition(route, partition, task()[1], cut(given, rows))
         yield partition, done.rows, done.worker, done.unwanted
 
     return hopyard_feed
@@ -61,5 +63,5 @@ def task() -> tuple[int, int]:
 _SCHEMA = pa.schema([("partition", pa.int64()), ("rows", pa.int64()), ("worker", pa.int32()), ("unwanted", pa.bool_())])
 
 
-def _row(partition: int, done: Poured) -> dict[str, Any]:
+def _row(partition: int, done: SendResult) -> dict[str, Any]:
     return {"partition": partition, "rows": done.rows, "worker": done.worker, "unwanted": done.unwanted}

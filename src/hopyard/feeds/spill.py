@@ -19,7 +19,7 @@ SEGMENT = 64 << 20
 
 
 class _Segment:
-    """A file without a name. Owner: the Spool."""
+    """A file without a name. Owner: the Spill."""
 
     def __init__(self, folder: Path) -> None:
         self.file: Any = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - closed with its last body
@@ -30,8 +30,8 @@ class _Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Filed:
-    """Where the body of a block lies in a spool."""
+class Spilled:
+    """Where the body of a block lies in a spill."""
 
     segment: _Segment
     at: int
@@ -39,7 +39,7 @@ class Filed:
     """In bytes."""
 
 
-class Spool:
+class Spill:
     """Owner of files for bodies of blocks: one for many, as a mapping or a file of each would cost a descriptor of
     each, and written, as a full disk under a mapping ends the process (SIGBUS). Threads take turns.
 
@@ -59,7 +59,7 @@ class Spool:
         self.bytes = 0
         """That the files take."""
 
-    def write(self, body: Any) -> Filed:
+    def write(self, body: Any) -> Spilled:
         """Append a body.
 
         Raises:
@@ -69,42 +69,42 @@ class Spool:
             if self._last is None or self._last.bytes >= self._most:
                 self._last = _Segment(self._folder)
             segment = self._last
-            filed = Filed(segment, segment.bytes, len(body))
+            spilled = Spilled(segment, segment.bytes, len(body))
             view, done = memoryview(body), 0
             segment.bodies += 1
             try:
-                while done < filed.size:
-                    done += os.pwrite(segment.file.fileno(), view[done:], filed.at + done)
+                while done < spilled.size:
+                    done += os.pwrite(segment.file.fileno(), view[done:], spilled.at + done)
             except OSError:
                 self._freed(segment)
                 raise
-            segment.bytes += filed.size
-            self.bytes += filed.size
-            return filed
+            segment.bytes += spilled.size
+            self.bytes += spilled.size
+            return spilled
 
-    def read(self, filed: Filed) -> Any:
+    def read(self, spilled: Spilled) -> Any:
         """A body as a writable array of uint8; it is freed.
 
         Raises:
             OSError: it cannot be read.
         """
-        body = buffer(filed.size)
+        body = buffer(spilled.size)
         view, done = memoryview(body), 0
         with self._lock:
             try:
-                while done < filed.size:
-                    got = os.preadv(filed.segment.file.fileno(), [view[done:]], filed.at + done)
+                while done < spilled.size:
+                    got = os.preadv(spilled.segment.file.fileno(), [view[done:]], spilled.at + done)
                     if not got:
-                        raise OSError(errno.EIO, f"the file ends at byte {filed.at + done}")
+                        raise OSError(errno.EIO, f"the file ends at byte {spilled.at + done}")
                     done += got
             finally:
-                self._freed(filed.segment)
+                self._freed(spilled.segment)
         return body
 
-    def free(self, filed: Filed) -> None:
+    def free(self, spilled: Spilled) -> None:
         """A body is not needed."""
         with self._lock:
-            self._freed(filed.segment)
+            self._freed(spilled.segment)
 
     def _freed(self, segment: _Segment) -> None:
         segment.bodies -= 1

@@ -38,7 +38,7 @@ class Stream:
     state: Literal["open", "over", "lost"] = "open"
 
 
-class Taken(NamedTuple):
+class QueueItem(NamedTuple):
     """What `take` found: a block, or why there is none.
 
     "block"; "pause": none within the time; "over": `stream` is at its end; "lost": `stream` broke off, its rows do not

@@ -4,57 +4,57 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopyard.core.programs.exactly_once import Books
+from hopyard.core.programs.exactly_once import DeliveryLedger
 from hopyard.errors import DataError
 
 
-def send(books: Books, partition: int, number: int, digest: bytes) -> bool:
+def send(ledger: DeliveryLedger, partition: int, number: int, digest: bytes) -> bool:
     """Whether the block was new."""
-    if books.seen(partition, number, digest):
+    if ledger.seen(partition, number, digest):
         return False
-    books.take(partition, digest)
+    ledger.take(partition, digest)
     return True
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 8))
 def test_any_mixture_of_attempts_takes_each_block_once(turns: list[int], blocks: int) -> None:
-    books = Books("train")
+    ledger = DeliveryLedger("train")
     at = [0] * 4
     taken = []
     for attempt in [*turns, *[n for n in range(4) for _ in range(blocks)]]:
         number = at[attempt]
         if number < blocks:
             at[attempt] += 1
-            if send(books, 7, number, b"%d" % number):
+            if send(ledger, 7, number, b"%d" % number):
                 taken.append(number)
             if at[attempt] == blocks:
-                books.over(7, blocks)
+                ledger.over(7, blocks)
     assert taken == list(range(blocks))
 
 
 @pytest.mark.parametrize("again", [[b"a", b"x"], [b"b", b"a"], [b"a"], [b"a", b"b", b"c"]])
 def test_another_attempt_with_other_blocks_is_told(again: list[bytes]) -> None:
-    books = Books("train")
+    ledger = DeliveryLedger("train")
     for number, digest in enumerate([b"a", b"b"]):
-        send(books, 3, number, digest)
-    books.over(3, 2)
+        send(ledger, 3, number, digest)
+    ledger.over(3, 2)
     with pytest.raises(DataError, match="'train': partition 3 was computed twice"):
         for number, digest in enumerate(again):
-            send(books, 3, number, digest)
-        books.over(3, len(again))
+            send(ledger, 3, number, digest)
+        ledger.over(3, len(again))
 
 
 def test_an_attempt_that_broke_off_is_continued() -> None:
-    books = Books("train")
-    assert send(books, 0, 0, b"a")
-    assert not send(books, 0, 0, b"a")
-    assert send(books, 0, 1, b"b")
-    books.over(0, 2)
+    ledger = DeliveryLedger("train")
+    assert send(ledger, 0, 0, b"a")
+    assert not send(ledger, 0, 0, b"a")
+    assert send(ledger, 0, 1, b"b")
+    ledger.over(0, 2)
 
 
 def test_the_first_claim_counts_for_its_epoch() -> None:
-    books = Books("train")
-    assert books.begun(0)
-    assert (books.claim(5, 1), books.claim(5, 0), books.claim(6, 0)) == (1, 1, 0)
-    assert books.begun(1) and not books.begun(0)
-    assert books.claim(5, 0) == 0
+    ledger = DeliveryLedger("train")
+    assert ledger.begun(0)
+    assert (ledger.claim(5, 1), ledger.claim(5, 0), ledger.claim(6, 0)) == (1, 1, 0)
+    assert ledger.begun(1) and not ledger.begun(0)
+    assert ledger.claim(5, 0) == 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hopyard.core.programs.feeding import FeedBook
+from hopyard.core.programs.feeding import FeedRecord
 from hopyard.core.programs.uneven import Count
 
 OLD, NEW = frozenset({1, 2}), frozenset({3, 4})
 
 
 def test_tasks_that_were_started_again_lack_all_of_it() -> None:
-    book = FeedBook("train", "join", "program")
+    book = FeedRecord("train", "join", "program")
     assert book.lacked(OLD) == [] and book.lives is None
     book.keep("a", 2, OLD)
     book.keep("b", 1, OLD)
@@ -22,26 +22,26 @@ def test_tasks_that_were_started_again_lack_all_of_it() -> None:
 
 
 def test_started_again_while_rows_go_again() -> None:
-    book = FeedBook("train", "join", "program")
+    book = FeedRecord("train", "join", "program")
     book.keep("a", 1, OLD)
     book.begin_again()
     assert book.lives is None and book.lacked(OLD) == book.lacked(NEW) == [("a", 1)]
 
 
 def test_nothing_is_kept_of_a_program_that_is_never_started_again() -> None:
-    book = FeedBook("train", "join", "")
+    book = FeedRecord("train", "join", "")
     book.keep("a", 1, OLD)
     assert book.lacked(NEW) == [] and book.lives is None and not book.doubled(OLD, NEW)
 
 
 def test_no_rows_are_nothing_to_keep() -> None:
-    book = FeedBook("train", "join", "program")
+    book = FeedRecord("train", "join", "program")
     book.keep("a", 0, None)
     assert book.lacked(NEW) == []
 
 
 def test_a_task_by_itself_cannot_have_its_rows_again() -> None:
-    book = FeedBook("train", "join", "task")
+    book = FeedRecord("train", "join", "task")
     book.keep("a", 1, OLD)
     one = frozenset({1, 5})
     assert book.lacked(one) == [("a", 1)]
@@ -52,7 +52,7 @@ def test_a_task_by_itself_cannot_have_its_rows_again() -> None:
 
 
 def test_all_is_taken_when_each_has_said_so() -> None:
-    book = FeedBook("train", "join", "")
+    book = FeedRecord("train", "join", "")
     assert not book.all_taken([]) and not book.all_taken([0, 1])
     book.takes(0, 10, False, book.question)
     assert not book.all_taken([0, 1])
@@ -63,7 +63,7 @@ def test_all_is_taken_when_each_has_said_so() -> None:
 
 
 def test_answers_to_an_older_question_do_not_count() -> None:
-    book = FeedBook("train", "join", "")
+    book = FeedRecord("train", "join", "")
     before = book.question
     book.takes(0, 10, False, before)
     book.ask_anew()
@@ -75,7 +75,7 @@ def test_answers_to_an_older_question_do_not_count() -> None:
 
 
 def test_how_far_uneven_workers_may_go() -> None:
-    book = FeedBook("train", "min", "program")
+    book = FeedRecord("train", "min", "program")
     assert book.says(0, Count(3, False), [0, 1]) is None  # nothing is known of the other
     assert book.says(1, Count(2, False), [0, 1]) == Count(2, False)
     assert book.says(1, Count(2, False), [0, 1]) is None
@@ -85,11 +85,11 @@ def test_how_far_uneven_workers_may_go() -> None:
 
 
 def test_who_joins_is_told_nothing() -> None:
-    assert FeedBook("train", "join", "").says(0, Count(9, True), [0]) is None
+    assert FeedRecord("train", "join", "").says(0, Count(9, True), [0]) is None
 
 
 def test_numbers_of_epochs_are_never_used_twice() -> None:
-    book = FeedBook("train", "join", "program")
+    book = FeedRecord("train", "join", "program")
     numbers = [book.begin_epoch(), book.begin_epoch()]
     book.begin_again()
     assert [*numbers, book.begin_epoch()] == [1, 2, 3] and book.epochs == 3
@@ -97,7 +97,7 @@ def test_numbers_of_epochs_are_never_used_twice() -> None:
 
 @pytest.mark.parametrize("uneven", ["min", "repeat"])
 def test_the_rule_is_that_of_core(uneven: str) -> None:
-    book = FeedBook("train", uneven, "")  # type: ignore[arg-type]
+    book = FeedRecord("train", uneven, "")  # type: ignore[arg-type]
     book.says(0, Count(5, True), [0, 1])
     told = book.says(1, Count(2, True), [0, 1])
     assert told == Count(2 if uneven == "min" else 5, True)

@@ -23,7 +23,7 @@ def essentials(machine: ProgramMachine) -> dict:
         "status": machine.status,
         "phase": machine.phase,
         "cause": machine.cause,
-        "slot": machine.culprit,
+        "slot": machine.failed_slot,
         "restart": machine.restart,
         "lives": machine.lives,
         "until": machine.spec.until,

@@ -513,7 +513,7 @@ class TestMaxTime:
         play = Play({"worker": 2}, max_time=10.0)
         play.up(0)
         play.tell(Tick(at=0), 11.0)
-        assert play.machine.status == "failed" and not play.machine.starved
+        assert play.machine.status == "failed" and not play.machine.no_slots
         assert play.machine.cause.endswith("it waited for slots, and there were 1 of the 2 that it needs")
 
     def test_a_failure_of_the_same_moment_is_told_first(self) -> None:

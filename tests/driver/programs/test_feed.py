@@ -83,9 +83,9 @@ class TestFeed:
         with pytest.raises(hy.ProgramFailed, match="feed 'train': interrupted while rows went"):
             program.wait(30)
         until = time.monotonic() + 10
-        while time.monotonic() < until and any("hopyard-pour" in thread.name for thread in threading.enumerate()):
+        while time.monotonic() < until and any("hopyard-send" in thread.name for thread in threading.enumerate()):
             time.sleep(0.05)
-        assert not [thread.name for thread in threading.enumerate() if "hopyard-pour" in thread.name]
+        assert not [thread.name for thread in threading.enumerate() if "hopyard-send" in thread.name]
 
     def test_names_that_are_none(self, tmp_path: Path) -> None:
         with launch(tmp_path) as program:

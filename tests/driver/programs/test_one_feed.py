@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hopyard.core.programs.feeding import FeedBook
+from hopyard.core.programs.feeding import FeedRecord
 from hopyard.core.programs.messages import FeedWord
-from hopyard.driver.programs import feed as pouring
-from hopyard.driver.programs.feed import Pouring
+from hopyard.driver.programs import feed as feed_session
+from hopyard.driver.programs.feed import FeedSession
 from hopyard.driver.programs.feeding import Feeding
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
 from hopyard.store.layout import Layout
@@ -23,7 +23,7 @@ from hopyard.store.layout import Layout
 DOOR = {"machine": "m", "path": "/nowhere"}
 
 
-class Hosts:
+class ProgramLoop:
     """Two workers that take what they are sent at once. `said` is all that went to them, in its order."""
 
     def __init__(self, restart: str = "program", restarts: int = 1) -> None:
@@ -54,7 +54,7 @@ class Hosts:
     def names(slots: list[int]) -> str:
         return ", ".join(f"worker {slot}" for slot in slots)
 
-    def doors(self, until: float) -> Any:
+    def endpoints(self, until: float) -> Any:
         return (frozenset(), []) if self.ended.is_set() else (self.lives, [DOOR, DOOR])
 
     def start_again(self, lives: frozenset[int]) -> None:
@@ -69,11 +69,11 @@ class Rows:
 
     spark = False
 
-    def __init__(self, hosts: Hosts, name: str, *during: Callable[[], None]) -> None:
-        self._hosts, self._name, self._during = hosts, name, list(during)
+    def __init__(self, loop: ProgramLoop, name: str, *during: Callable[[], None]) -> None:
+        self._loop, self._name, self._during = loop, name, list(during)
 
-    def pour(self, road: Any) -> int:
-        self._hosts.said.append(self._name)
+    def send(self, route: Any) -> int:
+        self._loop.said.append(self._name)
         if self._during:
             self._during.pop(0)()
             time.sleep(0.2)
@@ -85,213 +85,215 @@ class Rows:
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hosts:
-    made = Hosts()
-    monkeypatch.setattr(pouring, "LAST_WORDS", 1.0)
+def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ProgramLoop:
+    made = ProgramLoop()
+    monkeypatch.setattr(feed_session, "LAST_WORDS", 1.0)
     monkeypatch.setattr("hopyard.driver.programs.feeding.source_of", lambda data: data)
     return made
 
 
-def feeding(hosts: Any, tmp_path: Path) -> Any:
-    return Feeding(hosts, Layout(tmp_path), "token")
+def feeding(loop: Any, tmp_path: Path) -> Any:
+    return Feeding(loop, Layout(tmp_path), "token")
 
 
 def call(feeds: Any, rows: Any, end: bool, name: str = "train", epochs: int = 1) -> int:
     return int(feeds.feed(rows, epochs=epochs, name=name, uneven="join", end=end, timeout=5.0))
 
 
-def settled(hosts: Hosts) -> list[Any]:
+def settled(loop: ProgramLoop) -> list[Any]:
     """All that was said, once nothing more is."""
     until = time.monotonic() + 5
     while any(thread.name == "hopyard-replay" for thread in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.01)
-    return hosts.said
+    return loop.said
 
 
 ALL_NEW = frozenset({3, 4})
 
 
-def test_the_end_comes_after_the_last_row_also_after_a_restart(hosts: Hosts, tmp_path: Path) -> None:
-    feeds = feeding(hosts, tmp_path)
-    call(feeds, Rows(hosts, "A"), end=False)
-    assert call(feeds, Rows(hosts, "B", lambda: hosts.start_again(ALL_NEW)), end=True) == 5
-    said = settled(hosts)
+def test_the_end_comes_after_the_last_row_also_after_a_restart(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
+    call(feeds, Rows(loop, "A"), end=False)
+    assert call(feeds, Rows(loop, "B", lambda: loop.start_again(ALL_NEW)), end=True) == 5
+    said = settled(loop)
     after = said[said.index("again") + 1 :]
     assert [word for word in after if word != "ended"] == ["A", "B"]
     assert after.index("ended") > after.index("B")
 
 
-def test_started_again_while_all_is_sent_and_not_yet_taken(hosts: Hosts, tmp_path: Path) -> None:
-    feeds = feeding(hosts, tmp_path)
-    hosts.answers = False
-    later = threading.Timer(0.3, lambda: (setattr(hosts, "answers", True), hosts.start_again(ALL_NEW)))
+def test_started_again_while_all_is_sent_and_not_yet_taken(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
+    loop.answers = False
+    later = threading.Timer(0.3, lambda: (setattr(loop, "answers", True), loop.start_again(ALL_NEW)))
     later.start()
-    assert call(feeds, Rows(hosts, "A"), end=True) == 5
-    said = settled(hosts)
+    assert call(feeds, Rows(loop, "A"), end=True) == 5
+    said = settled(loop)
     assert [word for word in said if word != "ended"] == ["A", "again", "A"]
     assert said[-1] == "ended" and said[:2] == ["A", "ended"]
     assert "ended" not in said[said.index("again") : len(said) - said[::-1].index("A")]
 
 
-def test_an_end_that_is_said_while_rows_go_again_comes_after_them(hosts: Hosts, tmp_path: Path) -> None:
-    feeds = feeding(hosts, tmp_path)
-    slow = Rows(hosts, "A")
+def test_an_end_that_is_said_while_rows_go_again_comes_after_them(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
+    slow = Rows(loop, "A")
     call(feeds, slow, end=False)
     gate = threading.Event()
-    slow.pour = lambda road: (gate.wait(5), hosts.said.append("A"), 5)[2]  # type: ignore[method-assign]
-    hosts.start_again(ALL_NEW)
+    slow.send = lambda route: (gate.wait(5), loop.said.append("A"), 5)[2]  # type: ignore[method-assign]
+    loop.start_again(ALL_NEW)
     ending = threading.Thread(target=feeds.end, args=("train",))
     ending.start()
     time.sleep(0.1)
     gate.set()
     ending.join(5)
-    assert settled(hosts)[:4] == ["A", "again", "A", "ended"]
+    assert settled(loop)[:4] == ["A", "again", "A", "ended"]
 
 
-def test_an_end_without_rows_is_said_again(hosts: Hosts, tmp_path: Path) -> None:
-    feeds = feeding(hosts, tmp_path)
+def test_an_end_without_rows_is_said_again(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
     feeds.end("valid")
-    hosts.start_again(ALL_NEW)
-    assert settled(hosts) == ["ended", "again", "ended"]
+    loop.start_again(ALL_NEW)
+    assert settled(loop) == ["ended", "again", "ended"]
 
 
-def test_an_end_before_anybody_is_there_is_said_when_they_come(hosts: Hosts, tmp_path: Path) -> None:
-    hosts.machine.phase, there, hosts.lives = "reserving", hosts.lives, frozenset()
-    feeds = feeding(hosts, tmp_path)
-    assert call(feeds, Rows(hosts, "A"), end=True, epochs=0) == 0
-    hosts.said.clear()
-    hosts.lives, hosts.machine.phase = there, "running"
-    hosts.assigned()
-    assert settled(hosts) == ["ended"]
+def test_an_end_before_anybody_is_there_is_said_when_they_come(loop: ProgramLoop, tmp_path: Path) -> None:
+    loop.machine.phase, there, loop.lives = "reserving", loop.lives, frozenset()
+    feeds = feeding(loop, tmp_path)
+    assert call(feeds, Rows(loop, "A"), end=True, epochs=0) == 0
+    loop.said.clear()
+    loop.lives, loop.machine.phase = there, "running"
+    loop.assigned()
+    assert settled(loop) == ["ended"]
 
 
-def test_a_call_that_is_refused_opens_nothing(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_refused_opens_nothing(
+    loop: ProgramLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(data: Any) -> Any:
         raise SpecError("no rows")
 
-    feeds = feeding(hosts, tmp_path)
+    feeds = feeding(loop, tmp_path)
     with monkeypatch.context() as patch, pytest.raises(SpecError, match="no rows"):
         patch.setattr("hopyard.driver.programs.feeding.source_of", refuse)
         feeds.feed(7, epochs=1, name="train", uneven="min", end=True, timeout=5.0)
-    assert call(feeds, Rows(hosts, "A"), end=True) == 5
+    assert call(feeds, Rows(loop, "A"), end=True) == 5
 
 
 @pytest.mark.parametrize("name", [5, "", None])
-def test_names_of_feeds_are_texts(hosts: Hosts, tmp_path: Path, name: Any) -> None:
-    feeds = feeding(hosts, tmp_path)
+def test_names_of_feeds_are_texts(loop: ProgramLoop, tmp_path: Path, name: Any) -> None:
+    feeds = feeding(loop, tmp_path)
     rdd = SimpleNamespace(mapPartitionsWithIndex=None)
     for ask in (feeds.end, lambda name: feeds.infer(rdd, schema=None, name=name, timeout=None)):
         with pytest.raises(SpecError, match="text that is not empty is needed"):
             ask(name)
     with pytest.raises(SpecError, match="text that is not empty is needed"):
-        call(feeds, Rows(hosts, "A"), end=True, name=name)
+        call(feeds, Rows(loop, "A"), end=True, name=name)
 
 
-def test_no_epochs_are_nothing_to_send_again(hosts: Hosts, tmp_path: Path) -> None:
-    feeds = feeding(hosts, tmp_path)
-    assert call(feeds, Rows(hosts, "A"), end=False, epochs=0) == 0
-    hosts.start_again(ALL_NEW)
-    assert settled(hosts) == ["again"]
+def test_no_epochs_are_nothing_to_send_again(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
+    assert call(feeds, Rows(loop, "A"), end=False, epochs=0) == 0
+    loop.start_again(ALL_NEW)
+    assert settled(loop) == ["again"]
 
 
-def test_a_restart_that_waits_for_slots_is_waited_for(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_restart_that_waits_for_slots_is_waited_for(loop: ProgramLoop, tmp_path: Path) -> None:
     """Longer than words of a program that breaks off may take."""
-    feeds = feeding(hosts, tmp_path)
+    feeds = feeding(loop, tmp_path)
 
     def lost() -> None:
-        hosts.machine.phase = "reserving"
-        hosts.lives = frozenset()
+        loop.machine.phase = "reserving"
+        loop.lives = frozenset()
 
         def there() -> None:
-            hosts.start_again(ALL_NEW)
-            hosts.machine.phase = "running"
+            loop.start_again(ALL_NEW)
+            loop.machine.phase = "running"
 
         threading.Timer(3.6, there).start()
 
-    assert call(feeds, Rows(hosts, "A", lost), end=True) == 5
-    assert [word for word in settled(hosts) if word != "ended"] == ["A", "again", "A"]
+    assert call(feeds, Rows(loop, "A", lost), end=True) == 5
+    assert [word for word in settled(loop) if word != "ended"] == ["A", "again", "A"]
 
 
 @pytest.mark.parametrize("when", ["sending", "waiting", "later"])
-def test_one_task_by_itself_makes_it_fail(hosts: Hosts, tmp_path: Path, when: str) -> None:
-    hosts.machine.spec.restart_scope = "task"
-    feeds = feeding(hosts, tmp_path)
+def test_one_task_by_itself_makes_it_fail(loop: ProgramLoop, tmp_path: Path, when: str) -> None:
+    loop.machine.spec.restart_scope = "task"
+    feeds = feeding(loop, tmp_path)
     one = frozenset({1, 5})
     if when == "later":
-        call(feeds, Rows(hosts, "A"), end=True)
-        hosts.start_again(one)
+        call(feeds, Rows(loop, "A"), end=True)
+        loop.start_again(one)
     else:
-        hosts.answers = False
-        during = [lambda: hosts.start_again(one)] if when == "sending" else []
+        loop.answers = False
+        during = [lambda: loop.start_again(one)] if when == "sending" else []
         if when == "waiting":
-            threading.Timer(0.3, lambda: hosts.start_again(one)).start()
+            threading.Timer(0.3, lambda: loop.start_again(one)).start()
         with pytest.raises(HopyardError, match="started again by itself"):
-            call(feeds, Rows(hosts, "A", *during), end=True)
-    said = settled(hosts)
+            call(feeds, Rows(loop, "A", *during), end=True)
+    said = settled(loop)
     assert said.count("A") == 1 and "failed" in said
 
 
-def test_a_host_that_is_lost_starts_all_again_whatever_the_rule(hosts: Hosts, tmp_path: Path) -> None:
-    hosts.machine.spec.restart_scope = "task"
-    feeds = feeding(hosts, tmp_path)
-    call(feeds, Rows(hosts, "A"), end=True)
-    hosts.start_again(ALL_NEW)
-    assert [word for word in settled(hosts) if word != "ended"] == ["A", "again", "A"]
+def test_a_host_that_is_lost_starts_all_again_whatever_the_rule(loop: ProgramLoop, tmp_path: Path) -> None:
+    loop.machine.spec.restart_scope = "task"
+    feeds = feeding(loop, tmp_path)
+    call(feeds, Rows(loop, "A"), end=True)
+    loop.start_again(ALL_NEW)
+    assert [word for word in settled(loop) if word != "ended"] == ["A", "again", "A"]
 
 
-def test_a_program_that_was_stopped_has_not_taken_all(hosts: Hosts, tmp_path: Path) -> None:
-    feeds = feeding(hosts, tmp_path)
-    hosts.answers = False
+def test_a_program_that_was_stopped_has_not_taken_all(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
+    loop.answers = False
 
     def stop() -> None:
-        hosts.machine.phase, hosts.machine.status = "over", "stopped"
-        hosts.ended.set()
+        loop.machine.phase, loop.machine.status = "over", "stopped"
+        loop.ended.set()
 
     threading.Timer(0.2, stop).start()
     with pytest.raises(ProgramFailed, match=r"is over \(stopped\)"):
-        call(feeds, Rows(hosts, "A"), end=True)
+        call(feeds, Rows(loop, "A"), end=True)
 
 
-def test_a_program_that_had_enough(hosts: Hosts, tmp_path: Path) -> None:
-    feeds = feeding(hosts, tmp_path)
+def test_a_program_that_had_enough(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
 
     def enough() -> None:
-        hosts.machine.phase, hosts.machine.status = "over", "done"
-        hosts.ended.set()
+        loop.machine.phase, loop.machine.status = "over", "done"
+        loop.ended.set()
 
-    assert call(feeds, Rows(hosts, "A", enough), end=True, epochs=3) == 0
+    assert call(feeds, Rows(loop, "A", enough), end=True, epochs=3) == 0
 
 
-def test_a_feed_that_has_ended_takes_no_more(hosts: Hosts, tmp_path: Path) -> None:
-    feeds = feeding(hosts, tmp_path)
-    call(feeds, Rows(hosts, "A"), end=True)
+def test_a_feed_that_has_ended_takes_no_more(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
+    call(feeds, Rows(loop, "A"), end=True)
     with pytest.raises(SpecError, match="this feed has ended; give end=False"):
-        call(feeds, Rows(hosts, "B"), end=True)
-    assert call(feeds, Rows(hosts, "B"), end=True, name="other") == 5
+        call(feeds, Rows(loop, "B"), end=True)
+    assert call(feeds, Rows(loop, "B"), end=True, name="other") == 5
 
 
-def test_what_dead_tasks_counted_is_forgotten(hosts: Hosts, tmp_path: Path) -> None:
-    book = FeedBook("train", "min", "program")
-    feed = Pouring(book, hosts, Layout(tmp_path), "token", lambda spark: nullcontext())  # type: ignore[arg-type]
-    feed.feed(Rows(hosts, "A"), 1, False, None)
+def test_what_dead_tasks_counted_is_forgotten(loop: ProgramLoop, tmp_path: Path) -> None:
+    book = FeedRecord("train", "min", "program")
+    feed = FeedSession(book, loop, Layout(tmp_path), "token", lambda spark: nullcontext())  # type: ignore[arg-type]
+    feed.feed(Rows(loop, "A"), 1, False, None)
     for slot in (0, 1):
         feed.heard(FeedWord(slot, 1, "train", "counts", 3, True))
-    hosts.lives, hosts.said = ALL_NEW, []
+    loop.lives, loop.said = ALL_NEW, []
     feed.catch_up()
     for slot in (0, 1):
         feed.heard(FeedWord(slot, 3, "train", "counts", 3, True))
-    assert hosts.said == ["A", "allowed"]
+    assert loop.said == ["A", "allowed"]
 
 
-def test_nobody_stalls_while_the_program_comes_up(hosts: Hosts) -> None:
-    book = FeedBook("train", "join", "program")
-    stall = pouring._Stall(book, hosts, 0.1)  # type: ignore[arg-type]
+def test_nobody_stalls_while_the_program_comes_up(loop: ProgramLoop) -> None:
+    book = FeedRecord("train", "join", "program")
+    stall = feed_session._Stall(book, loop, 0.1)  # type: ignore[arg-type]
     book.takes(0, 3, True, book.question)
     stall.look()
-    hosts.machine.phase = "reserving"
+    loop.machine.phase = "reserving"
     time.sleep(0.15)
     stall.look()
-    hosts.machine.phase = "running"
+    loop.machine.phase = "running"
     stall.look()
     time.sleep(0.15)
     with pytest.raises(HopyardError, match="has taken no row"):

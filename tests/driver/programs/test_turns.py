@@ -30,7 +30,7 @@ from hopyard.core.programs.machine import LAST, ProgramMachine
 from hopyard.core.programs.messages import Host
 from hopyard.core.programs.placement import Place
 from hopyard.driver.programs import loop as module
-from hopyard.driver.programs.loop import Hosts
+from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.store.journal import Lock
 from hopyard.store.layout import Layout
 
@@ -70,12 +70,12 @@ class Turns:
         engine = hy.Local(workers=2, devices=None)
         self.lock = Lock(self.layout.lock)
         order = Host(b"", False, str(folder), 15.0, "t", "127.0.0.1", False)
-        self.hosts = Hosts(self.layout, self.lock, self.machine, engine, order, {})
+        self.loop = ProgramLoop(self.layout, self.lock, self.machine, engine, order, {})
         self.link = Played()
-        self.hosts._link = self.link  # type: ignore[assignment]
-        self.hosts._waiting, self.hosts._over = [], False
+        self.loop._link = self.link  # type: ignore[assignment]
+        self.loop._waiting, self.loop._over = [], False
         clock(self.now)
-        self.hosts._take(Launched(at=0.0, spec=spec))
+        self.loop._take(Launched(at=0.0, spec=spec))
         for slot in (0, 1):
             self.turn(Reserved(at=0.0, place=Place(slot, "h", 10 + slot, "127.0.0.1", (1, 2, 3), ())))
         for slot in (0, 1):
@@ -85,12 +85,12 @@ class Turns:
         self.now += seconds
         self._clock(self.now)
         self.link.came = list(messages)
-        self.hosts._turn()
+        self.loop._turn()
 
     def reports(self, seconds: float) -> None:
         """Worker 1 reports in each turn, and does as it is told."""
         end = self.now + seconds
-        while self.now < end and not self.hosts._over:
+        while self.now < end and not self.loop._over:
             halts = [message for message in self.link.sent if isinstance(message, Halt)]
             self.link.sent = [message for message in self.link.sent if not isinstance(message, Halt)]
             book = self.machine.tasks[1]
@@ -107,10 +107,10 @@ class Turns:
         return [line for line in lines if isinstance(line, kind)]
 
     def close(self) -> None:
-        self.hosts._journal.close()
+        self.loop._journal.close()
         self.lock.free()
-        os.close(self.hosts._bell)
-        os.close(self.hosts._ringer)
+        os.close(self.loop._bell)
+        os.close(self.loop._ringer)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_program_is_started_again_while_a_task_reports(turns: Callable[..., Tu
 def test_max_time_ends_a_program_that_reports_all_the_time(turns: Callable[..., Turns]) -> None:
     it = turns(max_time=20.0, grace=1.0)
     it.reports(20.0 + LAST + 30.0)
-    assert it.hosts._over
+    assert it.loop._over
     assert [line.halted for line in it.lines(Closing)] == [False, True]
     (over,) = it.lines(Over)
     assert over.status == "failed" and "max_time=20" in over.cause

@@ -89,7 +89,7 @@ class ProgramContext:
         if name not in self._feeds:
             from hopyard.feeds.reader import Feed
 
-            self._feeds[name] = Feed(self._session.intake().inlet(name))
+            self._feeds[name] = Feed(self._session.feed_server().queue(name))
         return self._feeds[name]
 
     def report(self, values: Mapping[str, Any], step: int | None = None) -> None:

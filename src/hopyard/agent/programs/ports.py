@@ -3,7 +3,7 @@
 A port is *held* by a socket that is bound with SO_REUSEPORT and never listens: nobody else gets it, the program's own
 server binds it too (gRPC does so by default, TensorFlow when TF_GRPC_REUSE_PORT=1), and no client is ever answered by
 the wrong process. torch's store would not bind such a port, but takes one that listens already: the agent listens, and
-starts the store when the first client knocks.
+starts the store when the first client connects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ports:
         self._task = held()
         self._coordinator = held()
         self._address = address
-        self.knocked = socket.create_server((address, 0), backlog=BACKLOG)
+        self.connected = socket.create_server((address, 0), backlog=BACKLOG)
         """Readable when somebody wants torch's store."""
         self._store: subprocess.Popen[bytes] | None = None
 
@@ -39,11 +39,11 @@ class Ports:
     def numbers(self) -> tuple[int, int, int]:
         """Of the task, of torch's store, of JAX's coordinator."""
         task, coordinator = (int(held.getsockname()[1]) for held in (self._task, self._coordinator))
-        return task, int(self.knocked.getsockname()[1]), coordinator
+        return task, int(self.connected.getsockname()[1]), coordinator
 
     def open_store(self) -> None:
         """Start torch's store; it takes over the socket, and who waits there."""
-        file = self.knocked.fileno()
+        file = self.connected.fileno()
         self._store = subprocess.Popen(
             [sys.executable, "-P", "-m", "hopyard.agent.programs.torch_store", str(file), self._address],
             stdin=subprocess.DEVNULL,
@@ -78,5 +78,5 @@ class Ports:
         """Give all back."""
         with contextlib.suppress(OSError):
             self.close_store()
-        for held in (self._task, self._coordinator, self.knocked):
+        for held in (self._task, self._coordinator, self.connected):
             held.close()

@@ -1,4 +1,4 @@
-"""What a task's process shares between its parts: the task, its way to the agent, its door for rows."""
+"""What a task's process shares between its parts: the task, its way to the agent, its endpoint for rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from hopyard.agent.programs.channel import Pipe, down
 from hopyard.core.programs.events import Begin
-from hopyard.core.programs.messages import Door, FeedWord, Host
+from hopyard.core.programs.messages import FeedEndpoint, FeedWord, Host
 
 
 class TaskSession:
-    """Owner of the task: what it is, its way to the agent, its door for rows."""
+    """Owner of the task: what it is, its way to the agent, its endpoint for rows."""
 
     def __init__(self, pipe: Pipe, host: Host, begin: Begin, folder: Path) -> None:
         self.folder = folder
@@ -23,7 +23,7 @@ class TaskSession:
         self.slot, self.life = begin.task.slot, begin.life
         self.stopping = threading.Event()
         self._lock = threading.Lock()
-        self._intake: Any = None
+        self._feed_server: Any = None
 
     def listen(self) -> None:
         """Hear the agent, in a thread of its own. Its end is this process's."""
@@ -35,20 +35,20 @@ class TaskSession:
                     traceback.print_exc()
         os._exit(1)
 
-    def intake(self) -> Any:
-        """The door for rows, made when it is first wanted."""
+    def feed_server(self) -> Any:
+        """The endpoint for rows, made when it is first wanted."""
         with self._lock:
-            if self._intake is None:
+            if self._feed_server is None:
                 from dataclasses import asdict
 
-                from hopyard.feeds.receiver import Intake
+                from hopyard.feeds.receiver import FeedServer
 
                 task = self.begin.task
                 if task.rank < 0:
                     raise RuntimeError(f"{task.name} is not fed: rows go to chiefs and workers")
                 ranked = int(self.begin.environment["WORLD_SIZE"])
                 address = self.begin.peers[task.role][task.index].rpartition(":")[0]
-                self._intake = Intake(
+                self._feed_server = FeedServer(
                     self.folder,
                     address,
                     self.host.token,
@@ -57,35 +57,35 @@ class TaskSession:
                     self.host.apart,
                     tell=self._count,
                 )
-                self.pipe.send(Door(self.slot, self.life, asdict(self._intake.where)))
-            return self._intake
+                self.pipe.send(FeedEndpoint(self.slot, self.life, asdict(self._feed_server.endpoint)))
+            return self._feed_server
 
     def drain(self, error: str = "") -> bool:
-        """`main` is over: rows that still come are thrown away, or refused where it failed. False: there is no door."""
+        """`main` is over: rows that still come are thrown away, or refused where it failed. False: nobody feeds it."""
         with self._lock:
-            if self._intake is not None:
-                self._intake.finish(f"{self.begin.task.name} failed: {error}" if error else "")
-            return self._intake is not None
+            if self._feed_server is not None:
+                self._feed_server.finish(f"{self.begin.task.name} failed: {error}" if error else "")
+            return self._feed_server is not None
 
     def _heed(self, word: FeedWord) -> None:
         if word.word == "stop":
             self.stopping.set()
             self.drain()  # a loop over a feed ends, too
             return
-        intake = self.intake()
+        feed_server = self.feed_server()
         match word.word:
             case "open":
-                intake.opened(word.feed, word.text or "join")
+                feed_server.opened(word.feed, word.text or "join")
             case "ended":
-                intake.ended(word.feed)
+                feed_server.ended(word.feed)
             case "failed":
-                intake.failed(word.feed, word.text)
+                feed_server.failed(word.feed, word.text)
             case "ask":
-                taken, waiting = intake.inlet(word.feed).taken, intake.waiting(word.feed)
+                taken, waiting = feed_server.queue(word.feed).taken, feed_server.waiting(word.feed)
                 answer = FeedWord(self.slot, self.life, word.feed, "taken", taken, waiting > 0, str(word.number))
                 self.pipe.send(answer)
             case "allowed":
-                intake.allowed(word.feed, word.number, word.flag)
+                feed_server.allowed(word.feed, word.number, word.flag)
 
     def _count(self, feed: str, count: Any) -> None:
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ from hopyard.agent.programs.ports import Ports
 from hopyard.agent.programs.tensorboard import Board
 from hopyard.core.messages import Card, End
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
-from hopyard.core.programs.messages import FeedWord, Host, Shown
+from hopyard.core.programs.messages import FeedWord, Host, TensorBoardStarted
 from hopyard.core.programs.placement import Place
 from hopyard.engines.local import story
 from hopyard.system.network import address_towards
@@ -46,7 +46,7 @@ TERM_SECONDS = 1.0
 """From SIGTERM to SIGKILL."""
 
 
-class Hosting:
+class TaskSupervisor:
     """Owner of one child at a time.
 
     Args:
@@ -65,7 +65,7 @@ class Hosting:
         self._ports = Ports(self._address)
         self._poll = zmq.Poller()
         self._poll.register(connection.socket, zmq.POLLIN)
-        self._poll.register(self._ports.knocked, zmq.POLLIN)
+        self._poll.register(self._ports.connected, zmq.POLLIN)
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Pipe | None = None
         self._watch = -1
@@ -111,21 +111,21 @@ class Hosting:
             self._listen()
         if self._child is not None and (self._watch in ready or self._watch < 0) and self._child.poll() is not None:
             self._ended()
-        if self._ports.knocked.fileno() in ready and not self._ports.has_store:
-            self._poll.unregister(self._ports.knocked)
+        if self._ports.connected.fileno() in ready and not self._ports.has_store:
+            self._poll.unregister(self._ports.connected)
             self._ports.open_store()
         if self._ports.store_ended():
             self._knocks += 1
             if self._knocks < STORES:
                 print("torch's store ended; the next client gets another", flush=True)  # noqa: T201 - the log
-                self._poll.register(self._ports.knocked, zmq.POLLIN)
+                self._poll.register(self._ports.connected, zmq.POLLIN)
             else:
                 print(f"torch's store ended {STORES} times; there is none any more", flush=True)  # noqa: T201
         if self._allowed and self._pipe is not None and self._pipe.writable():
             for word in [self._allowed.pop(feed) for feed in list(self._allowed)]:
                 self._tell(word)
         if self._board is not None and (found := self._board.found()):
-            self._connection.send(Shown(self._slot, *found))
+            self._connection.send(TensorBoardStarted(self._slot, *found))
         if self._halt_at and time.monotonic() >= self._halt_at and self._child is not None:
             self._child.kill()
         self._look()
@@ -150,7 +150,7 @@ class Hosting:
             if message.restart:
                 self._ports.close_store()
             if not self._ports.has_store:
-                self._poll.register(self._ports.knocked, zmq.POLLIN)
+                self._poll.register(self._ports.connected, zmq.POLLIN)
             self._spawn()
         self._task, self._told, self._begun = message, False, False
         self._allowed.clear()

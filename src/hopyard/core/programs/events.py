@@ -175,7 +175,7 @@ class Closing(Fact, frozen=True):
     cause: str = ""
     slot: int = -1
     """Of the task that failed first."""
-    starved: bool = False
+    no_slots: bool = False
     """Whether it failed for want of slots."""
 
 

@@ -19,7 +19,7 @@ class _Partition:
     """Blocks of the whole partition, once an attempt came to its end."""
 
 
-class Books:
+class DeliveryLedger:
     """Owner of what was taken of one feed by one worker, and of which worker takes which partition.
 
     Args:

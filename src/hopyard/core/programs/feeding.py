@@ -29,8 +29,8 @@ def feed_named(name: Any, where: str) -> str:
     return name
 
 
-class FeedBook:
-    """Owner of what is known of one feed. The program's loop tells it what workers say, the thread that pours all else:
+class FeedRecord:
+    """Owner of what is known of one feed. The program's loop tells it what workers say, the thread that sends all else:
     each call changes one table at a time, so that neither sees half of a change.
 
     Args:
@@ -85,7 +85,7 @@ class FeedBook:
         return [] if self.uneven == "join" else [slot for slot in fed if slot not in self._counts.copy()]
 
     @property
-    def in_vain(self) -> list[int]:
+    def ended_empty(self) -> list[int]:
         """Under "min": the workers without a batch, where the feed has ended for all because of them, and others had
         some."""
         counts = self._counts.copy()

@@ -95,9 +95,9 @@ class ProgramMachine:
         self.phase: Phase = "reserving"
         self.status: Status | Literal["reserving", "running"] = "reserving"
         self.cause = ""
-        self.starved = False
+        self.no_slots = False
         """Whether it failed for want of slots."""
-        self.culprit = -1
+        self.failed_slot = -1
         self.began = 0.0
         """When it was launched."""
         self.places: dict[int, Place] = {}
@@ -122,7 +122,7 @@ class ProgramMachine:
         self._verdict: Status = "done"
         self._out: list[ProgramCommand] = []
 
-    # ------------------------------------------------------------------------------------------------ the doors
+    # ------------------------------------------------------------------------------------------------ the endpoints
 
     def handle(self, event: ProgramEvent) -> list[ProgramCommand]:
         """Apply one event, decide what follows."""
@@ -244,7 +244,7 @@ class ProgramMachine:
 
     def _restarting(self, line: Restarting) -> None:
         self.restart, self._spent = line.restart, line.spent
-        self.cause, self.culprit = line.cause, line.slot
+        self.cause, self.failed_slot = line.cause, line.slot
         self._failures.clear()
         self._go("restarting", line.at)
         self._all_ended(line.at)
@@ -261,12 +261,12 @@ class ProgramMachine:
     def _closing(self, line: Closing) -> None:
         if self.phase != "closing":
             self._go("closing", line.at)
-        self._verdict, self._halted, self.starved = line.status, line.halted, line.starved
-        self.cause, self.culprit = line.cause, line.slot
+        self._verdict, self._halted, self.no_slots = line.status, line.halted, line.no_slots
+        self.cause, self.failed_slot = line.cause, line.slot
 
     def _over(self, line: Over) -> None:
         self._go("over", line.at)
-        self.status, self.cause, self.culprit = line.status, line.cause, line.slot
+        self.status, self.cause, self.failed_slot = line.status, line.cause, line.slot
 
     def _go(self, phase: Phase, at: float) -> None:
         self.phase = phase
@@ -342,7 +342,7 @@ class ProgramMachine:
                     "failed",
                     f"the roles need {spec.least} processes, and after {spec.start_timeout:.0f} seconds there were "
                     f"slots for {there}: ask for fewer, or give the engine more (executors, cores, workers=)",
-                    starved=True,
+                    no_slots=True,
                 )
             return
         try:
@@ -438,22 +438,22 @@ class ProgramMachine:
         if self.phase != "closing":
             self._close(fact.at, "failed" if fact.failed else "stopped", fact.reason)
         elif not self._halted:
-            self._close(fact.at, self._verdict, self.cause, slot=self.culprit, starved=self.starved)
+            self._close(fact.at, self._verdict, self.cause, slot=self.failed_slot, no_slots=self.no_slots)
 
     def _close(
-        self, at: float, status: Status, cause: str = "", *, slot: int = -1, halted: bool = True, starved: bool = False
+        self, at: float, status: Status, cause: str = "", *, slot: int = -1, halted: bool = True, no_slots: bool = False
     ) -> None:
         """Over: what still runs is ended, or may end by itself within the grace time."""
-        self._decide(Closing(at=at, status=status, halted=halted, cause=cause, slot=slot, starved=starved))
+        self._decide(Closing(at=at, status=status, halted=halted, cause=cause, slot=slot, no_slots=no_slots))
 
     def _settle(self, at: float) -> None:
         """Over, when all tasks have ended."""
         up = [book for book in self.tasks.values() if book.up]
         waited = at - self._since
         if up and not self._halted and (waited >= self.spec.grace or all(book.task.role == "ps" for book in up)):
-            self._close(at, self._verdict, self.cause, slot=self.culprit, starved=self.starved)
+            self._close(at, self._verdict, self.cause, slot=self.failed_slot, no_slots=self.no_slots)
         elif not up or (self._halted and waited >= LAST + self.spec.grace):
-            self._decide(Over(at=at, status=self._verdict, cause=self.cause, slot=self.culprit))
+            self._decide(Over(at=at, status=self._verdict, cause=self.cause, slot=self.failed_slot))
 
 
 _APPLY: dict[type, Callable[[ProgramMachine, Any], None]] = {

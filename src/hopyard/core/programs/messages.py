@@ -37,15 +37,15 @@ class Host(HostMessage, frozen=True):
     """Whether collectives are told which network interface leads to the peers."""
 
 
-class Door(HostMessage, frozen=True):
+class FeedEndpoint(HostMessage, frozen=True):
     """Up: rows can be sent to this slot's process."""
 
     slot: int
     life: int
-    door: dict[str, Any]
+    endpoint: dict[str, Any]
 
 
-class Shown(HostMessage, frozen=True):
+class TensorBoardStarted(HostMessage, frozen=True):
     """Up: TensorBoard is there, or why it is not."""
 
     slot: int
@@ -55,7 +55,7 @@ class Shown(HostMessage, frozen=True):
 
 class FeedWord(HostMessage, frozen=True):
     """Both ways: a word about a feed. Up: "counts" (batches that are ready, whether there will be more), "terminated";
-    down: "open" (make a door), "ended", "failed", "allowed"."""
+    down: "open" (make an endpoint), "ended", "failed", "allowed"."""
 
     slot: int
     life: int

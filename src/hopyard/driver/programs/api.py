@@ -24,7 +24,7 @@ from hopyard.core.programs.messages import Host
 from hopyard.driver.directory import claimed, freed_on_error, room
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeding import Feeding
-from hopyard.driver.programs.loop import Hosts, token
+from hopyard.driver.programs.loop import ProgramLoop, token
 from hopyard.driver.programs.program import Program, end_all, forget, remember
 from hopyard.engines.local import Local
 from hopyard.errors import RunDirectoryError, SpecError
@@ -155,9 +155,9 @@ def launch(
         )
         about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
         with room(layout.root):
-            hosts = Hosts(layout, lock, ProgramMachine(spec), chosen, order, about)
-        feeding = Feeding(hosts, layout, key, lend)
-        program = Program(layout, hosts, feeding)
+            loop = ProgramLoop(layout, lock, ProgramMachine(spec), chosen, order, about)
+        feeding = Feeding(loop, layout, key, lend)
+        program = Program(layout, loop, feeding)
         if not _ENDED:
             _ENDED.append(True)
             atexit.register(end_all)
@@ -167,9 +167,9 @@ def launch(
             forget(program)
             feeding.over()
 
-        hosts.over = over
+        loop.over = over
         try:
-            hosts.open()
+            loop.open()
         except BaseException:
             if not layout.program.stat().st_size:
                 layout.program.unlink()  # nothing has happened

@@ -15,12 +15,12 @@ TAIL_BYTES = 1 << 16
 
 def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed | ResourceError:
     """What a failed program raises."""
-    if machine.starved:
+    if machine.no_slots:
         return ResourceError(f"{layout.root}: {machine.cause}")
-    book = machine.tasks.get(machine.culprit)
+    book = machine.tasks.get(machine.failed_slot)
     if book is None:
-        words, path = f"{layout.root}: {machine.cause}", layout.log(max(machine.culprit, 0))
-        return ProgramFailed(words if machine.culprit < 0 else f"{words}\n  log {path}{_last_lines(path)}")
+        words, path = f"{layout.root}: {machine.cause}", layout.log(max(machine.failed_slot, 0))
+        return ProgramFailed(words if machine.failed_slot < 0 else f"{words}\n  log {path}{_last_lines(path)}")
     path = layout.log(book.task.slot)
     place = machine.known.get(book.task.slot)
     host = "" if place is None else place.host

@@ -1,4 +1,4 @@
-"""Pouring one feed into a program: what is sent when, what happens meanwhile, and when it is over.
+"""FeedSession one feed into a program: what is sent when, what happens meanwhile, and when it is over.
 
 Rows of Spark go from Spark's tasks, the driver never sees them; rows that are here already go from here. While rows go,
 the program is watched: when it fails, the feed fails with *its* error; when it was started again, all rows go again;
@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from hopyard.core.programs.feeding import FeedBook
+from hopyard.core.programs.feeding import FeedRecord
 from hopyard.core.programs.machine import STARTING
 from hopyard.core.programs.messages import FeedWord
 from hopyard.core.programs.uneven import Count
 from hopyard.driver.programs.failure import failure
-from hopyard.driver.programs.loop import Hosts
+from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.sources import Source
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
-from hopyard.feeds.protocol import Door
-from hopyard.feeds.sender import Road
+from hopyard.feeds.protocol import Endpoint
+from hopyard.feeds.sender import Route
 from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ ASK_SECONDS = 0.5
 """Between questions to the workers. Where their answer is waited for: a tenth of the time that has passed, but no
 more than this."""
 OPEN_SECONDS = 120.0
-"""Until each worker of a program that runs has opened its door."""
+"""Until each worker of a program that runs has opened its endpoint."""
 LAST_WORDS = 15.0
 """For the program to say why a feed broke off."""
 
@@ -45,12 +45,12 @@ class _Again(Exception):
     """The program was started again: its workers want all rows again."""
 
 
-class Pouring:
+class FeedSession:
     """Owner of one feed of a program: one call after another sends its rows.
 
     Args:
         book: of the feed.
-        hosts: of the program.
+        loop: of the program.
         layout: of its directory.
         token: lets rows in.
         room: a context in which Spark's tasks (True) have room.
@@ -58,14 +58,14 @@ class Pouring:
 
     def __init__(
         self,
-        book: FeedBook,
-        hosts: Hosts,
+        book: FeedRecord,
+        loop: ProgramLoop,
         layout: Layout,
         token: str,
         room: Callable[[bool], AbstractContextManager[None]],
     ) -> None:
         self.book = book
-        self._hosts, self._layout, self._token, self._room = hosts, layout, token, room
+        self._loop, self._layout, self._token, self._room = loop, layout, token, room
         self._serial = threading.RLock()
         """Held while rows of this feed go."""
         self._vain = False
@@ -91,19 +91,19 @@ class Pouring:
                     break
                 except _Again:
                     self.book.begin_again()
-                    if not self.book.lacked(self._hosts.lives):
+                    if not self.book.lacked(self._loop.lives):
                         self._say_again()
             self.book.keep(source, epochs, lives)
             if self._make_whole(timeout) and self.book.ended:
-                self._hosts.tell(self.book.name, "ended")
+                self._loop.tell(self.book.name, "ended")
             return rows
 
     def end(self) -> None:
         """No more rows come, after those that go."""
         with self._serial:
             self.book.ended = True
-            if not self.book.lacked(self._hosts.lives):  # else once they have gone again
-                self._hosts.tell(self.book.name, "ended")
+            if not self.book.lacked(self._loop.lives):  # else once they have gone again
+                self._loop.tell(self.book.name, "ended")
 
     def catch_up(self) -> None:
         """After the program was started again: feed again what no call of the user's is about to, and say its end."""
@@ -111,50 +111,50 @@ class Pouring:
             try:
                 self._make_whole(None)
                 if self.book.ended:
-                    self._hosts.tell(self.book.name, "ended")
+                    self._loop.tell(self.book.name, "ended")
             except ProgramFailed as error:  # which says why to whoever waits for it
                 log.info("%s: feed %r: %s", self._layout.root, self.book.name, error)
             except HopyardError as error:
                 log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.book.name, error)
-                self._hosts.tell(self.book.name, "failed", text=str(error))
+                self._loop.tell(self.book.name, "failed", text=str(error))
 
-    def doors(self, begun: bool = False) -> tuple[Lives, list[Door]]:
+    def endpoints(self, begun: bool = False) -> tuple[Lives, list[Endpoint]]:
         """Which tasks are fed, and where. Waits for a program that starts, or starts again. Nowhere, if the program
         had enough of what was begun.
 
         Raises:
             ProgramFailed: it is over.
-            HopyardError: a worker does not open its door.
+            HopyardError: a worker does not open its endpoint.
         """
         name = self.book.name
-        while self._hosts.machine.phase in STARTING and not self._hosts.ended.is_set():
+        while self._loop.machine.phase in STARTING and not self._loop.ended.is_set():
             time.sleep(LOOK_SECONDS)  # the program's own patience ends this
-        self._hosts.tell(name, "open", text=self.book.uneven)
+        self._loop.tell(name, "open", text=self.book.uneven)
         try:
-            lives, found = self._hosts.doors(time.monotonic() + OPEN_SECONDS)
+            lives, found = self._loop.endpoints(time.monotonic() + OPEN_SECONDS)
         except TimeoutError:
             raise HopyardError(
-                f"feed {name!r}: not every worker opened its door within {OPEN_SECONDS:.0f} seconds; program.status() "
-                "and program.logs() say what they do"
+                f"feed {name!r}: not every worker opened its endpoint within {OPEN_SECONDS:.0f} seconds; "
+                "program.status() and program.logs() say what they do"
             ) from None
-        if not found and not (begun and self._hosts.machine.status == "done"):
+        if not found and not (begun and self._loop.machine.status == "done"):
             self._is_over()
-        return lives, [Door(**door) for door in found]
+        return lives, [Endpoint(**endpoint) for endpoint in found]
 
     def heard(self, word: FeedWord) -> None:
         """What a worker says of this feed."""
         if word.word == "taken":
             self.book.takes(word.slot, word.number, word.flag, int(word.text or 0))
         elif word.word == "counts":
-            allowed = self.book.says(word.slot, Count(word.number, word.flag), self._hosts.fed)
+            allowed = self.book.says(word.slot, Count(word.number, word.flag), self._loop.fed)
             if allowed is not None:
-                self._hosts.tell(word.feed, "allowed", allowed.batches, allowed.ended)
-            if not self._vain and (vain := self.book.in_vain):
+                self._loop.tell(word.feed, "allowed", allowed.batches, allowed.ended)
+            if not self._vain and (vain := self.book.ended_empty):
                 self._vain = True
                 log.warning(
                     '%s: feed %r with uneven="min" has ended without a batch, as %s had none; all rows that came '
                     "to others are dropped: repartition the data, so that each gets some, if they asked for any",
-                    self._layout.root, word.feed, self._hosts.names(vain),
+                    self._layout.root, word.feed, self._loop.names(vain),
                 )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- sending
@@ -162,7 +162,7 @@ class Pouring:
     def _make_whole(self, timeout: float | None) -> bool:
         """Feed again what tasks that were started again lack, until none was meanwhile. False: none lack anything."""
         again = False
-        while self.book.lacked(self._hosts.lives):
+        while self.book.lacked(self._loop.lives):
             again = True
             try:
                 self._repeat(timeout)
@@ -172,37 +172,35 @@ class Pouring:
 
     def _repeat(self, timeout: float | None) -> None:
         """What was fed before, for a program that was started again since."""
-        lives = self._hosts.lives
+        lives = self._loop.lives
         lacked = self.book.lacked(lives)
         if not lacked:
             return
         self._unless_doubled(self.book.lives, lives)
         self.book.begin_again()  # what was said is the former tasks'
         self._say_again()
-        poured: Lives | None = None
+        sent: Lives | None = None
         for source, epochs in lacked:
-            _, poured = self._all(source, epochs, timeout, poured)
-        self.book.caught_up(self._hosts.lives if poured is None else poured)
+            _, sent = self._all(source, epochs, timeout, sent)
+        self.book.caught_up(self._loop.lives if sent is None else sent)
 
-    def _all(
-        self, source: Source, epochs: int, timeout: float | None, poured: Lives | None
-    ) -> tuple[int, Lives | None]:
-        """Send all rows so often: how many, and to which tasks. `poured`: those that have what was sent before."""
+    def _all(self, source: Source, epochs: int, timeout: float | None, sent: Lives | None) -> tuple[int, Lives | None]:
+        """Send all rows so often: how many, and to which tasks. `sent`: those that have what was sent before."""
         rows = 0
         for epoch in range(epochs):
-            lives, doors = self.doors(begun=epoch > 0)
-            if not doors:
+            lives, endpoints = self.endpoints(begun=epoch > 0)
+            if not endpoints:
                 break
-            if poured not in (None, lives):  # started again between two epochs
-                self._unless_doubled(poured, lives)
+            if sent not in (None, lives):  # started again between two epochs
+                self._unless_doubled(sent, lives)
                 raise _Again
-            poured = lives
-            road = Road(tuple(doors), self._token, self.book.name, self.book.begin_epoch(), self.book.uneven)
+            sent = lives
+            route = Route(tuple(endpoints), self._token, self.book.name, self.book.begin_epoch(), self.book.uneven)
             with self._room(source.spark):
-                rows += self._watched(source, road, lives, timeout)
-        return rows, poured
+                rows += self._watched(source, route, lives, timeout)
+        return rows, sent
 
-    def _watched(self, source: Source, road: Road, lives: Lives, timeout: float | None) -> int:
+    def _watched(self, source: Source, route: Route, lives: Lives, timeout: float | None) -> int:
         """Send the rows of one epoch from another thread, and watch the program. How many were sent; of a program
         that had enough, how many it took of them, as far as is known."""
         before = self.book.taken
@@ -211,23 +209,23 @@ class Pouring:
 
         def run() -> None:
             try:
-                done.append(source.pour(road))
+                done.append(source.send(route))
             except BaseException as error:  # noqa: BLE001 - raised in the user's thread
                 broken.append(error)
 
         thread = threading.Thread(target=run, name="hopyard-feed", daemon=True)
         thread.start()
-        stall = _Stall(self.book, self._hosts, timeout)
+        stall = _Stall(self.book, self._loop, timeout)
         try:
             while thread.is_alive():
                 thread.join(LOOK_SECONDS)
-                if self._hosts.ended.is_set() or self._hosts.lives != lives:
+                if self._loop.ended.is_set() or self._loop.lives != lives:
                     break
                 stall.look()
         except BaseException as error:
             source.cancel()
             if not isinstance(error, HopyardError):  # Ctrl-C: some rows went, and the rest never will
-                self._hosts.tell(road.feed, "failed", text=f"feed {road.feed!r}: interrupted while rows went")
+                self._loop.tell(route.feed, "failed", text=f"feed {route.feed!r}: interrupted while rows went")
             raise
         if done:
             return done[0]
@@ -241,34 +239,34 @@ class Pouring:
             return self.book.taken - before
         if again:
             source.cancel()
-            self._unless_doubled(lives, self._hosts.lives)
+            self._unless_doubled(lives, self._loop.lives)
             raise _Again
         if thread.is_alive():
             source.cancel()
             thread.join(LAST_WORDS)
         if done:
             return done[0]
-        words = f"feed {road.feed!r} broke off: {_short(broken[0]) if broken else 'its source does not end'}"
-        self._hosts.tell(road.feed, "failed", text=words)  # who waits for the rest would wait for ever
+        words = f"feed {route.feed!r} broke off: {_short(broken[0]) if broken else 'its source does not end'}"
+        self._loop.tell(route.feed, "failed", text=words)  # who waits for the rest would wait for ever
         raise HopyardError(words) from broken[0] if broken else None
 
     def _taken(self, timeout: float | None, lives: Lives | None) -> None:
         """Wait until the program has taken all rows, or wants no more."""
-        lives = self._hosts.lives if lives is None else lives
+        lives = self._loop.lives if lives is None else lives
         if not lives:
             return  # nobody is there yet, so nothing was sent
-        stall = _Stall(self.book, self._hosts, timeout, eager=True)
-        while not self._hosts.ended.is_set():
-            if self._hosts.lives != lives:
+        stall = _Stall(self.book, self._loop, timeout, eager=True)
+        while not self._loop.ended.is_set():
+            if self._loop.lives != lives:
                 if self._over_or_again(lives):
-                    self._unless_doubled(lives, self._hosts.lives)
+                    self._unless_doubled(lives, self._loop.lives)
                     raise _Again
                 return
             stall.look()
-            if self.book.all_taken(self._hosts.fed):
+            if self.book.all_taken(self._loop.fed):
                 return
             time.sleep(LOOK_SECONDS)
-        if self._hosts.machine.status != "done" or self._hosts.error is not None:
+        if self._loop.machine.status != "done" or self._loop.error is not None:
             self._is_over()
 
     # ------------------------------------------------------------------------------------------- the program
@@ -281,12 +279,12 @@ class Pouring:
         """
         until = time.monotonic() + 3.0
         while True:
-            if self._hosts.ended.is_set():
-                if self._hosts.machine.status == "done" and self._hosts.error is None:
+            if self._loop.ended.is_set():
+                if self._loop.machine.status == "done" and self._loop.error is None:
                     return None
                 self._is_over()
-            phase = self._hosts.machine.phase
-            if phase == "running" and self._hosts.lives != lives:
+            phase = self._loop.machine.phase
+            if phase == "running" and self._loop.lives != lives:
                 return True
             if time.monotonic() > until and phase not in (*STARTING, "closing"):
                 return False
@@ -298,15 +296,15 @@ class Pouring:
     def _unless_doubled(self, had: Lives | None, now: Lives) -> None:
         """Raises HopyardError where rows that some tasks have cannot go again."""
         if words := self.book.doubled(had, now):
-            self._hosts.tell(self.book.name, "failed", text=words)
+            self._loop.tell(self.book.name, "failed", text=words)
             raise HopyardError(words)
 
     def _is_over(self) -> None:
         """Raises what a feed of a program that is over raises."""
-        self._hosts.ended.wait(LAST_WORDS)
-        if self._hosts.error is not None:
-            raise self._hosts.error
-        machine = self._hosts.machine
+        self._loop.ended.wait(LAST_WORDS)
+        if self._loop.error is not None:
+            raise self._loop.error
+        machine = self._loop.machine
         if machine.status == "failed":
             raise failure(machine, self._layout)
         raise ProgramFailed(
@@ -317,36 +315,36 @@ class Pouring:
 class _Stall:
     """Tells when a worker that has rows takes none."""
 
-    def __init__(self, book: FeedBook, hosts: Hosts, timeout: float | None, eager: bool = False) -> None:
-        self._book, self._hosts, self._timeout, self._eager = book, hosts, timeout, eager
+    def __init__(self, book: FeedRecord, loop: ProgramLoop, timeout: float | None, eager: bool = False) -> None:
+        self._book, self._loop, self._timeout, self._eager = book, loop, timeout, eager
         self._moved: dict[int, tuple[int, float]] = {}
         self._began = self._asked = time.monotonic()
         book.ask_anew()
 
     def look(self) -> None:
         """Ask them; raises HopyardError when one has taken nothing for too long."""
-        if self._hosts.machine.phase != "running":
+        if self._loop.machine.phase != "running":
             self._moved.clear()
             return
         now, said = time.monotonic(), self._book.said
         if now - self._asked >= (min(ASK_SECONDS, (now - self._began) / 10) if self._eager else ASK_SECONDS):
             self._asked = now
-            self._hosts.tell(self._book.name, "ask", self._book.question)
+            self._loop.tell(self._book.name, "ask", self._book.question)
         for slot, (rows, waiting) in said.items():
             last, since = self._moved.get(slot, (-1, now))
             if rows != last or not waiting:
                 self._moved[slot] = rows, now
             elif self._timeout is not None and now - since > self._timeout:
                 name = self._book.name
-                silent = self._book.silent(self._hosts.fed)
-                who = self._hosts.names(silent or [slot])
+                silent = self._book.silent(self._loop.fed)
+                who = self._loop.names(silent or [slot])
                 words = (
-                    f"feed {name!r}: {self._hosts.names([slot])} has taken no row for {self._timeout:.0f} seconds, "
+                    f"feed {name!r}: {self._loop.names([slot])} has taken no row for {self._timeout:.0f} seconds, "
                     f"though rows wait for it ({rows:,} taken so far): does the main of {who} read ctx.feed({name!r})? "
                     + (f'With uneven="{self._book.uneven}" the others wait for it. ' if silent else "")
                     + "feed(timeout=…) says how long to wait"
                 )
-                self._hosts.tell(self._book.name, "failed", text=words)
+                self._loop.tell(self._book.name, "failed", text=words)
                 raise HopyardError(words)
 
 

@@ -1,6 +1,6 @@
 """The feeds of a program and its inferences, from its driver's side: which there are, and who has room in Spark.
 
-Each feed is poured by a `Pouring`; an inference is a job of the user's own, which comes when its result is used.
+Each feed is sent by a `FeedSession`; an inference is a job of the user's own, which comes when its result is used.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hopyard.core.programs.feeding import FeedBook, feed_named
+from hopyard.core.programs.feeding import FeedRecord, feed_named
 from hopyard.core.programs.messages import FeedWord
 from hopyard.core.programs.uneven import RULES
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.shared.needed import need, spare
-from hopyard.driver.programs.feed import Pouring
-from hopyard.driver.programs.loop import Hosts
+from hopyard.driver.programs.feed import FeedSession
+from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.sources import source_of
 from hopyard.errors import HopyardError, SpecError
-from hopyard.feeds.sender import Road
+from hopyard.feeds.sender import Route
 from hopyard.sparkapi.dataframe import checked, is_frame, mapped
 from hopyard.store.layout import Layout
 
@@ -32,15 +32,15 @@ class Feeding:
     """Owner of a program's feeds. `feed` and `infer` may be called from several threads, for several feeds.
 
     Args:
-        hosts: of the program.
+        loop: of the program.
         layout: of its directory.
         token: lets rows in.
         lend: other jobs of the session have the cores of fed workers all the time.
     """
 
-    def __init__(self, hosts: Hosts, layout: Layout, token: str, lend: bool = False) -> None:
-        self._hosts, self._layout, self._token = hosts, layout, token
-        self._feeds: dict[str, Pouring] = {}
+    def __init__(self, loop: ProgramLoop, layout: Layout, token: str, lend: bool = False) -> None:
+        self._loop, self._layout, self._token = loop, layout, token
+        self._feeds: dict[str, FeedSession] = {}
         self._lock = threading.Lock()
         self._kept = contextlib.ExitStack()
         """What inferences, which may come at any time, keep to the program's end."""
@@ -49,8 +49,8 @@ class Feeding:
         self._over = False
         self._aside = int(lend)
         """Who needs room in Spark's books right now; an inference needs it to the program's end."""
-        hosts.heard = self._heard
-        hosts.assigned = self._assigned
+        loop.heard = self._heard
+        loop.assigned = self._assigned
 
     def feed(self, data: Any, *, epochs: int, name: str, uneven: Any, end: bool, timeout: float | None) -> int:
         """See `Program.feed`."""
@@ -100,22 +100,22 @@ class Feeding:
         from hopyard.feeds.inference import inferring, inferring_rows
 
         feed = self._named("infer", name, "join")
-        self._hosts.asked = True
-        road = Road(tuple(feed.doors()[1]), self._token, name, feed.book.epochs, timeout=timeout)
+        self._loop.asked = True
+        route = Route(tuple(feed.endpoints()[1]), self._token, name, feed.book.epochs, timeout=timeout)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
-            return mapped(data, inferring(road, schema, zone), schema)
-        return data.mapPartitionsWithIndex(inferring_rows(road))
+            return mapped(data, inferring(route, schema, zone), schema)
+        return data.mapPartitionsWithIndex(inferring_rows(route))
 
-    def _named(self, what: str, name: str, uneven: Any) -> Pouring:
+    def _named(self, what: str, name: str, uneven: Any) -> FeedSession:
         """The feed of this name; made with this rule where it is new."""
         feed_named(name, what)
         with self._lock:
             if name not in self._feeds:
-                spec = self._hosts.machine.spec
-                book = FeedBook(name, uneven, spec.restart_scope if spec.max_restarts else "")
-                self._feeds[name] = Pouring(book, self._hosts, self._layout, self._token, self._room)
+                spec = self._loop.machine.spec
+                book = FeedRecord(name, uneven, spec.restart_scope if spec.max_restarts else "")
+                self._feeds[name] = FeedSession(book, self._loop, self._layout, self._token, self._room)
             return self._feeds[name]
 
     @contextlib.contextmanager
@@ -127,24 +127,24 @@ class Feeding:
         with self._lock:
             self._aside += 1
         try:
-            self._hosts.link.crew.aside(self._hosts.fed)
+            self._loop.link.crew.aside(self._loop.fed)
             yield
         finally:
             with self._lock:
                 self._aside -= 1
-                if not self._aside and not self._hosts.ended.is_set():
-                    self._hosts.link.crew.back()
+                if not self._aside and not self._loop.ended.is_set():
+                    self._loop.link.crew.back()
 
     def _assigned(self) -> None:
         """Each task has its slot. Other jobs may have their cores, where they are lent or needed; tasks that were
         started again get what was fed before."""
         if self._aside:
             try:
-                self._hosts.link.crew.aside(self._hosts.fed)
+                self._loop.link.crew.aside(self._loop.fed)
             except HopyardError as error:
                 log.warning("%s: %s", self._layout.root, error)
         with self._lock:
-            feeds, lives = list(self._feeds.values()), self._hosts.lives
+            feeds, lives = list(self._feeds.values()), self._loop.lives
         for feed in feeds:
             if feed.book.lacked(lives) or feed.book.ended:
                 threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()

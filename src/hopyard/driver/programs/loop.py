@@ -37,7 +37,7 @@ from hopyard.core.programs.events import (
     Warned,
 )
 from hopyard.core.programs.machine import ProgramMachine
-from hopyard.core.programs.messages import Door, FeedWord, Host, Shown
+from hopyard.core.programs.messages import FeedEndpoint, FeedWord, Host, TensorBoardStarted
 from hopyard.driver.links import Gone, Router
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import Engine
@@ -50,7 +50,7 @@ TICK = 0.2
 """Seconds between ticks, which deadlines need; they are not journaled."""
 
 
-class Hosts:
+class ProgramLoop:
     """Owner of a program's agents, its machine and its journal, in a thread of its own.
 
     Args:
@@ -82,7 +82,7 @@ class Hosts:
         os.set_blocking(self._ringer, False)
         self._link: Router | None = None
         self._changed = threading.Condition()
-        self._doors: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._endpoints: dict[int, tuple[int, dict[str, Any]]] = {}
         """Slot → life of its task, and where it takes rows."""
         self.heard: Callable[[FeedWord], None] = lambda word: None
         """Told, in this thread, what tasks say of feeds."""
@@ -146,9 +146,9 @@ class Hosts:
         """Which tasks these are; others after a restart."""
         return frozenset(book.life for book in self.machine.tasks.copy().values() if book.task.rank >= 0)
 
-    def doors(self, until: float) -> tuple[frozenset[int], list[dict[str, Any]]]:
-        """Which tasks are fed, and where they take rows, by rank; waits for those that are not there yet. No doors: the
-        program is over.
+    def endpoints(self, until: float) -> tuple[frozenset[int], list[dict[str, Any]]]:
+        """Which tasks are fed, and where they take rows, by rank; waits for those that are not there yet. No endpoints:
+        the program is over.
 
         Raises:
             TimeoutError: some are not there by then.
@@ -160,15 +160,15 @@ class Hosts:
                 gone = [
                     book.task.name
                     for book in books
-                    if book.status == "done" and self._doors.get(book.task.slot, (0, {}))[0] != book.life
+                    if book.status == "done" and self._endpoints.get(book.task.slot, (0, {}))[0] != book.life
                 ]
                 if gone:
                     raise HopyardError(
                         f"{', '.join(gone)} has ended and never asked for rows: nothing can be fed to it"
                     )
-                known = [self._doors.get(book.task.slot, (0, {})) for book in books]
+                known = [self._endpoints.get(book.task.slot, (0, {})) for book in books]
                 if books and all(life == book.life for (life, _), book in zip(known, books, strict=True)):
-                    return frozenset(book.life for book in books), [door for _, door in known]
+                    return frozenset(book.life for book in books), [endpoint for _, endpoint in known]
                 if time.monotonic() > until:
                     raise TimeoutError
                 self._changed.wait(0.1)
@@ -243,11 +243,11 @@ class Hosts:
                 self._take(Lost(at=0.0, slot=message.slot, reason=message.reason))
             case Reserved() | Running() | Ended():
                 self._take(message)
-            case Door():
+            case FeedEndpoint():
                 with self._changed:
-                    self._doors[message.slot] = message.life, message.door
+                    self._endpoints[message.slot] = message.life, message.endpoint
                     self._changed.notify_all()
-            case Shown():
+            case TensorBoardStarted():
                 self.board, self.boardless = message.url, message.error
                 if message.error:
                     log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)

@@ -14,7 +14,7 @@ from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
     from hopyard.driver.programs.feeding import Feeding
-    from hopyard.driver.programs.loop import Hosts
+    from hopyard.driver.programs.loop import ProgramLoop
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ class Program:
         directory: of its journal, logs and checkpoints.
     """
 
-    def __init__(self, layout: Layout, hosts: Hosts, feeding: Feeding) -> None:
+    def __init__(self, layout: Layout, loop: ProgramLoop, feeding: Feeding) -> None:
         self._layout = layout
-        self._hosts = hosts
+        self._loop = loop
         self._feeding = feeding
         self.directory = layout.root
 
     def __repr__(self) -> str:
-        return f"<Program {self._hosts.machine.spec.name} {self.directory} {self._hosts.machine.status}>"
+        return f"<Program {self._loop.machine.spec.name} {self.directory} {self._loop.machine.status}>"
 
     def __enter__(self) -> Program:
         return self
@@ -67,15 +67,15 @@ class Program:
             raise SpecError(f"wait(timeout={timeout!r}): seconds, at least 0, or None are needed")
         until = None if timeout is None else time.monotonic() + timeout
         try:
-            while not self._hosts.ended.wait(0.2 if until is None else min(0.2, max(0.0, until - time.monotonic()))):
+            while not self._loop.ended.wait(0.2 if until is None else min(0.2, max(0.0, until - time.monotonic()))):
                 if until is not None and time.monotonic() >= until:
                     raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._sentence()}")
         except KeyboardInterrupt:
             self.stop()
             raise
-        if self._hosts.error is not None:
-            raise self._hosts.error
-        machine = self._hosts.machine
+        if self._loop.error is not None:
+            raise self._loop.error
+        machine = self._loop.machine
         if machine.status == "failed":
             raise failure(machine, self._layout)
         return str(machine.status)
@@ -88,8 +88,8 @@ class Program:
         """
         if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not 0 <= grace <= DAY:
             raise SpecError(f"stop(grace={grace!r}): seconds, from 0 to {DAY} (a day), are needed")
-        self._hosts.stop("stopped by the user", grace)
-        if not self._hosts.ended.wait(grace + 30.0):
+        self._loop.stop("stopped by the user", grace)
+        if not self._loop.ended.wait(grace + 30.0):
             log.warning(
                 "%s: not over %.0f seconds after it was stopped: %s", self.directory, grace + 30, self._sentence()
             )
@@ -97,7 +97,7 @@ class Program:
     def status(self) -> dict[str, Any]:
         """How it stands: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
         its role, index, status, host, process of its agent, log, and last reported values and step (None: none yet)."""
-        machine = self._hosts.machine
+        machine = self._loop.machine
         places = machine.known
         tasks = []
         for book in sorted(machine.tasks.copy().values(), key=lambda book: book.task.slot):
@@ -114,7 +114,7 @@ class Program:
                     "step": book.step,
                 }
             )
-        error = self._hosts.error
+        error = self._loop.error
         order = list(machine.spec.roles)
         tasks.sort(key=lambda told: (order.index(str(told["role"])), told["index"]))
         status = "failed" if error is not None else machine.status
@@ -124,7 +124,7 @@ class Program:
     @property
     def over(self) -> bool:
         """Whether nothing of it runs any more."""
-        return self._hosts.ended.is_set()
+        return self._loop.ended.is_set()
 
     def logs(self, role: str | None = None, index: int | None = None) -> str:
         """What its tasks printed, all or those of a role.
@@ -132,14 +132,14 @@ class Program:
         Raises:
             SpecError: there is no such task.
         """
-        counts = {name: wanted.count for name, wanted in self._hosts.machine.spec.wanted.items()}
+        counts = {name: wanted.count for name, wanted in self._loop.machine.spec.wanted.items()}
         named = [(name, number) for name, count in counts.items() for number in range(count)]
         if not any(role in (None, name) and index in (None, number) for name, number in named):
             there = ", ".join(f"{count} {name}" for name, count in counts.items())
             raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {there}, counted from 0")
         chosen = [
             book.task
-            for book in self._hosts.machine.tasks.copy().values()
+            for book in self._loop.machine.tasks.copy().values()
             if role in (None, book.task.role) and index in (None, book.task.index)
         ]
         return "".join(read_log(self._layout.log(task.slot)) for task in sorted(chosen, key=_order))
@@ -147,15 +147,15 @@ class Program:
     @property
     def tensorboard_url(self) -> str:
         """Where TensorBoard listens; empty while it is not up, or was not asked for."""
-        return self._hosts.board
+        return self._loop.board
 
     def show_tensorboard(self, timeout: float = 60.0) -> str:
         """Its URL, once it is up; empty when it does not come up, which is logged with the reason."""
         until = time.monotonic() + timeout
-        while not (self._hosts.board or self._hosts.boardless) and time.monotonic() < until:
-            if self._hosts.ended.wait(0.05):
+        while not (self._loop.board or self._loop.boardless) and time.monotonic() < until:
+            if self._loop.ended.wait(0.05):
                 break
-        return self._hosts.board
+        return self._loop.board
 
     # ------------------------------------------------------------------------------------------------ its rows
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hopyard.errors import HopyardError, SpecError
 from hopyard.feeds.local_rows import blocks_of
-from hopyard.feeds.sender import Road, pour
+from hopyard.feeds.sender import Route, send_partition
 from hopyard.feeds.spark_tasks import FEEDING, feeding, feeding_rows
 from hopyard.sparkapi.dataframe import checked, is_frame, mapped
 from hopyard.sparkapi.session import is_connect
@@ -31,7 +31,7 @@ class Source(Protocol):
     spark: bool
     """Whether they go from Spark's tasks, which need room."""
 
-    def pour(self, road: Road) -> int:
+    def send(self, route: Route) -> int:
         """Send all rows once; how many."""
         ...
 
@@ -55,7 +55,7 @@ class OfSpark:
             self._context = data.sparkSession.sparkContext
         self._tag = f"hopyard-feed-{secrets.token_hex(4)}"
 
-    def pour(self, road: Road) -> int:
+    def send(self, route: Route) -> int:
         """One job."""
         data = self._data
         if self._context is not None:
@@ -63,8 +63,8 @@ class OfSpark:
         else:
             data.sparkSession.addTag(self._tag)
         if is_frame(data):
-            return sum(row.rows for row in mapped(data, feeding(road), FEEDING).collect())
-        return sum(rows for _, rows, _, _ in data.mapPartitionsWithIndex(feeding_rows(road)).collect())
+            return sum(row.rows for row in mapped(data, feeding(route), FEEDING).collect())
+        return sum(rows for _, rows, _, _ in data.mapPartitionsWithIndex(feeding_rows(route)).collect())
 
     def cancel(self) -> None:
         """Cancel the job."""
@@ -83,12 +83,12 @@ class Here:
     def __init__(self, data: Any) -> None:
         self._data = data
         self._stopped = threading.Event()
-        """Of the present pour."""
+        """Of the present send_partition."""
 
-    def pour(self, road: Road) -> int:
+    def send(self, route: Route) -> int:
         """A partition for each worker, which a thread sends."""
         stopped = self._stopped = threading.Event()
-        senders = [_Sender(road, worker, stopped) for worker in range(len(road.doors))]
+        senders = [_Sender(route, worker, stopped) for worker in range(len(route.endpoints))]
         try:
             for number, block in enumerate(blocks_of(self._data, len(senders))):
                 if not senders[number % len(senders)].give(block) and all(sender.ended for sender in senders):
@@ -117,12 +117,12 @@ class _Stopped(HopyardError):
 class _Sender:
     """Sends what one worker gets. Its thread ends when it has sent all, when the worker wants no more, or on errors."""
 
-    def __init__(self, road: Road, worker: int, stopped: threading.Event) -> None:
-        self._road, self._worker, self._stopped = road, worker, stopped
+    def __init__(self, route: Route, worker: int, stopped: threading.Event) -> None:
+        self._route, self._worker, self._stopped = route, worker, stopped
         self._blocks: queue.Queue[Any] = queue.Queue(READ_AHEAD)
         self.rows = 0
         self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name="hopyard-pour", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="hopyard-send", daemon=True)
         self.thread.start()
 
     @property
@@ -140,7 +140,7 @@ class _Sender:
 
     def _run(self) -> None:
         try:
-            self.rows = pour(self._road, self._worker, 0, self._given(), worker=self._worker).rows
+            self.rows = send_partition(self._route, self._worker, 0, self._given(), worker=self._worker).rows
         except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
             self.error = error
             self._stopped.set()
@@ -152,7 +152,7 @@ class _Sender:
             except queue.Empty:
                 block = _NOTHING
             if self._stopped.is_set():
-                raise _Stopped(f"feed {self._road.feed!r}: stopped")
+                raise _Stopped(f"feed {self._route.feed!r}: stopped")
             if block is None:
                 return
             if block is not _NOTHING:

@@ -1,4 +1,4 @@
-"""What the tests of intake and feed share: a door in this process, and threads that pour into it."""
+"""What the tests of feeds share: a server in this process, and threads that send to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.feeds.receiver import Intake
+from hopyard.feeds.receiver import FeedServer
 
 TOKEN = "a token"
 
 
 @contextmanager
-def intake(folder: Path, index: int = 0, count: int = 1, **more: Any) -> Iterator[Intake]:
-    made = Intake(folder, "127.0.0.1", TOKEN, index, count, more.pop("apart", False), **more)
+def feed_server(folder: Path, index: int = 0, count: int = 1, **more: Any) -> Iterator[FeedServer]:
+    made = FeedServer(folder, "127.0.0.1", TOKEN, index, count, more.pop("apart", False), **more)
     try:
         yield made
     finally:
