@@ -113,11 +113,12 @@ class GaveUp(Message, frozen=True):
 
 class NoRoom(Message, frozen=True):
     """Up: there is no room. For States ("store"): the run ends cleanly and can be resumed. For rows ("rows"), or the
-    disk is broken where they are: the slot ends, and the run goes on while there is another."""
+    disk is broken where they are: the slot ends, and the run goes on while there is another. An error that nobody
+    expects while States are stored ("error") ends the run as well."""
 
     slot: int
     error: str
-    what: Literal["store", "rows"] = "store"
+    what: Literal["store", "rows", "error"] = "store"
 
 
 class Bulk(msgspec.Struct, frozen=True):

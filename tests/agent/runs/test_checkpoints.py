@@ -180,6 +180,21 @@ def test_no_room_is_said(desk: Desk) -> None:
     assert desk.hear(1) == [NoRoom(0, "no room for State 0-4-1", "store")]
 
 
+def test_an_error_that_nobody_expects_is_not_said_to_be_want_of_room(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: it ended the run with "make room"."""
+
+    def fails(data: memoryview) -> str:
+        raise ValueError("memoryview: a defect")
+
+    monkeypatch.setattr(keeping, "digest", fails)
+    desk.keep(Ref(0, 4, 1), always=True)
+    words = "State 0-4-1 cannot be stored: ValueError: memoryview: a defect"
+    assert desk.hear(1) == [NoRoom(0, words, "error")]
+    desk.until(lambda: "Traceback" in caplog.text)
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

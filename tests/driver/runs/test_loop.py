@@ -35,7 +35,7 @@ from hopyard.driver.links import Gone
 from hopyard.driver.runs import deletions
 from hopyard.driver.runs import loop as loops
 from hopyard.driver.runs.loop import Loop
-from hopyard.errors import Inexact, PreflightError, ResourceError
+from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
 from hopyard.spec import Part, Ref, RunSpec, Timeouts
 from hopyard.store.guard import StoreUnreachable
@@ -342,6 +342,13 @@ def test_no_room_for_states_ends_the_driver(stage: Callable[..., Stage]) -> None
     it = stage([READY], [FIT], [NoRoom(0, "no room for State 0-1-1")])
     with pytest.raises(ResourceError, match=r"no room for State 0-1-1.*Nothing is lost.*hopyard resume"):
         it.loop.run()
+
+
+def test_an_error_in_storing_states_ends_the_driver_and_asks_for_no_room(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [NoRoom(0, "State 0-1-1 cannot be stored: ValueError: a defect", "error")])
+    with pytest.raises(HopyardError, match=r"ValueError: a defect\. .*`hopyard resume .*` goes on") as told:
+        it.loop.run()
+    assert not isinstance(told.value, ResourceError) and "room" not in str(told.value)
 
 
 def test_a_durable_that_overtakes_its_answer_waits_for_it(stage: Callable[..., Stage]) -> None:

@@ -270,9 +270,10 @@ class Keeper:
             except ResourceError as error:
                 self._tell(NoRoom(self._slot, str(error)))
                 return
-            except Exception as error:  # noqa: BLE001 - unsaid, the run would wait for ever
+            except Exception as error:  # unsaid, the run would wait for ever
+                log.exception("State %s cannot be stored", pending.ref)
                 words = escaped(f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}")
-                self._tell(NoRoom(self._slot, words))
+                self._tell(NoRoom(self._slot, words, "error"))
                 return
             sealed = Durable(at=0.0, slot=self._slot, ref=pending.ref, digest=seal, bytes=len(data))
             self._tell(sealed)

@@ -54,7 +54,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.driver.links import Gone, Link
 from hopyard.driver.runs.deletions import DRAIN_SECONDS, Deletions
 from hopyard.driver.runs.recovery import Earlier, named
-from hopyard.errors import Inexact, PreflightError, ResourceError
+from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
 from hopyard.spec import Ref
 from hopyard.store.journal import Journal, read
@@ -178,6 +178,7 @@ class Loop:
         Raises:
             PreflightError: the first trials cannot start.
             ResourceError: no room on a disk, or no agent comes up.
+            HopyardError: a worker could not store a State, for a reason that nobody expects.
             KeyboardInterrupt: from the user.
             The journal says of any of them that the run was interrupted.
         """
@@ -326,13 +327,20 @@ class Loop:
     def _no_room(self, message: NoRoom, now: float) -> list[Event]:
         """No room for States: the run ends, and can be resumed. None for rows on one host: it loses its slots."""
         slot = self.machine.slots.get(message.slot)
-        resume = f"make room, then `hopyard resume {self._journal.path.parent}`"
+        resume = f"`hopyard resume {self._journal.path.parent}`"
         if message.what == "store":
-            raise ResourceError(f"{message.error}. Nothing is lost: {resume}")
+            raise ResourceError(f"{message.error}. Nothing is lost: make room, then {resume}")
+        if message.what == "error":
+            raise HopyardError(
+                f"{message.error}. {resume} goes on from the States that are stored{self._tail(message.slot)}"
+            )
         if slot is None:
             return []
         if len(self.machine.slots) == 1 and not self._starting:
-            raise ResourceError(f"{message.error}. No other worker is left; nothing is lost: {resume}")
+            raise ResourceError(
+                f"{message.error}. No other worker is left; nothing is lost: make room there, or mend the disk, then "
+                f"{resume}"
+            )
         if slot.host not in self._full:
             self._full.add(slot.host)
             log.warning(
