@@ -7,7 +7,6 @@ one table of what is known when a plane has left: the flight, how late it left, 
 from __future__ import annotations
 
 import importlib.util
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pyarrow import csv
 from typer import echo
 
 import hopyard as hy
+from hopyard.system.files import replacing
 
 LATE = 15
 """Minutes after which an arrival counts as late."""
@@ -38,9 +38,8 @@ def flights(folder: Path | None = None) -> Path:
     if not target.exists():
         source = _source()
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        pq.write_table(_table(source), temporary)
-        temporary.replace(target)
+        with replacing(target) as part:
+            pq.write_table(_table(source), part)
     return target
 
 
@@ -53,9 +52,8 @@ def tables(folder: Path | None = None) -> list[Path]:
         if not target.exists():
             source = _source()
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.{os.getpid()}")
-            pq.write_table(_read(source, name), temporary, coerce_timestamps="us")
-            temporary.replace(target)
+            with replacing(target) as part:
+                pq.write_table(_read(source, name), part, coerce_timestamps="us")
     return made
 
 

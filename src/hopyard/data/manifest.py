@@ -15,6 +15,7 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.errors import DataError
+from hopyard.system.files import replacing
 
 FORMAT = 2
 """Version of the manifest, of the files of a cache entry, and of what names an entry."""
@@ -182,10 +183,8 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the JSON, under a temporary name first."""
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-        temporary.replace(target)
+        with replacing(Path(path)) as part:
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, check: bool = True) -> Manifest:

@@ -43,6 +43,7 @@ from typing import Protocol
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.system.files import FULL
+from hopyard.system.locks import still_there
 
 _log = logging.getLogger(__name__)
 
@@ -429,7 +430,7 @@ class Folder:
         Raises:
             OSError, ResourceError: it cannot be made.
         """
-        if self._fd >= 0 and _same(self.path / "lock", self._fd):
+        if self._fd >= 0 and still_there(self._fd, self.path / "lock"):
             return
         if self._fd >= 0:
             os.close(self._fd)
@@ -439,7 +440,7 @@ class Folder:
 
     def close(self) -> None:
         """Let go; the last one removes the folder."""
-        if self._fd >= 0 and not _same(self.path / "lock", self._fd):  # it was removed, and others have made it again
+        if self._fd >= 0 and not still_there(self._fd, self.path / "lock"):  # removed, and made again by others
             os.close(self._fd)
             self._fd = -1
             with contextlib.suppress(OSError):
@@ -458,7 +459,7 @@ class Folder:
             )
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(fd, fcntl.LOCK_SH)
-        if _same(self.path / "lock", fd):
+        if still_there(fd, self.path / "lock"):
             self._fd = fd
         else:
             os.close(fd)
@@ -538,14 +539,7 @@ def _remove_if_alone(path: Path, fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    if not _same(path / "lock", fd):  # a new run has taken the name
+    if not still_there(fd, path / "lock"):  # a new run has taken the name
         return False
     shutil.rmtree(path, ignore_errors=True)
     return True
-
-
-def _same(path: Path, fd: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False

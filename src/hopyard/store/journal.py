@@ -20,7 +20,8 @@ from hopyard.core.facts import UNREADABLE
 from hopyard.core.runs.events import Began, Line, decode, encode
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT
-from hopyard.system.files import FULL
+from hopyard.system.files import FULL, replacing, sync_directory
+from hopyard.system.locks import still_there
 
 PATIENCE = 2.0
 """Seconds for which those who only ask for the lock are waited for."""
@@ -169,7 +170,7 @@ class Lock:
                     f"{path.parent} is in use by a live driver (process {holder}): wait for it, stop it, or give "
                     "another directory="
                 ) from None
-            if self._is_there():
+            if still_there(self._file, path):
                 break
             os.close(self._file)  # removed by `withdraw` between open and lock: that lock protects nothing
         with contextlib.suppress(OSError):  # a full disk: only whose it is cannot be said then
@@ -189,12 +190,6 @@ class Lock:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails, if it is a driver
             fcntl.flock(self._file, fcntl.LOCK_UN)
             time.sleep(0.001)
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._file), self._path.stat())
-        except FileNotFoundError:
-            return False
 
     def free(self) -> None:
         """Give it back. May be called twice: by then its descriptor may be another file's."""
@@ -227,31 +222,19 @@ def retired(path: Path) -> dict[int, Path]:
     return {int(text): left for text, left in names.items() if text.isdecimal()}
 
 
-def sync_directory(path: Path) -> None:
-    """Names made in a directory are on disk when this returns."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def write_whole(path: Path, data: bytes) -> None:
     """The file with this content, or no file: temporary name, sync, rename, sync.
 
     Raises:
         ResourceError: there is no room.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with replacing(path) as part, part.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if error.errno in FULL:
             raise ResourceError(f"{path}: no room ({error.strerror}); make some, and start again") from error
         raise

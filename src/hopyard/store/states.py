@@ -25,7 +25,7 @@ from hopyard.errors import ResourceError, SpecError
 from hopyard.filesystems import open_url, reaching, uploads_whole
 from hopyard.spec import Ref
 from hopyard.store.room import room
-from hopyard.system.files import FULL
+from hopyard.system.files import FULL, sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class LocalStore:
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
-            _sync(self.directory)
+            sync_directory(self.directory)
 
     def get(self, ref: Ref) -> memoryview:
         """The bytes as stored. Raises FileNotFoundError."""
@@ -219,7 +219,7 @@ class LocalStore:
     def mark(self, name: str, number: int) -> None:
         """Leave one; on disk when this returns."""
         (self.directory / f"{_OWNER}{number}-{name}").touch()
-        _sync(self.directory)
+        sync_directory(self.directory)
 
     def unmark(self, name: str, number: int) -> None:
         """Remove one; no error when it is not there."""
@@ -241,15 +241,6 @@ def _write(path: Path, data: memoryview) -> None:
             count = os.write(fd, view[at : at + _PIECE])
             at += count
             meter.moved(count)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync(directory: Path) -> None:
-    """Make a rename in `directory` last."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -41,6 +41,7 @@ from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import is_there, open_url
 from hopyard.formats.arrow import Array
 from hopyard.system.files import FULL
+from hopyard.system.locks import still_there
 
 CACHE_BYTES = 64 << 30
 STALE_SECONDS = 30 * 86_400.0
@@ -433,7 +434,7 @@ def _lock(root: Path, name: str, how: int) -> int | None:
         file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, how)
-            if _same_file(file, folder / name):
+            if still_there(file, folder / name):
                 return file
         except BlockingIOError:
             os.close(file)
@@ -442,14 +443,6 @@ def _lock(root: Path, name: str, how: int) -> int | None:
             os.close(file)
             raise ResourceError(f"{folder} cannot be locked ({error}); prepare(cache=) needs a local disk") from error
         os.close(file)  # removed by an evictor between open and lock: that lock protects nothing
-
-
-def _same_file(file: int, path: Path) -> bool:
-    try:
-        there: Any = path.stat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(file), there)
 
 
 def _remove(root: Path, key: str, path: Path) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hopyard.system.files import replacing
+
 WEIGHTS = "model.safetensors"
 """The file of a saved model."""
 
@@ -16,13 +18,8 @@ def save_net(module: torch.nn.Module, path: str | Path) -> None:
     """Write the module's tensors as safetensors, under a temporary name first: `path` is there whole or not at all."""
     from safetensors.torch import save_model
 
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    try:
+    with replacing(Path(path)) as part:
         save_model(module, os.fspath(part))
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def load_net(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:

@@ -1,0 +1,49 @@
+"""Changes of files that nobody sees half."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hopyard.system.files import replacing, sync_directory
+from hopyard.system.locks import still_there
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("old")
+    with replacing(path) as part:
+        part.write_text("new")
+        assert path.read_text() == "old" and part.parent == tmp_path
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_raised_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_only_directories_are_synced(tmp_path: Path) -> None:
+    sync_directory(tmp_path)
+    (tmp_path / "data").touch()
+    with pytest.raises(NotADirectoryError):
+        sync_directory(tmp_path / "data")
+
+
+def test_a_file_that_was_removed_is_not_there_any_longer(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        assert still_there(file, path)
+        path.rename(tmp_path / "other")
+        assert not still_there(file, path)
+        path.touch()
+        assert not still_there(file, path)
+    finally:
+        os.close(file)
