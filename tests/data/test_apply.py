@@ -142,3 +142,17 @@ def test_a_dataset_of_other_files(cache: Path, files: Path, table: pa.Table) -> 
     unlabelled = Dataset.parquet(cache / "unlabelled.parquet", features=["a", "carrier"], encode={"carrier": "index"})
     assert apply(manifest, unlabelled).targets is None
     assert np.array_equal(made.inputs, apply(manifest, table.slice(100, 100)).inputs)
+
+
+@pytest.mark.parametrize("matrix", [False, True])
+def test_masked_values_are_nulls(cache: Path, table: pa.Table, matrix: bool) -> None:
+    if matrix:
+        manifest = Dataset.arrow(table, features=["a", "delay"]).prepare(cache)
+    else:
+        manifest = Dataset.numpy(np.zeros((9, 2))).prepare(cache)
+    rows = np.ma.masked_equal(np.array([[1.0, 2.0], [-1.0, 3.0]]), -1.0)
+    name = "a" if matrix else "inputs"
+    for data in (rows, {"a": rows[:, 0], "delay": rows[:, 1]} if matrix else {"inputs": rows}):
+        with pytest.raises(DataError, match=rf"'{name}': 1 of its rows hold null.*first is row 1 of"):
+            apply(manifest, data)
+    assert apply(manifest, rows[:1]).rows == 1

@@ -12,6 +12,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -163,6 +164,54 @@ def test_some_rows_may_weigh_nothing(cache: Path) -> None:
     with pytest.raises(DataError, match=r"'w', row 1 .counted after the transform. of .*: -1\.0 is below 0"):
         turned = pa.table({"a": [9.0, 1.0, 2.0], "w": [1.0, 1.0, -1.0]})
         arrow(turned, label=None, weight="w", transform=lambda batch: batch.slice(1)).prepare(cache)
+
+
+MASKED = np.ma.masked_equal(np.array([[1.0, 2.0], [3.0, -9999.0], [5.0, -9999.0], [7.0, 8.0]]), -9999.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Dataset.numpy(MASKED, partitions=1), "inputs"),
+        (lambda: Dataset.numpy({"m": MASKED}, partitions=1), "m"),
+        (lambda: Dataset.numpy(MASKED.astype(np.int32), partitions=1), "inputs"),
+        (lambda: Dataset.numpy(MASKED.astype(">f8"), partitions=1), "inputs"),
+        (lambda: Dataset.numpy(MASKED.T.copy().T, standardize=True, partitions=1), "inputs"),
+        (lambda: Dataset.numpy(MASKED[:, 1], partitions=1), "inputs"),
+        (lambda: Dataset.numpy(np.zeros(4), MASKED[:, 1], partitions=1), "targets"),
+        (lambda: Dataset.numpy(np.zeros(4), weight=MASKED[:, 1], partitions=1), "weight"),
+        (lambda: Dataset.torch(Broken([(row, 0) for row in MASKED]), partitions=1), "inputs"),
+        (lambda: Dataset.torch(Broken([(0.5, row[1]) for row in MASKED.astype(int)]), partitions=1), "targets"),
+        (lambda: Dataset.torch(Broken([{"m": row} for row in MASKED]), features="m", partitions=1), "m"),
+    ],
+)
+def test_masked_values_are_nulls(cache: Path, make: Any, name: str) -> None:
+    with pytest.raises(DataError, match=rf"'{name}': 2 of its rows hold null.*first is row 1 of") as caught:
+        make().prepare(cache)
+    assert list(cache.glob("*/manifest.json")) == [], caught.value
+
+
+def test_a_masked_label_far_behind_is_a_null_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A masked item is a float to NumPy, whatever the others are."""
+    monkeypatch.setattr("hopyard.data.sources.of.ROWS", 2)
+    items = Broken((0.5, label) for label in np.ma.masked_equal([0, 1, 1, 7], 7))
+    with pytest.raises(DataError, match=r"'targets': 1 of its rows hold null.*first is row 3 of"):
+        Dataset.torch(items, partitions=1).prepare(cache)
+
+
+def test_masks_that_hide_nothing_in_keys_and_for_a_transform(cache: Path) -> None:
+    plain, empty = np.arange(8.0).reshape(4, 2), np.ma.array(np.arange(8.0).reshape(4, 2), mask=False)
+    same = [Dataset.numpy(x, plain[:, 0], partitions=2).prepare(cache).digest for x in (plain, empty)]
+    assert same[0] == same[1]
+    keys = [Dataset.numpy(plain, key=key, partitions=1) for key in (np.arange(4), np.ma.masked_equal(np.arange(4), 2))]
+    assert len({data.prepare(cache).digest for data in keys}) == 2
+
+    def fill(batch: Any) -> Any:
+        values = pc.fill_null(batch.column(0).storage.flatten(), 0.0)
+        return pa.record_batch({"inputs": pa.FixedSizeListArray.from_arrays(values, 2)})
+
+    filled = Dataset.numpy(MASKED, transform=fill, partitions=1).prepare(cache)
+    assert np.load(Path(filled.path) / "train-00000" / "inputs-0.npy").tolist() == MASKED.filled(0.0).tolist()
 
 
 def test_all_bad_columns_at_once(cache: Path) -> None:

@@ -15,14 +15,22 @@ from hopyard.errors import DataError
 Array = np.ndarray[Any, Any]
 
 
+def plain(value: Any) -> Array:
+    """`value` as a NumPy array: a masked array stays one, so that `to_arrow` makes nulls of what is masked; of other
+    subclasses only the values count.
+    """
+    return value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
+
+
 def to_arrow(array: Any, name: str) -> Any:
-    """An Arrow array of `array`'s rows: shape (rows,) as plain values, (rows, …) as fixed-shape tensors.
+    """An Arrow array of `array`'s rows: shape (rows,) as plain values, (rows, …) as fixed-shape tensors; null where a
+    masked array is masked.
 
     Raises:
         DataError: no rows axis, rows without values, or a dtype that Arrow lacks.
     """
     try:
-        array = np.asarray(array)
+        array = plain(array)
     except (ValueError, TypeError) as error:
         raise DataError(f"{name} is no array of shape (rows, …): {error}") from error
     if array.ndim == 0:
@@ -34,7 +42,7 @@ def to_arrow(array: Any, name: str) -> Any:
     try:
         if array.ndim == 1:
             return pa.array(array)
-        values = pa.array(np.ascontiguousarray(array).reshape(-1))
+        values = pa.array(np.ma.ravel(array) if np.ma.isMaskedArray(array) else np.ascontiguousarray(array).reshape(-1))
         storage = pa.FixedSizeListArray.from_arrays(values, math.prod(array.shape[1:]))
         return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, array.shape[1:]), storage)
     except (pa.ArrowException, TypeError) as error:

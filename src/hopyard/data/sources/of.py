@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from hopyard.data.sources.memory import BYTES, ROWS, Reader, Source, Table
 from hopyard.errors import DataError, SpecError
-from hopyard.formats.arrow import Array, to_arrow
+from hopyard.formats.arrow import Array, plain, to_arrow
 
 
 def from_numpy(
@@ -20,7 +20,7 @@ def from_numpy(
     parts = {"inputs": x, "targets": y, "weight": weight, "key": key}
     values, names = named_parts({part: value for part, value in parts.items() if value is not None or part == "inputs"})
     arrays = {
-        column: np.asarray(value) if column == names.get("key") else as_array(value, repr(said))
+        column: plain(value) if column == names.get("key") else as_array(value, repr(said))
         for column, (said, value) in values.items()
     }
     return arrays, names["inputs"], names.get("targets"), names.get("weight"), names.get("key")
@@ -126,8 +126,19 @@ class Items:
                         f"item {start + at}: {name!r} has shape {value.shape}, the ones before have {values[0].shape}; "
                         f"all items need one shape"
                     )
-            columns[name] = to_arrow(np.stack(values), name)
+            columns[name] = to_arrow(_stacked(values), name)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _stacked(values: list[Array]) -> Array:
+    """Arrays of one shape as one, masked where one of them is. `np.ma.masked`, which is a float to NumPy whatever its
+    neighbours are, takes their type.
+    """
+    if not any(map(np.ma.isMaskedArray, values)):
+        return np.stack(values)
+    kinds = {value.dtype for value in values if value is not np.ma.masked} or {np.dtype(np.float64)}
+    made: Array = np.ma.stack(values).astype(np.result_type(*kinds))
+    return made
 
 
 def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]:
@@ -150,7 +161,7 @@ def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]
 def as_array(value: Any, what: str, objects: bool = True) -> Array:
     """`value` as a NumPy array; DataError naming `what` when it is none (or one of objects, where these are no use)."""
     try:
-        array = np.asarray(value)
+        array = plain(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{what} is no array: {error}") from error
     if array.dtype.hasobject and not objects:
