@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,11 @@ def matching(system: Any, pattern: str) -> list[str]:
     if not names:
         is_there(system, posixpath.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0]))
     return names
+
+
+def names_of(paths: Sequence[str]) -> str:
+    """Files in a few words: the first, and how many."""
+    return paths[0] if len(paths) == 1 else f"{len(paths)} files, {paths[0]} and so on"
 
 
 @contextmanager

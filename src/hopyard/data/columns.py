@@ -52,6 +52,11 @@ class Columns:
     places: Array | None = None
 
 
+def own(part: Any) -> Any:
+    """A dict of arrays as a dict of its own: who takes entries out of it changes no other. All else as it is."""
+    return dict(part) if isinstance(part, dict) else part
+
+
 def pack(arrays: dict[str, Array], single: str) -> Any:
     """Arrays by name as Columns has them: none is None, one that has the name `single` is bare, else the dict."""
     if not arrays:

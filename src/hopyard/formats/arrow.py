@@ -54,6 +54,13 @@ def to_arrow(array: Any, name: str) -> Any:
         raise DataError(f"{name} has an integer of more than 64 bits: {error}") from error
 
 
+def doubled(kind: Any) -> Any:
+    """An Arrow type with float64 in place of float32, inside lists too."""
+    if pa.types.is_list(kind):
+        return pa.list_(doubled(kind.value_type))
+    return pa.float64() if kind == pa.float32() else kind
+
+
 def null_rows(array: Any) -> Array | None:
     """Boolean array of shape (rows,): whether any value of the row is null; None when none is."""
     kind = array.type

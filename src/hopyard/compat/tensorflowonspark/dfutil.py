@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from hopyard.errors import SpecError
+from hopyard.formats.arrow import doubled
 from hopyard.formats.example import Seen, decode, encode, look, schema
 from hopyard.spark.tfrecord.frames import load_tfrecords, save_tfrecords
 
@@ -74,7 +75,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     fields = _schema(example.SerializeToString(), binary_features)
-    return from_arrow_schema(pa.schema([(field.name, _doubled(field.type)) for field in fields]))
+    return from_arrow_schema(pa.schema([(field.name, doubled(field.type)) for field in fields]))
 
 
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Any]:
@@ -121,9 +122,3 @@ def _type(name: str, kind: str) -> Any:
     if kind not in _TYPES:
         raise SpecError(f"column {name!r} has type {kind}, which TFRecord lacks: cast it to numbers, text or binary")
     return _TYPES[kind]
-
-
-def _doubled(kind: Any) -> Any:
-    if pa.types.is_list(kind):
-        return pa.list_(_doubled(kind.value_type))
-    return pa.float64() if kind == pa.float32() else kind

@@ -31,7 +31,7 @@ import numpy as np
 import platformdirs
 
 from hopyard import meter
-from hopyard.data.columns import Columns, pack
+from hopyard.data.columns import Columns, own, pack
 from hopyard.data.manifest import FILE, ArrayInfo, Manifest, file_name, folder_name, gone
 from hopyard.data.npy import HEADER, map_npy
 from hopyard.data.shared.fetch import fetch
@@ -333,11 +333,7 @@ def open_partition(manifest: Manifest, kind: Literal["train", "validate"], parti
         opened = _OPENED[id(manifest)] = lru_cache(OPEN)(lambda *which: _open(weak(), *which))
         weakref.finalize(manifest, _OPENED.pop, id(manifest), None)
     columns = opened(kind, partition)
-    return replace(columns, inputs=_own(columns.inputs), targets=_own(columns.targets))
-
-
-def _own(part: Any) -> Any:
-    return dict(part) if isinstance(part, dict) else part
+    return replace(columns, inputs=own(columns.inputs), targets=own(columns.targets))
 
 
 def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partition: int) -> Columns:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hopyard.data.assignment import permutation
-from hopyard.data.columns import Columns, aligned
+from hopyard.data.columns import Columns, aligned, own
 from hopyard.errors import SpecError
 from hopyard.formats.arrow import Array
 from hopyard.spec import Batch
@@ -73,7 +73,7 @@ class PartitionFeed:
                 index = self.order[start:stop]
                 for array, out in zip(leaves, outs, strict=True):
                     array.take(index, 0, out, "clip")  # "raise" would gather into a buffer of its own first
-            yield Batch(_fresh(inputs), _fresh(targets), weights, rows, self.seed)
+            yield Batch(own(inputs), own(targets), weights, rows, self.seed)
             start = stop
 
 
@@ -95,8 +95,3 @@ def _cut(part: Any, rows: int) -> Any:
     if part is None:
         return None
     return {name: array[:rows] for name, array in part.items()} if isinstance(part, dict) else part[:rows]
-
-
-def _fresh(part: Any) -> Any:
-    """A dict of its own for each Batch: who takes entries out of one changes no other."""
-    return dict(part) if isinstance(part, dict) else part

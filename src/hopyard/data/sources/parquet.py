@@ -19,7 +19,7 @@ from hopyard.checks import sendable
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.sources.memory import BYTES, ROWS, Piece
 from hopyard.errors import DataError, SpecError
-from hopyard.filesystems import is_there, matching, open_url, reaching, why
+from hopyard.filesystems import is_there, matching, names_of, open_url, reaching, why
 from hopyard.formats.arrow import require
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Files:
         self._listed: list[SourceInfo] = []
 
     def __repr__(self) -> str:
-        return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files, {self.paths[0]} and so on"
+        return names_of(self.paths)
 
     def identity(self) -> str:
         """BLAKE3 over path, stamp and footer of each file."""

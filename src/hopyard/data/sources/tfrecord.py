@@ -15,7 +15,7 @@ from hopyard.data.manifest import SourceInfo
 from hopyard.data.sources.memory import BYTES, ROWS, Piece
 from hopyard.data.sources.parquet import ahead, stamp
 from hopyard.errors import DataError, SpecError
-from hopyard.filesystems import is_there, matching, open_url, reaching
+from hopyard.filesystems import is_there, matching, names_of, open_url, reaching
 from hopyard.formats.example import Seen, decode, listed, look, schema
 from hopyard.formats.tfrecord import records
 
@@ -84,7 +84,7 @@ class Records:
         """(stamps of the files, the columns that they then had)."""
 
     def __repr__(self) -> str:
-        return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files, {self.paths[0]} and so on"
+        return names_of(self.paths)
 
     def identity(self) -> str:
         """BLAKE3 over path and stamp of each file, and which features are binary."""

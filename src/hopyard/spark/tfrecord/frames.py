@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from hopyard.data.sources.tfrecord import batches, find
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
-from hopyard.filesystems import absolute
+from hopyard.filesystems import absolute, names_of
+from hopyard.formats.arrow import doubled
 from hopyard.formats.example import Seen, encode, kind_of, listed, look, merge, schema
 from hopyard.formats.tfrecord import framed, records
 from hopyard.spark.tfrecord.target import Target, part
@@ -127,7 +128,7 @@ class _Files:
     paths: tuple[str, ...]
 
     def __str__(self) -> str:
-        return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files, {self.paths[0]} and so on"
+        return names_of(self.paths)
 
     def of(self, given: Iterable[Any]) -> Iterator[str]:
         """The files with these numbers."""
@@ -152,19 +153,13 @@ class _Reading:
     @property
     def given(self) -> pa.Schema:
         """The columns as Spark gets them: doubles."""
-        return pa.schema([(field.name, _doubled(field.type)) for field in self.columns])
+        return pa.schema([(field.name, doubled(field.type)) for field in self.columns])
 
     def rows(self, given: Iterable[Any]) -> Iterator[Any]:
         """The rows of some files."""
         for path in self.files.of(given):
             for batch in batches(path, self.columns, ROWS):
                 yield batch.cast(self.given)
-
-
-def _doubled(kind: Any) -> Any:
-    if pa.types.is_list(kind):
-        return pa.list_(_doubled(kind.value_type))
-    return pa.float64() if kind == pa.float32() else kind
 
 
 @dataclass(frozen=True, slots=True)

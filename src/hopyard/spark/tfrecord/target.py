@@ -9,11 +9,11 @@ import posixpath
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from hopyard import filesystems
-from hopyard.data.shared.storage import Folder
+from hopyard.data.shared.storage import Folder, reaching
 from hopyard.errors import SpecError
 
 _PROBE = "probe"
@@ -115,14 +115,3 @@ def part(url: str, number: int) -> Iterator[tuple[str, Any]]:
         finally:
             if not whole:
                 folder.remove(name)
-
-
-def reaching(url: str, verb: str) -> AbstractContextManager[None]:
-    """Turns what a file system raises into an error that names path=.
-
-    Raises:
-        ResourceError: no room there.
-        SpecError: all else.
-    """
-    step = f"a place that driver and executors share and may write to is needed: {filesystems.SHARED}"
-    return filesystems.reaching(url, verb, SpecError, "path", step)
