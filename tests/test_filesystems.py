@@ -18,7 +18,7 @@ from hopyard.data.partitions.cache import rows_in
 from hopyard.data.shared.storage import Folder
 from hopyard.data.shared.storage import reaching as in_store
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
-from hopyard.filesystems import is_there, matching, open_url, reaching
+from hopyard.filesystems import absolute, is_there, matching, open_url, reaching
 from hopyard.formats.tfrecord import records
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.tfrecord.target import Target
@@ -168,3 +168,10 @@ def test_room_and_errors_of_our_own() -> None:
     sentence = "cannot open x: ZeroDivisionError: 1; do this"
     with pytest.raises(SpecError, match=sentence), reaching("x", "open", SpecError, "store", "do this"):
         raise ZeroDivisionError(1)
+
+
+def test_urls_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("x") == absolute("x/") == str(tmp_path / "x")
+    assert absolute("s3://bucket/x/") == "s3://bucket/x"
+    assert absolute("memory://") == absolute("memory:///") == "memory://"

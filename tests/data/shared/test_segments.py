@@ -22,7 +22,7 @@ from hopyard.data.partitions.cache import open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
 from hopyard.data.shared.segments import Index, Segment, Writer, infos, ranges, run_bytes, views
-from hopyard.data.shared.storage import Folder, absolute, reaching
+from hopyard.data.shared.storage import Folder, reaching
 from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.formats.vectors import LIST, is_vector, lists, without_vectors
 
@@ -248,12 +248,6 @@ def test_a_folder_keeps_files_by_name(folder: Folder) -> None:
     folder.drop()
     with pytest.raises(FileNotFoundError):
         folder.get("a")
-
-
-def test_urls_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert absolute("x") == str(tmp_path / "x")
-    assert absolute("s3://bucket/x/") == "s3://bucket/x"
 
 
 def test_errors_of_file_systems_name_path() -> None:
