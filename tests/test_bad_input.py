@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import threading
@@ -469,6 +471,22 @@ def test_a_run_of_another_python(interrupted: Path) -> None:
         hy.resume(interrupted)
 
 
+@pytest.mark.parametrize(
+    "attempt",
+    [hy.resume, select, lambda path: select(path, resume=True)],
+    ids=["resume", "select", "select resume"],
+)
+def test_a_run_directory_that_cannot_be_written(interrupted: Path, attempt: Callable[[Path], Any]) -> None:
+    """A folder stands in the way of the lock: an error as of a mount that is read-only, for whatever user tests run."""
+    lock = Layout(interrupted).lock
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(hy.RunDirectoryError, match=r"no files can be written here: Is a directory.*copy") as caught:
+        attempt(interrupted)
+    assert str(interrupted) in str(caught.value)
+    assert lock.is_dir()
+
+
 # ------------------------------------------------------------------------------------------------ the disk
 
 
@@ -487,6 +505,29 @@ def test_a_disk_that_is_full_for_the_journal(
     run = hy.resume(directory)
     assert run.status == "completed"
     assert digests(run) == undisturbed
+
+
+def test_a_disk_that_has_no_room_for_the_first_line(
+    monkeypatch: pytest.MonkeyPatch, undisturbed: list[str], tmp_path: Path
+) -> None:
+    """Bug: it named `hopyard resume`, which goes on with nothing that has not begun. And the shorter line that the run
+    was interrupted must not be the first: a journal begins with Began."""
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if b'"Began"' in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hopyard.store.journal.os.write", full)
+        with pytest.raises(hy.ResourceError, match=r"no room for the journal") as caught:
+            select(tmp_path / "run")
+    assert "start again, with resume=True" in str(caught.value)
+    assert "hopyard resume" not in str(caught.value)
+    with pytest.raises(hy.RunDirectoryError, match="start the run again, with resume=True"):
+        hy.resume(tmp_path / "run")
+    assert digests(select(tmp_path / "run", resume=True)) == undisturbed
 
 
 MEMORY = r"store = 'memory://x': .* memory of one process.*engine 'local' are other processes.*or hy\.Inline\(\)"

@@ -35,6 +35,12 @@ def test_no_run_is_said(tmp_path: Path) -> None:
     assert caught.value.exit_code == 2
 
 
+def test_a_run_directory_that_cannot_be_looked_at() -> None:
+    """As another user's, but an error that root sees too."""
+    with pytest.raises(RunDirectoryError, match="File name too long; a run directory that this user may read"):
+        find("x" * 300)
+
+
 def test_a_fresh_directory_is_not_there(tmp_path: Path) -> None:
     names = set()
     for _ in range(20):

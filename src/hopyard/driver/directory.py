@@ -63,13 +63,14 @@ def refused(layout: Layout) -> RunDirectoryError:
 
 @contextlib.contextmanager
 def room(root: Path) -> Iterator[None]:
-    """A full disk is no defect: exit 4, not a traceback."""
+    """A full disk is no defect: exit 4, not a traceback; nor is a place that this user may not write to."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise RunDirectoryError(
-                f"{root}: {error.strerror}; give a directory= in which files can be made"
+                f"{root}: no files can be written here: {error.strerror}; give another directory, or, to go on with a "
+                "run that is in it, a copy of it (cp -r)"
             ) from error
         raise ResourceError(
             f"{root}: no room for the run directory ({error.strerror}). Nothing is lost: make room, then start again "

@@ -134,11 +134,16 @@ class Journal:
             os.ftruncate(self._file, self._size)
             if not isinstance(error, OSError) or error.errno not in FULL:
                 raise
+            how = f"`hopyard resume {self.path.parent}`" if self.begun else "start again, with resume=True"
             raise ResourceError(
-                f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then "
-                f"`hopyard resume {self.path.parent}`"
+                f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then {how}"
             ) from error
         self._size += len(data)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has a line."""
+        return self._size > 0
 
     def close(self) -> None:
         """No more lines."""

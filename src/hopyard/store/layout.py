@@ -117,13 +117,19 @@ def find(path: str | Path, programs: bool = False) -> Layout:
     too.
 
     Raises:
-        RunDirectoryError: there is no run.
+        RunDirectoryError: there is no run, or none that this user may read.
     """
     for candidate in (Path(path), Path("runs") / path):
         layout = Layout(candidate)
-        if layout.exists or (programs and layout.program.exists()):
+        try:
+            run, program = layout.exists, layout.program.exists()
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{candidate}: {error.strerror}; a run directory that this user may read is wanted"
+            ) from error
+        if run or (programs and program):
             return layout
-        if layout.program.exists():
+        if program:
             raise RunDirectoryError(
                 f"{layout.root}: holds a program, not a run; `hopyard show` and `hopyard logs` read it, and "
                 "hopyard.launch(…, directory=…, resume=True) goes on with its checkpoints"

@@ -252,7 +252,8 @@ def resume(
         changes["unit_timeout"] = None
     Timeouts(**changes)
     layout = find(run_directory)
-    lock = Lock(layout.lock)
+    with room(layout.root):
+        lock = Lock(layout.lock)
     with freed_on_error(lock):
         return _go_on(layout, lock, engine, wait, changes, failed=failed, recipe=recipe)
 

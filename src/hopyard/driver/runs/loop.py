@@ -214,7 +214,8 @@ class Loop:
         reason, stopped = self._stop or (_reason(error), False)
         line = Interrupted(at=self._clock.now(), reason=reason, stopped=stopped)
         try:
-            self._journal.append([line])
+            if self._journal.begun:  # else there is no room for the line that every journal begins with
+                self._journal.append([line])
         except (ResourceError, OSError) as full:  # the lock, which is free then, tells as much
             log.warning("the journal does not say that the run was interrupted: %s", full)
         self._show(lambda view: view.see([line], self.machine))
