@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hopyard.core.messages import Card
-from hopyard.ports import Home
+from hopyard.ports import LaunchInfo
 
 
 class Cards:
@@ -19,12 +19,12 @@ class Cards:
         self.waiting: set[int] = set()
         self.ended: list[int] = []
 
-    def open(self, home: Home) -> Cards:
-        self._home = home
+    def open(self, launch: LaunchInfo) -> Cards:
+        self._launch = launch
         return self
 
     def start(self, slot: int) -> None:
-        self.cards[slot] = Card(**json.loads(self._home.card(slot)))
+        self.cards[slot] = Card(**json.loads(self._launch.card(slot)))
 
     def end(self, slot: int) -> None:
         self.ended.append(slot)

@@ -174,7 +174,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class LaunchInfo:
     """What an engine needs to bring up agents."""
 
     card: Callable[[int], bytes]
@@ -190,7 +190,7 @@ class OutOfMemory(str):
     __slots__ = ()
 
 
-class Crew(Protocol):
+class Agents(Protocol):
     """The agents of one run, as their engine sees them."""
 
     def start(self, slot: int) -> None:
@@ -221,9 +221,9 @@ class Crew(Protocol):
         """ "cpu" or "cuda"."""
         ...
 
-    def aside(self, slots: Collection[int]) -> None:
+    def release_cores(self, slots: Collection[int]) -> None:
         """Give what these agents hold in the cluster's books back to it, while they go on: others need the room.
-        Returns when that is done; also for slots that come up later, until `back`. Blocks for tens of
+        Returns when that is done; also for slots that come up later, until `reacquire_cores`. Blocks for tens of
         milliseconds.
 
         Raises:
@@ -231,7 +231,7 @@ class Crew(Protocol):
         """
         ...
 
-    def back(self) -> None:
+    def reacquire_cores(self) -> None:
         """Ask to hold it again; returns at once, it comes when there is room."""
         ...
 
@@ -273,4 +273,4 @@ class Engine(Protocol):
         """Whether its agents are this very process, and share its memory."""
         ...
 
-    def open(self, home: Home) -> Crew: ...
+    def open(self, launch: LaunchInfo) -> Agents: ...

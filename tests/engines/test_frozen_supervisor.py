@@ -1,4 +1,4 @@
-"""A supervisor (sitter) on Spark that is frozen: its slot gets another, and its old agent does not go on working."""
+"""A supervisor on Spark that is frozen: its slot gets another, and its old agent does not go on working."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from hopyard.engines import supervisors as seats_of
+from hopyard.engines import supervisors as module
 from hopyard.engines.spark import Executors, Spark
-from hopyard.ports import Home
+from hopyard.ports import LaunchInfo
 from jobs import alive, gone
 from played_spark import Session
 
@@ -54,15 +54,17 @@ class Placed:
     def __init__(self, cores: int, tmp_path: Path) -> None:
         self.session = Session(cores)
         engine = Spark(self.session, workers=2, host="127.0.0.1")
-        self.crew = Executors(engine, self.session, Home(lambda slot: CARD, lambda slot: tmp_path / f"{slot}.log"))
+        self.agents = Executors(
+            engine, self.session, LaunchInfo(lambda slot: CARD, lambda slot: tmp_path / f"{slot}.log")
+        )
         self.pids: set[int] = set()
-        """Of sitters and agents."""
+        """Of supervisors and agents."""
 
     def look(self) -> dict[int, int]:
-        """Sitter → its agent, of those that are there; asks the crew as the driver's loop does."""
-        self.crew.lost()
-        sitters = [pid for task in self.session.sparkContext.tasks for pid in children(task.pid)]
-        found = {sitter: agent for sitter in sitters for agent in children(sitter) if is_agent(agent)}
+        """Sitter → its agent, of those that are there; asks the agents as the driver's loop does."""
+        self.agents.lost()
+        supervisors = [pid for task in self.session.sparkContext.tasks for pid in children(task.pid)]
+        found = {supervisor: agent for supervisor in supervisors for agent in children(supervisor) if is_agent(agent)}
         self.pids |= {*found, *found.values()}
         return found
 
@@ -71,25 +73,25 @@ class Placed:
 
     def replace(self, slot: int) -> None:
         """As the driver does with an agent that says nothing any more."""
-        self.crew.end(slot)
-        self.crew.start(slot)
+        self.agents.end(slot)
+        self.agents.start(slot)
 
     def waits(self) -> int:
         self.look()
-        return sum(self.crew.waits(slot) for slot in range(2))
+        return sum(self.agents.waits(slot) for slot in range(2))
 
 
 @pytest.fixture(params=[2, 3], ids=["all cores taken", "a core to spare"])
 def placed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
-    monkeypatch.setattr(seats_of, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr(module, "AWAY_SECONDS", 0.5)
     monkeypatch.setattr("hopyard.engines.spark.AGAIN_SECONDS", 0.1)
     made = Placed(request.param, tmp_path)
     for slot in range(2):
-        made.crew.start(slot)
+        made.agents.start(slot)
     made.up(2)
     until(lambda: made.waits() == 0)
     yield made
-    made.crew.close()
+    made.agents.close()
     try:
         made.session.sparkContext.wait_for_tasks()
         assert gone(sorted(made.pids), 5.0)
@@ -98,66 +100,66 @@ def placed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("agent_too", [False, True], ids=["sitter", "sitter and agent"])
+@pytest.mark.parametrize("agent_too", [False, True], ids=["supervisor", "supervisor and agent"])
 def test_its_slot_is_replaced_and_its_agent_ended(placed: Placed, agent_too: bool) -> None:
     before = placed.up(2)
-    sitter, agent = next(iter(before.items()))
+    supervisor, agent = next(iter(before.items()))
     others = {pid for pid in before.values() if pid != agent}
-    for pid in [sitter, *([agent] if agent_too else [])]:
+    for pid in [supervisor, *([agent] if agent_too else [])]:
         os.kill(pid, signal.SIGSTOP)
-    slot = next(slot for slot in range(2) if _is_of(placed, slot, sitter))
+    slot = next(slot for slot in range(2) if _is_of(placed, slot, supervisor))
     placed.replace(slot)
     until(lambda: placed.waits() == 0 and len(placed.look()) == 2)
     now = placed.look()
-    assert sitter not in now and not alive([sitter, agent])
+    assert supervisor not in now and not alive([supervisor, agent])
     assert others < set(now.values()), "an agent that nothing was wrong with was ended"
 
 
 def test_a_new_agent_comes_only_when_the_old_one_is_gone(placed: Placed) -> None:
     """They have one name on the wire."""
-    sitter, agent = next(iter(placed.up(2).items()))
-    os.kill(sitter, signal.SIGSTOP)
-    slot = next(slot for slot in range(2) if _is_of(placed, slot, sitter))
+    supervisor, agent = next(iter(placed.up(2).items()))
+    os.kill(supervisor, signal.SIGSTOP)
+    slot = next(slot for slot in range(2) if _is_of(placed, slot, supervisor))
     placed.replace(slot)
-    while placed.crew.waits(slot):
+    while placed.agents.waits(slot):
         there = bool(alive([agent]))
         placed.look()
         time.sleep(0.005)
     assert not there or not alive([agent])
 
 
-def test_a_worker_that_is_frozen_while_its_sitter_is_killed(placed: Placed) -> None:
-    """Its job does not end, though its seat is gone."""
-    sitter, agent = next(iter(placed.up(2).items()))
-    task = next(one for one in placed.session.sparkContext.tasks if sitter in children(one.pid))
-    slot = next(slot for slot in range(2) if _is_of(placed, slot, sitter))
+def test_a_worker_that_is_frozen_while_its_supervisor_is_killed(placed: Placed) -> None:
+    """Its job does not end, though its supervisor is gone."""
+    supervisor, agent = next(iter(placed.up(2).items()))
+    task = next(one for one in placed.session.sparkContext.tasks if supervisor in children(one.pid))
+    slot = next(slot for slot in range(2) if _is_of(placed, slot, supervisor))
     os.kill(task.pid, signal.SIGSTOP)
-    os.kill(sitter, signal.SIGKILL)
-    assert until(lambda: [gone for gone, _ in placed.crew.lost() if gone == slot])
-    placed.crew.start(slot)
+    os.kill(supervisor, signal.SIGKILL)
+    assert until(lambda: [gone for gone, _ in placed.agents.lost() if gone == slot])
+    placed.agents.start(slot)
     until(lambda: placed.waits() == 0)
     assert not alive([agent])
 
 
 def test_jobs_are_as_many_as_slots(placed: Placed) -> None:
     """Also after one of them was cancelled."""
-    sitter = next(iter(placed.up(2)))
-    os.kill(sitter, signal.SIGSTOP)
-    slot = next(slot for slot in range(2) if _is_of(placed, slot, sitter))
+    supervisor = next(iter(placed.up(2)))
+    os.kill(supervisor, signal.SIGSTOP)
+    slot = next(slot for slot in range(2) if _is_of(placed, slot, supervisor))
     placed.replace(slot)
-    until(lambda: placed.waits() == 0 and len(placed.crew._jobs) == 2)
-    assert placed.crew._seats.due == 2
+    until(lambda: placed.waits() == 0 and len(placed.agents._jobs) == 2)
+    assert placed.agents._supervisors.due == 2
 
 
-def _is_of(placed: Placed, slot: int, sitter: int) -> bool:
-    """Whether the slot's agent is this sitter's."""
-    seat = placed.crew._seats._of(slot)
-    return seat is not None and seat.line.getpeername()[1] == _port(sitter)
+def _is_of(placed: Placed, slot: int, pid: int) -> bool:
+    """Whether the slot's agent is this supervisor's."""
+    supervisor = placed.agents._supervisors._of(slot)
+    return supervisor is not None and supervisor.line.getpeername()[1] == _port(pid)
 
 
-def _port(sitter: int) -> int:
-    """The local port of a sitter's line."""
-    inodes = {os.readlink(path)[8:-1] for path in Path(f"/proc/{sitter}/fd").iterdir() if "socket" in os.readlink(path)}
+def _port(pid: int) -> int:
+    """The local port of a supervisor's line."""
+    inodes = {os.readlink(path)[8:-1] for path in Path(f"/proc/{pid}/fd").iterdir() if "socket" in os.readlink(path)}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[9] in inodes:

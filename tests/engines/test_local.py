@@ -11,7 +11,7 @@ import pytest
 import hopyard as hy
 from hopyard.engines import local
 from hopyard.engines.local import Processes, cores, gpus
-from hopyard.ports import Home
+from hopyard.ports import LaunchInfo
 
 
 @pytest.fixture(autouse=True)
@@ -57,24 +57,24 @@ def test_inline_takes_no_such_threads(threads: object) -> None:
 
 
 def test_devices_are_given_out_in_turn_and_given_back() -> None:
-    home = Home(lambda slot: b"\n", lambda slot: Path())
-    crew = Processes(hy.Local(workers=4, devices=[0, 0, 1, 1]), home)
+    launch = LaunchInfo(lambda slot: b"\n", lambda slot: Path())
+    agents = Processes(hy.Local(workers=4, devices=[0, 0, 1, 1]), launch)
     for slot in range(4):
-        crew._devices[slot] = crew._free_device()
-    assert crew._devices == {0: "0", 1: "0", 2: "1", 3: "1"}
-    del crew._devices[1]
-    assert crew._free_device() == "0"
-    assert crew.device(0) == "cuda"
-    assert crew.device(9) == "cpu"
+        agents._devices[slot] = agents._free_device()
+    assert agents._devices == {0: "0", 1: "0", 2: "1", 3: "1"}
+    del agents._devices[1]
+    assert agents._free_device() == "0"
+    assert agents.device(0) == "cuda"
+    assert agents.device(9) == "cpu"
 
 
 def test_more_workers_than_devices_share_them() -> None:
-    home = Home(lambda slot: b"\n", lambda slot: Path())
+    launch = LaunchInfo(lambda slot: b"\n", lambda slot: Path())
     engine = hy.Local(workers=2, devices=[0, 1])
     object.__setattr__(engine, "devices", ("0",))
-    crew = Processes(engine, home)
-    crew._devices[0] = crew._free_device()
-    assert crew._free_device() == "0"
+    agents = Processes(engine, launch)
+    agents._devices[0] = agents._free_device()
+    assert agents._free_device() == "0"
 
 
 def test_a_process_that_cannot_be_killed_does_not_stop_the_driver(
@@ -83,19 +83,19 @@ def test_a_process_that_cannot_be_killed_does_not_stop_the_driver(
     """In uninterruptible sleep, as on a file server that is away."""
     monkeypatch.setattr(local, "END_SECONDS", 0.05)
     monkeypatch.setattr(local, "_group_killed", lambda process: None)
-    crew = hy.Local(workers=1, devices=None).open(Home(lambda slot: b"", lambda slot: tmp_path / "log"))
-    assert isinstance(crew, Processes)
+    agents = hy.Local(workers=1, devices=None).open(LaunchInfo(lambda slot: b"", lambda slot: tmp_path / "log"))
+    assert isinstance(agents, Processes)
     sleeper = subprocess.Popen(["sleep", "1000"], stdin=subprocess.PIPE)
     try:
-        crew._running[0] = sleeper, -1
-        crew.end(0)
-        assert crew.lost() == [] and [process for process, _ in crew._dying] == [sleeper]
+        agents._running[0] = sleeper, -1
+        agents.end(0)
+        assert agents.lost() == [] and [process for process, _ in agents._dying] == [sleeper]
         sleeper.kill()
         until = time.monotonic() + 10.0
-        while crew._dying:
-            assert crew.lost() == [] and time.monotonic() < until
+        while agents._dying:
+            assert agents.lost() == [] and time.monotonic() < until
             time.sleep(0.01)
     finally:
         sleeper.kill()
         sleeper.wait()
-    crew.close()
+    agents.close()

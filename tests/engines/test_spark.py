@@ -23,7 +23,7 @@ from hopyard.core.runs.events import Dispatch, Durable, Joined, Left
 from hopyard.driver.pickling import dump
 from hopyard.engines.spark import Executors, _explained
 from hopyard.errors import ResourceError
-from hopyard.ports import Home
+from hopyard.ports import LaunchInfo
 from jobs import CONFIGS, agents, alive, digests, driver, gone, journal, memory, script, select, troubled
 
 pytestmark = pytest.mark.timeout(240)
@@ -224,10 +224,10 @@ def test_a_pickle_of_it_leaves_the_session_behind(spark: Any) -> None:
 
 
 def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
-    from hopyard.engines.supervisor import Ticket, sit
+    from hopyard.engines.supervisor import Ticket, supervise
 
     ticket = Ticket("127.0.0.1", 1, "the token", b'{"secret_key": "the secret"}', 1, {"PASSWORD": "x"})
-    frame = spark.range(0, 1, 1, 1).mapInArrow(sit(ticket), "host string")
+    frame = spark.range(0, 1, 1, 1).mapInArrow(supervise(ticket), "host string")
     plan = frame._jdf.queryExecution().toString()
     assert "hopyard_slot" in plan
     for text in (plan, repr(ticket)):
@@ -336,29 +336,31 @@ def parent(process: int) -> int:
 
 
 class Bare:
-    """A crew of two agents that dial nobody, and where they are."""
+    """A agents of two agents that dial nobody, and where they are."""
 
     def __init__(self, spark: Any, folder: Path) -> None:
         keys = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
         card = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **keys}).encode()
         self.spark = spark
-        self.crew = hy.Spark(spark, workers=2).open(Home(lambda slot: card, lambda slot: folder / f"{slot}.log"))
-        assert isinstance(self.crew, Executors)
-        self.seats = self.crew._seats
+        self.agents = hy.Spark(spark, workers=2).open(
+            LaunchInfo(lambda slot: card, lambda slot: folder / f"{slot}.log")
+        )
+        assert isinstance(self.agents, Executors)
+        self.supervisors = self.agents._supervisors
         for slot in (0, 1):
-            self.crew.start(slot)
+            self.agents.start(slot)
         self.executor: dict[int, int] = {}
         self.worker: dict[int, int] = {}
-        self.sitter: dict[int, int] = {}
+        self.supervisor: dict[int, int] = {}
         self.agent: dict[int, int] = {}
         for slot in (0, 1):
             self.find(slot)
 
     def find(self, slot: int) -> None:
-        self.executor[slot] = int(until(lambda: self.seats.executor(slot)).rpartition("-")[2])
+        self.executor[slot] = int(until(lambda: self.supervisors.executor(slot)).rpartition("-")[2])
         self.agent[slot] = until(lambda: self._agent_below(self.executor[slot]))
-        self.sitter[slot] = parent(self.agent[slot])
-        self.worker[slot] = parent(self.sitter[slot])
+        self.supervisor[slot] = parent(self.agent[slot])
+        self.worker[slot] = parent(self.supervisor[slot])
 
     @staticmethod
     def _agent_below(top: int) -> int:
@@ -392,8 +394,8 @@ class Bare:
 def bare(tmp_path: Path, spark: Any) -> Iterator[Bare]:
     made = Bare(spark, tmp_path)
     yield made
-    made.crew.close()
-    assert gone([*made.agent.values(), *made.sitter.values()], 2)
+    made.agents.close()
+    assert gone([*made.agent.values(), *made.supervisor.values()], 2)
     until(lambda: not made.jobs())
 
 
@@ -405,13 +407,13 @@ def test_jobs_step_aside_and_come_back(bare: Bare, spark: Any) -> None:
         return int(spark.range(0, 40, 1, 40).mapInArrow(lambda batches: batches, "id long").count())
 
     for _ in range(2):
-        bare.crew.aside([0, 1])
+        bare.agents.release_cores([0, 1])
         assert bare.jobs() == 0
-        bare.crew.aside([0, 1])
+        bare.agents.release_cores([0, 1])
         assert of_the_user() == 40
-        assert len(alive([*bare.agent.values(), *bare.sitter.values()])) == 4
-        bare.crew.back()
-        bare.crew.back()
+        assert len(alive([*bare.agent.values(), *bare.supervisor.values()])) == 4
+        bare.agents.reacquire_cores()
+        bare.agents.reacquire_cores()
         until(lambda: bare.held() == 2)
         assert bare.jobs() == 2
     found: list[int] = []
@@ -419,38 +421,38 @@ def test_jobs_step_aside_and_come_back(bare: Bare, spark: Any) -> None:
     job.start()
     job.join(1.0)
     assert not found
-    bare.crew.aside([1])
+    bare.agents.release_cores([1])
     job.join(60)
     assert found == [40]
     assert bare.jobs() == 1
-    assert bare.crew.lost() == []
+    assert bare.agents.lost() == []
     assert len(alive(list(bare.agent.values()))) == 2
 
 
-@pytest.mark.parametrize("what", ["agent", "sitter", "worker", "executor"])
+@pytest.mark.parametrize("what", ["agent", "supervisor", "worker", "executor"])
 @pytest.mark.parametrize("aside", [False, True])
 def test_what_is_killed_beside_a_bare_agent(bare: Bare, what: str, aside: bool) -> None:
     if aside:
-        bare.crew.aside([0, 1])
+        bare.agents.release_cores([0, 1])
     os.kill(getattr(bare, what)[1], signal.SIGKILL)
     if aside and what == "worker":
         time.sleep(0.5)
-        assert alive([bare.agent[1], bare.sitter[1]]) == [bare.agent[1], bare.sitter[1]]
-        assert bare.crew.lost() == []
+        assert alive([bare.agent[1], bare.supervisor[1]]) == [bare.agent[1], bare.supervisor[1]]
+        assert bare.agents.lost() == []
         return
-    ((slot, reason),) = until(bare.crew.lost, 5)
+    ((slot, reason),) = until(bare.agents.lost, 5)
     assert slot == 1
     assert ("was killed by SIGKILL" if what == "agent" else " ended") in reason
     assert ("dynamic allocation" in reason) == (aside and what == "executor")
     assert gone([bare.agent[1]], 2)
-    bare.crew.start(1)
+    bare.agents.start(1)
     bare.find(1)
     if aside:
         until(lambda: not bare.jobs())
         assert alive([bare.agent[1]])
-        bare.crew.back()
+        bare.agents.reacquire_cores()
     until(lambda: bare.held() == 2)
-    assert bare.crew.lost() == []
+    assert bare.agents.lost() == []
 
 
 def test_a_task_that_does_not_step_aside(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,18 +460,18 @@ def test_a_task_that_does_not_step_aside(bare: Bare, monkeypatch: pytest.MonkeyP
     os.kill(bare.worker[1], signal.SIGSTOP)
     try:
         with pytest.raises(ResourceError, match=r"slots (0, )?1: Spark did not end the tasks that hold"):
-            bare.crew.aside([0, 1])
+            bare.agents.release_cores([0, 1])
     finally:
         os.kill(bare.worker[1], signal.SIGCONT)
     until(lambda: not bare.jobs())
     monkeypatch.undo()
-    bare.crew.aside([0, 1])
+    bare.agents.release_cores([0, 1])
 
 
 def test_jobs_that_wait_for_a_slot_end_at_once(bare: Bare) -> None:
-    bare.crew.start(2)
+    bare.agents.start(2)
     until(lambda: bare.jobs() == 3)
     began = time.monotonic()
-    bare.crew.close()
+    bare.agents.close()
     assert time.monotonic() - began < 5
     until(lambda: not bare.jobs(), 1)

@@ -68,7 +68,7 @@ select(Path("killed"), troubled, {killed!r}, epochs=6, engine=engine)
 
 @pytest.mark.slow
 def test_dynamic_allocation(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
-    """Nobody is there at first, executors come for the sitters; one is killed, and others come."""
+    """Nobody is there at first, executors come for the supervisors; one is killed, and others come."""
     (folder := hidden / "dynamic").mkdir()
     settings = {
         "spark.dynamicAllocation.enabled": "true",

@@ -231,14 +231,14 @@ class TestKills:
         program = launch(spark, tmp_path, _slow_start, max_restarts=1)
         pids = notes(tmp_path, 2)
         agent = next(task["agent"] for task in program.status()["tasks"] if task["index"] == 0)
-        sitter = _parent_of(agent)
-        for pid in (sitter, agent):
+        supervisor = _parent_of(agent)
+        for pid in (supervisor, agent):
             os.kill(pid, signal.SIGSTOP)
         until = time.monotonic() + 180
         while program.status()["restarts"] == 0 and time.monotonic() < until:
             time.sleep(0.1)
         again = notes(tmp_path, 2, restart=1)
-        assert gone([sitter, agent, *pids.values()], 1.0), "the old agent goes on working"
+        assert gone([supervisor, agent, *pids.values()], 1.0), "the old agent goes on working"
         assert not set(again.values()) & set(pids.values())
         (tmp_path / "program" / "go").touch()
         assert program.wait(60) == "done"
@@ -288,7 +288,7 @@ def _doubles(args: Any, ctx: Any) -> None:
         if args and ctx.index == 1 and rows >= 1000:
             programs.note(ctx, "killed", str(time.time()))
             os.kill(os.getpid() if args["kill"] == "worker" else above("java"), signal.SIGKILL)
-            time.sleep(60)  # until its sitter has seen it
+            time.sleep(60)  # until its supervisor has seen it
 
 
 def _never_enough(args: Any, ctx: Any) -> None:
@@ -310,5 +310,5 @@ def _slow(args: Any, ctx: Any) -> None:
         rows += len(batch["a"])
         if ctx.index == 1 and rows >= 1000 and ctx.restart < args.get("times", 99):
             os.kill(victim, signal.SIGKILL)
-            time.sleep(60)  # until its sitter has seen it
+            time.sleep(60)  # until its supervisor has seen it
     ctx.report({"rows": rows})

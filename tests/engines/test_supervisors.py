@@ -1,4 +1,4 @@
-"""Seats and sitters over real sockets, without a cluster: who gets in, who sits where, what is heard of their ends."""
+"""Supervisors over real sockets, without a cluster: who gets in, who is where, what is heard of their ends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hopyard.engines import supervisors as seats_of
-from hopyard.engines.supervisor import Ticket, _Sitter, dial, environment, stay
-from hopyard.engines.supervisors import Seats
+from hopyard.engines import supervisors as module
+from hopyard.engines.supervisor import Ticket, _Minder, dial, environment
+from hopyard.engines.supervisors import Supervisors
 from hopyard.ports import OutOfMemory
 from hopyard.system import oom
 from jobs import alive, gone
@@ -33,8 +33,8 @@ CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **dict.fromkeys(
 
 
 @pytest.fixture
-def seats(tmp_path: Path) -> Iterator[Seats]:
-    made = Seats("127.0.0.1", 0, TOKEN, lambda slot: tmp_path / f"{slot}.log")
+def supervisors(tmp_path: Path) -> Iterator[Supervisors]:
+    made = Supervisors("127.0.0.1", 0, TOKEN, lambda slot: tmp_path / f"{slot}.log")
     yield made
     while Played.all:
         Played.all.pop().leave()
@@ -46,14 +46,19 @@ DEEP = b"[" * 60_000 + b"\n"
 
 
 class Played:
-    """A sitter played by the test."""
+    """A supervisor played by the test."""
 
     all: ClassVar[list[Played]] = []
 
     def __init__(
-        self, seats: Seats, token: str = TOKEN, gpus: tuple[str, ...] = (), executor: str = "", job: int = -1
+        self,
+        supervisors: Supervisors,
+        token: str = TOKEN,
+        gpus: tuple[str, ...] = (),
+        executor: str = "",
+        job: int = -1,
     ) -> None:
-        self.line = socket.create_connection(("127.0.0.1", seats.port), 5)
+        self.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
         self.job = job if job >= 0 else len(self.all)
         where = {"host": "there", "executor": executor, "job": self.job}
         self.say({"token": token, "gpus": list(gpus), **where})
@@ -80,149 +85,154 @@ def until(condition: Callable[[], Any], seconds: float = 5.0) -> Any:
     return found
 
 
-def test_slots_wait_for_seats_and_seats_for_slots(seats: Seats) -> None:
-    seats.start(3)
-    assert seats.waits(3) and seats.missing == 1 and seats.taken == 0
-    one = Played(seats)
+def test_slots_wait_for_seats_and_seats_for_slots(supervisors: Supervisors) -> None:
+    supervisors.start(3)
+    assert supervisors.waits(3) and supervisors.missing == 1 and supervisors.taken == 0
+    one = Played(supervisors)
     assert one.hear() == {"start": 3}
-    assert not seats.waits(3) and seats.taken == 1
-    two = Played(seats)
-    until(lambda: seats.came == 2)
-    seats.start(4)
+    assert not supervisors.waits(3) and supervisors.taken == 1
+    two = Played(supervisors)
+    until(lambda: supervisors.came == 2)
+    supervisors.start(4)
     assert two.hear() == {"start": 4}
-    assert seats.lost() == []
-    assert not select.select(seats.watch(), [], [], 0)[0]
+    assert supervisors.lost() == []
+    assert not select.select(supervisors.watch(), [], [], 0)[0]
 
 
-def test_who_comes_when_all_are_dismissed_is_let_in_and_told_to_leave(seats: Seats) -> None:
-    one = Played(seats)
-    until(lambda: seats.came == 1)
-    seats.dismiss()
-    two = Played(seats)
+def test_who_comes_when_all_are_dismissed_is_let_in_and_told_to_leave(supervisors: Supervisors) -> None:
+    one = Played(supervisors)
+    until(lambda: supervisors.came == 1)
+    supervisors.dismiss()
+    two = Played(supervisors)
     assert one.hear() == two.hear() == {"leave": True}
 
 
-def test_a_line_that_ends_loses_its_slot_at_once(seats: Seats) -> None:
-    seats.start(0)
-    one = Played(seats)
+def test_a_line_that_ends_loses_its_slot_at_once(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    one = Played(supervisors)
     one.hear()
     one.leave()
-    assert select.select(seats.watch(), [], [], 5)[0]
-    assert until(seats.lost) == [(0, "its Spark task on there ended")]
-    assert seats.lost() == []
+    assert select.select(supervisors.watch(), [], [], 5)[0]
+    assert until(supervisors.lost) == [(0, "its Spark task on there ended")]
+    assert supervisors.lost() == []
 
 
-def test_an_agent_that_ended_leaves_its_seat_to_the_next(seats: Seats) -> None:
-    seats.start(0)
-    one = Played(seats)
+def test_an_agent_that_ended_leaves_its_seat_to_the_next(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    one = Played(supervisors)
     one.hear()
     one.say({"ended": 0, "story": "process 7 was killed by SIGKILL"})
-    assert until(seats.lost) == [(0, "process 7 was killed by SIGKILL")]
-    seats.start(1)
+    assert until(supervisors.lost) == [(0, "process 7 was killed by SIGKILL")]
+    supervisors.start(1)
     assert one.hear() == {"start": 1}
 
 
-def test_a_seat_takes_another_slot_once_it_says_that_its_agent_is_gone(seats: Seats) -> None:
-    seats.start(0)
-    one = Played(seats)
+def test_a_seat_takes_another_slot_once_it_says_that_its_agent_is_gone(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    one = Played(supervisors)
     one.hear()
-    seats.end(0)
-    seats.start(1)
+    supervisors.end(0)
+    supervisors.start(1)
     assert one.hear() == {"end": 0}
-    assert seats.waits(1)
+    assert supervisors.waits(1)
     one.say({"free": 0})
     assert one.hear() == {"start": 1}
-    assert seats.lost() == []
+    assert supervisors.lost() == []
 
 
-def test_an_end_and_an_order_to_end_that_cross(seats: Seats) -> None:
-    seats.start(0)
-    one = Played(seats)
+def test_an_end_and_an_order_to_end_that_cross(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    one = Played(supervisors)
     one.hear()
-    seats.end(0)
+    supervisors.end(0)
     one.say({"ended": 0, "story": "it was over before it heard"})
     assert one.hear() == {"end": 0}
-    seats.start(1)
+    supervisors.start(1)
     assert one.hear() == {"start": 1}
-    assert seats.lost() == []
+    assert supervisors.lost() == []
 
 
-def test_a_seat_that_does_not_end_its_agent_is_given_up(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its job is to be cancelled; its slot gets another seat when it is gone, but does not wait for that for ever."""
-    monkeypatch.setattr(seats_of, "AWAY_SECONDS", 0.1)
-    monkeypatch.setattr(seats_of, "GONE_SECONDS", 1.0)
-    seats.start(0)
-    one = Played(seats)
+def test_a_seat_that_does_not_end_its_agent_is_given_up(
+    supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job is to be cancelled; its slot gets another supervisor when it is gone, but does not wait for that for
+    ever."""
+    monkeypatch.setattr(module, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(module, "GONE_SECONDS", 1.0)
+    supervisors.start(0)
+    one = Played(supervisors)
     one.hear()
-    other = Played(seats)
-    until(lambda: seats.came == 2)
-    seats.end(0)
-    seats.start(0)
-    assert seats.abandoned() == set()
+    other = Played(supervisors)
+    until(lambda: supervisors.came == 2)
+    supervisors.end(0)
+    supervisors.start(0)
+    assert supervisors.abandoned() == set()
     time.sleep(0.2)
-    seats.lost()
+    supervisors.lost()
     assert (one.hear(), one.hear()) == ({"end": 0}, {"leave": True})
-    assert seats.abandoned() == {one.job} and seats.abandoned() == set()
-    assert seats.waits(0), "the agent that was given up may still be at work"
-    until(lambda: seats.lost() == [] and not seats.waits(0))
+    assert supervisors.abandoned() == {one.job} and supervisors.abandoned() == set()
+    assert supervisors.waits(0), "the agent that was given up may still be at work"
+    until(lambda: supervisors.lost() == [] and not supervisors.waits(0))
     assert one.hear() is None and other.hear() == {"start": 0}
-    assert seats.due == 1
+    assert supervisors.due == 1
 
 
-def test_a_seat_that_was_given_up_and_leaves_frees_its_slot(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats_of, "AWAY_SECONDS", 0.1)
-    seats.start(0)
-    one = Played(seats)
+def test_a_seat_that_was_given_up_and_leaves_frees_its_slot(
+    supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AWAY_SECONDS", 0.1)
+    supervisors.start(0)
+    one = Played(supervisors)
     one.hear()
-    seats.end(0)
-    seats.start(0)
+    supervisors.end(0)
+    supervisors.start(0)
     time.sleep(0.2)
-    seats.lost()
+    supervisors.lost()
     one.say({"free": 0})  # it was only slow
     one.leave()
-    other = Played(seats)
+    other = Played(supervisors)
     assert other.hear() == {"start": 0}
-    assert seats.lost() == []
+    assert supervisors.lost() == []
 
 
-def test_a_job_that_does_not_end_after_its_seat(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_does_not_end_after_its_seat(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless its task runs again, and has another one."""
-    monkeypatch.setattr(seats_of, "AWAY_SECONDS", 0.1)
-    one, two = Played(seats), Played(seats)
-    until(lambda: seats.came == 2)
+    monkeypatch.setattr(module, "AWAY_SECONDS", 0.1)
+    one, two = Played(supervisors), Played(supervisors)
+    until(lambda: supervisors.came == 2)
     for played in (one, two):
         played.leave()
-    until(lambda: not seats._seats)
-    Played(seats, job=two.job)
-    until(lambda: seats.came == 3)
+    until(lambda: not supervisors._supervisors)
+    Played(supervisors, job=two.job)
+    until(lambda: supervisors.came == 3)
     time.sleep(0.2)
-    seats.lost()
-    assert seats.abandoned() == {one.job}
+    supervisors.lost()
+    assert supervisors.abandoned() == {one.job}
 
 
-def test_a_slot_that_waits_can_be_ended(seats: Seats) -> None:
-    seats.start(0)
-    seats.end(0)
-    assert seats.missing == 0
-    Played(seats)
-    until(lambda: seats.came)
-    assert seats.taken == 0
+def test_a_slot_that_waits_can_be_ended(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    supervisors.end(0)
+    assert supervisors.missing == 0
+    Played(supervisors)
+    until(lambda: supervisors.came)
+    assert supervisors.taken == 0
 
 
-def test_a_seat_that_nobody_wants_is_given_back(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats_of, "SPARE_SECONDS", 0.1)
-    one = Played(seats)
-    until(lambda: seats.came)
+def test_a_seat_that_nobody_wants_is_given_back(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPARE_SECONDS", 0.1)
+    one = Played(supervisors)
+    until(lambda: supervisors.came)
     time.sleep(0.2)
-    seats.lost()
+    supervisors.lost()
     assert one.hear() == {"leave": True}
 
 
-def test_strangers_and_garbage(seats: Seats, caplog: pytest.LogCaptureFixture) -> None:
-    seats.start(0)
+def test_strangers_and_garbage(supervisors: Supervisors, caplog: pytest.LogCaptureFixture) -> None:
+    supervisors.start(0)
     with caplog.at_level(logging.WARNING):
         for token in ("a guess", "", "the toke"):
-            assert Played(seats, token).hear() is None
+            assert Played(supervisors, token).hear() is None
     assert "a stranger dialled" in caplog.text
     for data in (
         b"{}\n",
@@ -234,33 +244,33 @@ def test_strangers_and_garbage(seats: Seats, caplog: pytest.LogCaptureFixture) -
         SURROGATE,
         DEEP,
     ):
-        with socket.create_connection(("127.0.0.1", seats.port), 5) as line:
+        with socket.create_connection(("127.0.0.1", supervisors.port), 5) as line:
             line.sendall(data)
             with line.makefile("rb") as heard:
                 assert heard.read(1) == b""
-    assert seats.waits(0)
-    one = Played(seats)
+    assert supervisors.waits(0)
+    one = Played(supervisors)
     assert one.hear() == {"start": 0}
     one.say({"ended": 99, "story": "of nobody"})
     one.say({"log": 0, "text": "still here"})
-    assert seats.lost() == []
+    assert supervisors.lost() == []
 
 
-def test_what_agents_print(seats: Seats, tmp_path: Path) -> None:
-    seats.start(0)
-    one = Played(seats)
+def test_what_agents_print(supervisors: Supervisors, tmp_path: Path) -> None:
+    supervisors.start(0)
+    one = Played(supervisors)
     one.hear()
     one.say({"log": 0, "text": "naïve\n"})
     one.say({"log": 0, "text": "more\n"})
     until(lambda: (tmp_path / "0.log").exists() and (tmp_path / "0.log").read_text() == "naïve\nmore\n")
 
 
-def test_devices(seats: Seats) -> None:
-    seats.start(0)
-    one = Played(seats, gpus=("3",))
+def test_devices(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    one = Played(supervisors, gpus=("3",))
     one.hear()
-    assert seats.device(0) == "cuda"
-    assert seats.device(1) == "cpu"
+    assert supervisors.device(0) == "cuda"
+    assert supervisors.device(1) == "cpu"
 
 
 def test_gpus_of_a_task_are_those_of_its_agent() -> None:
@@ -281,18 +291,21 @@ def kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def sitting(seats: Seats, kills: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Seats, int]]:
-    """A real sitter in a thread of this process, with an agent that dials where nobody is: (seats, agent's pid)."""
-    ticket = Ticket("127.0.0.1", seats.port, TOKEN, CARD, 1, {})
+def sitting(
+    supervisors: Supervisors, kills: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Supervisors, int]]:
+    """A real supervisor in a thread of this process, with an agent that dials where nobody is: (supervisors, agent's
+    pid)."""
+    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
     task, its = socket.socketpair()
-    thread = threading.Thread(target=stay, args=(ticket, dial(ticket), its, [], os.getpid()))
+    thread = threading.Thread(target=attend, args=(ticket, dial(ticket), its, [], os.getpid()))
     before = set(children(os.getpid()))
-    seats.start(7)
+    supervisors.start(7)
     thread.start()
     (pid,) = until(lambda: {one for one in set(children(os.getpid())) - before if b"hopyard.agent" in command(one)})
     with task:
-        yield seats, pid
-    seats.close()
+        yield supervisors, pid
+    supervisors.close()
     thread.join(10)
     assert not thread.is_alive()
     assert not alive([pid])
@@ -310,125 +323,125 @@ def children(process: int) -> list[int]:
     return [int(pid) for file in Path(f"/proc/{process}/task").glob("*/children") for pid in file.read_text().split()]
 
 
-def test_a_real_sitter_says_how_its_agent_ended(sitting: tuple[Seats, int]) -> None:
-    seats, pid = sitting
+def test_a_real_supervisor_says_how_its_agent_ended(sitting: tuple[Supervisors, int]) -> None:
+    supervisors, pid = sitting
     os.kill(pid, signal.SIGKILL)
-    ((slot, reason),) = until(seats.lost)
+    ((slot, reason),) = until(supervisors.lost)
     assert slot == 7
     assert reason == f"process {pid} on {socket.gethostname()} was killed by SIGKILL"
     assert not isinstance(reason, OutOfMemory)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_real_sitter_tells_whether_the_kernel_killed_its_agent_for_memory(
-    sitting: tuple[Seats, int], kills: Path, number: int
+def test_a_real_supervisor_tells_whether_the_kernel_killed_its_agent_for_memory(
+    sitting: tuple[Supervisors, int], kills: Path, number: int
 ) -> None:
     """Bug: on Spark it was a lost worker like any other, and three of them were poison."""
-    seats, pid = sitting
+    supervisors, pid = sitting
     kills.write_text("oom_kill 4\n")
     os.kill(pid, number)
-    ((_, reason),) = until(seats.lost)
+    ((_, reason),) = until(supervisors.lost)
     assert isinstance(reason, OutOfMemory) == (number == signal.SIGKILL)
     assert ("the memory of its host, or of its container, ran out" in reason) == (number == signal.SIGKILL)
 
 
-def test_a_kill_counts_against_the_agent_that_was_there(seats: Seats, kills: Path) -> None:
+def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors, kills: Path) -> None:
     """One of before is not told of the next."""
-    ticket = Ticket("127.0.0.1", seats.port, TOKEN, CARD, 1, {})
+    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
     line, its = socket.socketpair()
-    sitter = _Sitter(ticket, line, its, [], os.getpid())
+    supervisor = _Minder(ticket, line, its, [], os.getpid())
     told: list[dict[str, Any]] = []
-    sitter._say = told.append  # type: ignore[assignment]
+    supervisor._say = told.append  # type: ignore[assignment]
     for slot, count in enumerate((4, 4, 5)):
-        sitter._start(slot)
-        assert sitter._agent is not None
+        supervisor._start(slot)
+        assert supervisor._agent is not None
         kills.write_text(f"oom_kill {count}\n")
-        sitter._agent.kill()
-        sitter._ended()
-    sitter._leave()
-    sitter.run()
+        supervisor._agent.kill()
+        supervisor._ended()
+    supervisor._leave()
+    supervisor.run()
     line.close()
     its.close()
     assert [message["memory"] for message in told if "ended" in message] == [True, False, True]
 
 
-def test_a_real_sitter_ends_a_stopped_agent(sitting: tuple[Seats, int]) -> None:
-    seats, pid = sitting
+def test_a_real_supervisor_ends_a_stopped_agent(sitting: tuple[Supervisors, int]) -> None:
+    supervisors, pid = sitting
     os.kill(pid, signal.SIGSTOP)
-    seats.end(7)
+    supervisors.end(7)
     assert gone([pid], 5)
-    assert seats.lost() == []
+    assert supervisors.lost() == []
 
 
-def test_a_real_sitter_leaves_when_the_driver_does(sitting: tuple[Seats, int]) -> None:
-    seats, pid = sitting
-    seats.close()
+def test_a_real_supervisor_leaves_when_the_driver_does(sitting: tuple[Supervisors, int]) -> None:
+    supervisors, pid = sitting
+    supervisors.close()
     assert gone([pid], 1)
 
 
-def test_a_task_that_steps_aside(seats: Seats) -> None:
-    seats.start(0)
-    seats.start(1)
-    one, two = Played(seats), Played(seats)
+def test_a_task_that_steps_aside(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    supervisors.start(1)
+    one, two = Played(supervisors), Played(supervisors)
     assert (one.hear(), two.hear()) == ({"start": 0}, {"start": 1})
-    assert seats.due == 2
-    assert seats.aside([1]) == {two.job: 1}
-    assert seats.aside([1]) == {}
+    assert supervisors.due == 2
+    assert supervisors.release_cores([1]) == {two.job: 1}
+    assert supervisors.release_cores([1]) == {}
     assert two.hear() == {"aside": True}
-    assert (seats.due, seats.taken) == (1, 2)
-    seats.back()
-    assert (seats.due, seats.taken) == (2, 2)
+    assert (supervisors.due, supervisors.taken) == (1, 2)
+    supervisors.reacquire_cores()
+    assert (supervisors.due, supervisors.taken) == (2, 2)
     two.leave()
-    assert until(seats.lost) == [(1, "its sitter on there ended")]
-    assert seats.due == 1
+    assert until(supervisors.lost) == [(1, "its supervisor on there ended")]
+    assert supervisors.due == 1
 
 
-def test_a_slot_is_held_by_the_task_that_is_nearest(seats: Seats) -> None:
+def test_a_slot_is_held_by_the_task_that_is_nearest(supervisors: Supervisors) -> None:
     for slot, executor in enumerate("ab"):
-        seats.start(slot)
-        Played(seats, executor=executor).hear()
-    assert [seats.executor(slot) for slot in (0, 1, 2)] == ["a", "b", ""]
-    assert len(seats.aside([0, 1])) == 2
-    seats.back()
-    near, far = Played(seats, executor="b"), Played(seats, executor="c")
-    until(lambda: seats.came == 4)
-    assert seats.executor(1) == "b"
-    assert seats.aside([1]) == {near.job: 1}
+        supervisors.start(slot)
+        Played(supervisors, executor=executor).hear()
+    assert [supervisors.executor(slot) for slot in (0, 1, 2)] == ["a", "b", ""]
+    assert len(supervisors.release_cores([0, 1])) == 2
+    supervisors.reacquire_cores()
+    near, far = Played(supervisors, executor="b"), Played(supervisors, executor="c")
+    until(lambda: supervisors.came == 4)
+    assert supervisors.executor(1) == "b"
+    assert supervisors.release_cores([1]) == {near.job: 1}
     assert near.hear() == {"leave": True}
-    assert seats.aside([0]) == {far.job: 0}
+    assert supervisors.release_cores([0]) == {far.job: 0}
     assert far.hear() == {"leave": True}
-    assert seats.lost() == []
+    assert supervisors.lost() == []
 
 
-def test_a_task_that_holds_a_slot_takes_the_next_agent(seats: Seats) -> None:
-    seats.start(0)
-    one = Played(seats)
+def test_a_task_that_holds_a_slot_takes_the_next_agent(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    one = Played(supervisors)
     one.hear()
-    seats.aside([0])
+    supervisors.release_cores([0])
     assert one.hear() == {"aside": True}
-    seats.back()
-    other = Played(seats)
-    until(lambda: seats.came == 2)
+    supervisors.reacquire_cores()
+    other = Played(supervisors)
+    until(lambda: supervisors.came == 2)
     one.say({"ended": 0, "story": "process 7 was killed by SIGKILL"})
-    assert until(seats.lost) == [(0, "process 7 was killed by SIGKILL")]
+    assert until(supervisors.lost) == [(0, "process 7 was killed by SIGKILL")]
     assert one.hear() == {"leave": True}
-    seats.start(0)
+    supervisors.start(0)
     assert other.hear() == {"start": 0}
 
 
-def test_while_slots_are_aside(seats: Seats) -> None:
-    """What comes late steps aside at once; what nobody needs any more leaves at once; a free seat that had an agent
-    stays for the next."""
-    seats.start(0)
-    spare = Played(seats)
+def test_while_slots_are_aside(supervisors: Supervisors) -> None:
+    """What comes late steps aside at once; what nobody needs any more leaves at once; a free supervisor that had an
+    agent stays for the next."""
+    supervisors.start(0)
+    spare = Played(supervisors)
     assert spare.hear() == {"start": 0}
     spare.say({"ended": 0, "story": "it is over"})
-    until(seats.lost)
-    seats.aside([1, 2])
-    seats.start(1)
+    until(supervisors.lost)
+    supervisors.release_cores([1, 2])
+    supervisors.start(1)
     assert (spare.hear(), spare.hear()) == ({"start": 1}, {"aside": True})
-    assert Played(seats).hear() == {"leave": True}
-    seats.end(1)
+    assert Played(supervisors).hear() == {"leave": True}
+    supervisors.end(1)
     assert spare.hear() == {"end": 1}
     spare.say({"free": 1})
     assert spare.hear() == {"leave": True}
@@ -443,18 +456,18 @@ hold(Ticket("127.0.0.1", port, token, card.encode(), 1, {}), [], executor)
 
 
 class Placed:
-    """A real sitter of a task in a process of its own, whose executor is another, with an agent that dials nobody."""
+    """A real supervisor of a task in a process of its own, with an agent that dials nobody."""
 
-    def __init__(self, seats: Seats, slot: int) -> None:
+    def __init__(self, supervisors: Supervisors, slot: int) -> None:
         self.executor = subprocess.Popen(["sleep", "60"])
         self.task = subprocess.Popen([sys.executable, "-c", TASK], stdin=subprocess.PIPE)
-        seats.start(slot)
+        supervisors.start(slot)
         assert self.task.stdin is not None
-        self.task.stdin.write(json.dumps([seats.port, TOKEN, CARD.decode(), self.executor.pid]).encode() + b"\n")
+        self.task.stdin.write(json.dumps([supervisors.port, TOKEN, CARD.decode(), self.executor.pid]).encode() + b"\n")
         self.task.stdin.close()
-        until(lambda: not seats.waits(slot))
-        (self.sitter,) = until(lambda: children(self.task.pid))
-        (self.agent,) = until(lambda: [pid for pid in children(self.sitter) if b"hopyard.agent" in command(pid)])
+        until(lambda: not supervisors.waits(slot))
+        (self.supervisor,) = until(lambda: children(self.task.pid))
+        (self.agent,) = until(lambda: [pid for pid in children(self.supervisor) if b"hopyard.agent" in command(pid)])
 
     def kill(self, what: str) -> None:
         whom = getattr(self, what)
@@ -464,83 +477,83 @@ class Placed:
         for process in (self.task, self.executor):
             process.kill()
             process.wait()
-        assert gone([self.sitter, self.agent], 2)
+        assert gone([self.supervisor, self.agent], 2)
 
 
 @pytest.fixture
-def placed(seats: Seats) -> Iterator[Placed]:
-    made = Placed(seats, 3)
+def placed(supervisors: Supervisors) -> Iterator[Placed]:
+    made = Placed(supervisors, 3)
     yield made
     made.close()
 
 
-def test_a_sitter_is_detached_from_its_task(placed: Placed, seats: Seats) -> None:
-    assert os.getsid(placed.sitter) == placed.sitter
+def test_a_sitter_is_detached_from_its_task(placed: Placed, supervisors: Supervisors) -> None:
+    assert os.getsid(placed.supervisor) == placed.supervisor
     assert os.getsid(placed.agent) == placed.agent
 
     def files() -> list[str]:
-        return [os.readlink(path) for path in Path(f"/proc/{placed.sitter}/fd").iterdir() if path.name != "2"]
+        return [os.readlink(path) for path in Path(f"/proc/{placed.supervisor}/fd").iterdir() if path.name != "2"]
 
     until(lambda: sum(file.startswith("pipe:") for file in files()) == 2)  # of its agent, once it has begun
     assert sum(file.startswith("socket:") for file in files()) == 2
     assert {file.partition(":")[0] for file in files()} <= {"/dev/null", "socket", "pipe", "anon_inode"}
-    assert seats.executor(3) == f"{socket.gethostname()}-{placed.executor.pid}"
-    seats.close()
-    assert gone([placed.task.pid, placed.sitter, placed.agent], 1)
+    assert supervisors.executor(3) == f"{socket.gethostname()}-{placed.executor.pid}"
+    supervisors.close()
+    assert gone([placed.task.pid, placed.supervisor, placed.agent], 1)
 
 
 HERE = socket.gethostname()
 DIED = {
     "agent": rf"process \d+ on {HERE} was killed by SIGKILL",
-    "sitter": f"its Spark task on {HERE} ended",
+    "supervisor": f"its Spark task on {HERE} ended",
     "task": f"its Spark task on {HERE} ended",
     "executor": f"its executor on {HERE} ended",
 }
 
 
 @pytest.mark.parametrize("what", list(DIED))
-def test_whatever_is_killed(placed: Placed, seats: Seats, what: str) -> None:
+def test_whatever_is_killed(placed: Placed, supervisors: Supervisors, what: str) -> None:
     placed.kill(what)
-    ((slot, reason),) = until(seats.lost)
+    ((slot, reason),) = until(supervisors.lost)
     assert slot == 3 and re.fullmatch(DIED[what], reason)
     assert gone([placed.agent], 2)
     if what == "agent":
-        seats.start(4)
-        until(lambda: [pid for pid in children(placed.sitter) if b"hopyard.agent" in command(pid)])
+        supervisors.start(4)
+        until(lambda: [pid for pid in children(placed.supervisor) if b"hopyard.agent" in command(pid)])
     else:
-        assert gone([placed.sitter, placed.task.pid], 2)
+        assert gone([placed.supervisor, placed.task.pid], 2)
 
 
-@pytest.mark.parametrize("what", ["agent", "sitter", "executor", "line"])
-def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, seats: Seats, what: str) -> None:
-    assert seats.aside([3]) == {0: 3}
+@pytest.mark.parametrize("what", ["agent", "supervisor", "executor", "line"])
+def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors: Supervisors, what: str) -> None:
+    assert supervisors.release_cores([3]) == {0: 3}
     assert placed.task.wait(2) == 0
-    assert seats.due == 0
-    assert alive([placed.sitter, placed.agent]) == [placed.sitter, placed.agent]
+    assert supervisors.due == 0
+    assert alive([placed.supervisor, placed.agent]) == [placed.supervisor, placed.agent]
     if what == "line":  # as when the driver is killed
-        next(iter(seats._seats.values())).line.shutdown(socket.SHUT_RDWR)
+        next(iter(supervisors._supervisors.values())).line.shutdown(socket.SHUT_RDWR)
     else:
         placed.kill(what)
-    ((slot, reason),) = until(seats.lost)
-    said = DIED | dict.fromkeys(("sitter", "line"), f"its sitter on {HERE} ended")
+    ((slot, reason),) = until(supervisors.lost)
+    said = DIED | dict.fromkeys(("supervisor", "line"), f"its supervisor on {HERE} ended")
     said["executor"] += r" \(no task held it then.*"
     assert slot == 3 and re.fullmatch(said[what], reason)
-    assert gone([placed.sitter, placed.agent], 2)
+    assert gone([placed.supervisor, placed.agent], 2)
 
 
-def test_an_executor_that_cannot_be_watched(seats: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_cannot_be_watched(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has no descriptors of processes, they are looked at now and then."""
     monkeypatch.setattr("hopyard.engines.supervisor.watched", lambda pid: -1)
     executor = subprocess.Popen(["sleep", "60"])
-    ticket = Ticket("127.0.0.1", seats.port, TOKEN, CARD, 1, {})
+    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
     task, its = socket.socketpair()
-    thread = threading.Thread(target=stay, args=(ticket, dial(ticket), its, [], executor.pid))
-    seats.start(7)
+    thread = threading.Thread(target=attend, args=(ticket, dial(ticket), its, [], executor.pid))
+    supervisors.start(7)
     thread.start()
-    until(lambda: seats.taken)
+    until(lambda: supervisors.taken)
     executor.kill()
     executor.wait()
-    assert until(seats.lost) == [(7, DIED["executor"])]
+    assert until(supervisors.lost) == [(7, DIED["executor"])]
     thread.join(2)
     assert not thread.is_alive()
     task.close()
@@ -550,4 +563,4 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     from hopyard.errors import ResourceError
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ResourceError, match="give another port="):
-        Seats("127.0.0.1", taken.getsockname()[1], TOKEN, lambda slot: tmp_path / "log")
+        Supervisors("127.0.0.1", taken.getsockname()[1], TOKEN, lambda slot: tmp_path / "log")

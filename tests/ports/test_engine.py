@@ -15,7 +15,7 @@ import pytest
 import hopyard as hy
 from hopyard.engines.local import Processes
 from hopyard.errors import ResourceError
-from hopyard.ports import Crew, Home
+from hopyard.ports import Agents, LaunchInfo
 from jobs import alive, gone
 
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
@@ -24,12 +24,12 @@ NOBODY = {"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS}
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
+def launch(tmp_path: Path) -> LaunchInfo:
+    return LaunchInfo(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
 @pytest.fixture(params=["inline", "local", "spark", "spark, one beside the driver"])
-def crew(request: pytest.FixtureRequest, home: Home) -> Iterator[Crew]:
+def agents(request: pytest.FixtureRequest, launch: LaunchInfo) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
         "inline": hy.Inline,
         "local": lambda: hy.Local(workers=2, devices=None),
@@ -44,54 +44,54 @@ def crew(request: pytest.FixtureRequest, home: Home) -> Iterator[Crew]:
     assert host == "127.0.0.1" and port == 0
     assert engine.apart == (engine.name == "spark")
     assert engine.in_process == (engine.name == "inline")
-    made = engine.open(home)
+    made = engine.open(launch)
     yield made
     made.close()
 
 
-def test_nobody_is_there_before_the_start(crew: Crew) -> None:
-    assert crew.lost() == []
-    assert not select.select(crew.watch(), [], [], 0)[0]
+def test_nobody_is_there_before_the_start(agents: Agents) -> None:
+    assert agents.lost() == []
+    assert not select.select(agents.watch(), [], [], 0)[0]
 
 
-def test_starting_returns_at_once_and_nothing_is_lost(crew: Crew) -> None:
+def test_starting_returns_at_once_and_nothing_is_lost(agents: Agents) -> None:
     began = time.monotonic()
-    crew.start(0)
+    agents.start(0)
     assert time.monotonic() - began < 1
-    assert crew.lost() == []
-    assert crew.device(0) == "cpu"
+    assert agents.lost() == []
+    assert agents.device(0) == "cpu"
 
 
-def test_ended_for_good_is_not_lost(crew: Crew) -> None:
-    crew.start(0)
-    crew.end(0)
-    crew.end(0)
-    crew.end(5)
-    assert crew.lost() == []
+def test_ended_for_good_is_not_lost(agents: Agents) -> None:
+    agents.start(0)
+    agents.end(0)
+    agents.end(0)
+    agents.end(5)
+    assert agents.lost() == []
 
 
-def test_what_steps_aside_goes_on(crew: Crew) -> None:
-    crew.start(0)
+def test_what_steps_aside_goes_on(agents: Agents) -> None:
+    agents.start(0)
     for _ in range(2):
-        crew.aside([0])
-        crew.back()
-    assert crew.lost() == []
+        agents.release_cores([0])
+        agents.reacquire_cores()
+    assert agents.lost() == []
 
 
-def test_close_may_be_called_twice(crew: Crew) -> None:
-    crew.start(0)
-    crew.close()
-    crew.close()
-    assert crew.lost() == []
+def test_close_may_be_called_twice(agents: Agents) -> None:
+    agents.start(0)
+    agents.close()
+    agents.close()
+    assert agents.lost() == []
 
 
-def pids(crew: Any) -> list[int]:
-    return [process.pid for process, _ in crew._running.values()]
+def pids(agents: Any) -> list[int]:
+    return [process.pid for process, _ in agents._running.values()]
 
 
 @pytest.fixture
-def local(home: Home) -> Iterator[Processes]:
-    made = Processes(hy.Local(workers=2, devices=None, env={"HOPYARD_TEST": "1"}), home)
+def local(launch: LaunchInfo) -> Iterator[Processes]:
+    made = Processes(hy.Local(workers=2, devices=None, env={"HOPYARD_TEST": "1"}), launch)
     yield made
     made.close()
 
@@ -114,7 +114,7 @@ def test_a_stopped_process_can_be_ended(local: Processes) -> None:
     assert not alive([pid])
 
 
-def test_its_card_goes_by_pipe_alone(local: Processes, home: Home) -> None:
+def test_its_card_goes_by_pipe_alone(local: Processes, launch: LaunchInfo) -> None:
     local.start(0)
     (pid,) = pids(local)
     process = Path(f"/proc/{pid}")
@@ -126,7 +126,7 @@ def test_its_card_goes_by_pipe_alone(local: Processes, home: Home) -> None:
     assert b"HOPYARD_TEST=1" in environment
     assert b"OMP_NUM_THREADS=1" in environment
     local.end(0)
-    assert b"0000000000" not in home.log(0).read_bytes()
+    assert b"0000000000" not in launch.log(0).read_bytes()
 
 
 def test_the_end_of_its_input_ends_an_agent(local: Processes) -> None:
@@ -147,14 +147,14 @@ def test_a_process_that_cannot_be_started_is_a_lack_of_resources(
 
 def test_a_log_that_cannot_be_written_is_a_lack_of_resources(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    home = Home(lambda slot: b"\n", lambda slot: tmp_path / "file" / "log")
-    made = Processes(hy.Local(workers=1, devices=None), home)
+    launch = LaunchInfo(lambda slot: b"\n", lambda slot: tmp_path / "file" / "log")
+    made = Processes(hy.Local(workers=1, devices=None), launch)
     with pytest.raises(ResourceError, match="slot 0"):
         made.start(0)
 
 
-def all_of(crew: Callable[..., Any]) -> list[str]:
-    return [name for name in dir(crew) if not name.startswith("_")]
+def all_of(agents: Callable[..., Any]) -> list[str]:
+    return [name for name in dir(agents) if not name.startswith("_")]
 
 
 def test_no_engine_has_more_than_the_port() -> None:
@@ -162,4 +162,4 @@ def test_no_engine_has_more_than_the_port() -> None:
     from hopyard.engines.spark import Executors
     from hopyard.engines.split import Beside
 
-    assert all_of(Alone) == all_of(Processes) == all_of(Executors) == all_of(Beside) == all_of(Crew)
+    assert all_of(Alone) == all_of(Processes) == all_of(Executors) == all_of(Beside) == all_of(Agents)

@@ -50,7 +50,7 @@ from hopyard.core.messages import (
 from hopyard.core.programs.messages import Host
 from hopyard.core.runs.liveness import COMPUTING, PHASES, SHOWN, Sample, Stall, Watch
 from hopyard.errors import HopyardError, ResourceError
-from hopyard.ports import Crew, Engine, Home, OutOfMemory
+from hopyard.ports import Agents, Engine, LaunchInfo, OutOfMemory
 from hopyard.system.network import address_to_bind, joined
 from hopyard.training.build import undisturbed
 
@@ -197,7 +197,7 @@ class Router:
                 home = f"tcp://{joined(host, port)}"
                 return msgspec.json.encode(Card(slot, home, *keys, beat=beat, stall=stall_timeout or 0.0)) + b"\n"
 
-            self._crew: Crew = engine.open(Home(card, log_of))
+            self._agents: Agents = engine.open(LaunchInfo(card, log_of))
         except BaseException:
             self._hang_up()
             raise
@@ -221,9 +221,9 @@ class Router:
         self._lag = 0.0
 
     @property
-    def crew(self) -> Crew:
+    def agents(self) -> Agents:
         """The agents as their engine sees them."""
-        return self._crew
+        return self._agents
 
     def start(self, slot: int) -> None:
         """Bring up an agent."""
@@ -231,12 +231,12 @@ class Router:
         self._heard[slot] = time.monotonic() + GRACE
         self._watches[slot] = Watch(time.monotonic())
         self._stalls = None
-        self._crew.start(slot)
+        self._agents.start(slot)
 
     def end(self, slot: int) -> None:
         """End an agent; what it still said is not heard any more."""
         self._forget(slot)
-        self._crew.end(slot)
+        self._agents.end(slot)
 
     def send(self, slot: int, message: Down) -> None:
         """Say something to an agent; to one that is gone it is said in vain."""
@@ -272,7 +272,7 @@ class Router:
 
     def _polled(self, also: int) -> zmq.Poller:
         """Looks at the socket and at all files of which one becomes readable when there is something to do."""
-        files = [also, *self._crew.watch()]
+        files = [also, *self._agents.watch()]
         if files != self._poller[1]:
             poller = zmq.Poller()
             for file in files:
@@ -289,7 +289,7 @@ class Router:
             ResourceError: no agent can ever come up, and nothing was heard.
         """
         try:
-            lost = self._crew.lost()
+            lost = self._agents.lost()
         except ResourceError:
             if not heard:
                 raise
@@ -304,7 +304,7 @@ class Router:
         """Slots that are silent, or make no progress."""
         found = []
         for slot, last in list(self._heard.items()):
-            if self._crew.waits(slot):
+            if self._agents.waits(slot):
                 self._heard[slot] = now + GRACE
             elif now - last > self._heartbeat_timeout:
                 text = f"said nothing for {now - last:.0f} seconds (heartbeat_timeout={self._heartbeat_timeout:g})"
@@ -423,7 +423,7 @@ class Router:
         self._heard[message.slot] = time.monotonic()
         peer.delivery.receive(head, body)
         peer.delivery.confirm()
-        device = self._crew.device(message.slot)
+        device = self._agents.device(message.slot)
         if device not in self._setups:
             self._setups[device] = pack(self._setup(device))
         self._say(peer, self._setups[device])
@@ -472,7 +472,7 @@ class Router:
         """Tell all to end, see that they do."""
         for slot in list(self._peers):
             self.send(slot, End())
-        self._crew.close()
+        self._agents.close()
         self._hang_up()
 
     def _hang_up(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hopyard.errors import SpecError
-from hopyard.ports import Crew, Home
+from hopyard.ports import Agents, LaunchInfo
 from hopyard.system.network import LOOPBACK
 
 
@@ -42,8 +42,8 @@ class Inline:
         """They are nothing else."""
         return True
 
-    def open(self, home: Home) -> Crew:
-        """The crew of one."""
+    def open(self, launch: LaunchInfo) -> Agents:
+        """The agents of one."""
         return Alone()
 
 
@@ -72,10 +72,10 @@ class Alone:
         """Inline runs on the CPU."""
         return "cpu"
 
-    def aside(self, slots: Collection[int]) -> None:
+    def release_cores(self, slots: Collection[int]) -> None:
         """There are no books here."""
 
-    def back(self) -> None:
+    def reacquire_cores(self) -> None:
         """There are no books here."""
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from hopyard.errors import ResourceError, SpecError
-from hopyard.ports import Crew, Home, OutOfMemory
+from hopyard.ports import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
 from hopyard.system.oom import RAN_OUT, Kills
 from hopyard.system.processes import watched
@@ -127,17 +127,17 @@ class Local:
         """Never."""
         return False
 
-    def open(self, home: Home) -> Crew:
-        """The crew, with nobody started yet."""
-        return Processes(self, home)
+    def open(self, launch: LaunchInfo) -> Agents:
+        """The agents, with nobody started yet."""
+        return Processes(self, launch)
 
 
 class Processes:
     """The processes of one run. Owner: the driver's loop."""
 
-    def __init__(self, engine: Local, home: Home) -> None:
+    def __init__(self, engine: Local, launch: LaunchInfo) -> None:
         self._engine = engine
-        self._home = home
+        self._launch = launch
         self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._dying: list[tuple[subprocess.Popen[bytes], int]] = []
         """Of slots that were ended, but their processes have not."""
@@ -162,7 +162,7 @@ class Processes:
             environment["CUDA_VISIBLE_DEVICES"] = device
             environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         environment.update(engine.env)
-        path = self._home.log(slot)
+        path = self._launch.log(slot)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as log:
@@ -179,7 +179,7 @@ class Processes:
         stdin: IO[bytes] | None = process.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            stdin.write(self._home.card(slot))
+            stdin.write(self._launch.card(slot))
             stdin.flush()
         self._running[slot] = process, watched(process.pid)
         self._counters[slot] = self._kills.watch(process.pid)
@@ -231,10 +231,10 @@ class Processes:
         """ "cuda" when the worker has a GPU of its own or shares one."""
         return "cuda" if slot in self._devices else "cpu"
 
-    def aside(self, slots: Collection[int]) -> None:
+    def release_cores(self, slots: Collection[int]) -> None:
         """There are no books here."""
 
-    def back(self) -> None:
+    def reacquire_cores(self) -> None:
         """There are no books here."""
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Agents on the executors of a Spark session: a job of one task for each, whose sitter minds it (`sitter.py`).
+"""Agents on the executors of a Spark session: a job of one task for each, whose supervisor minds it (`supervisor.py`).
 
 Spark places and isolates; Hopyard adds no daemon. Works with a classic session, by an RDD, and with Spark Connect, by
-`mapInArrow`. Jobs that end are submitted again as long as a slot wants a seat; a task that Spark runs again, or twice,
-is one more seat, never one more agent of a slot.
+`mapInArrow`. Jobs that end are submitted again as long as a slot wants a supervisor; a task that Spark runs again, or
+twice, is one more supervisor, never one more agent of a slot.
 
 Jobs can step aside: they end while their agents go on, so that other jobs of the session find room, and come back after
 those. In between Spark may place anything beside an agent, also on its GPU; where it allocates dynamically, an executor
@@ -22,19 +22,19 @@ from typing import Any
 
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.split import Beside
-from hopyard.engines.supervisor import UNREACHED, Ticket, sit, sit_plainly
-from hopyard.engines.supervisors import Seats
+from hopyard.engines.supervisor import UNREACHED, Ticket, supervise, supervise_in_rdd
+from hopyard.engines.supervisors import Supervisors
 from hopyard.errors import ResourceError, SpecError
-from hopyard.ports import Crew, Home
+from hopyard.ports import Agents, LaunchInfo
 from hopyard.sparkapi.session import is_connect, is_stopped
 from hopyard.system.network import LOOPBACK, address_towards
 
 log = logging.getLogger(__name__)
 
 FEWER_SECONDS = 10.0
-"""After the first seat, until it is said that there are fewer than asked for."""
+"""After the first supervisor, until it is said that there are fewer than asked for."""
 FAILURES = 3
-"""Jobs that may fail one after the other while no sitter comes, until the run gives up."""
+"""Jobs that may fail one after the other while no supervisor comes, until the run gives up."""
 AGAIN_SECONDS = 1.0
 """Before a job that failed is submitted again."""
 ASIDE_SECONDS = 5.0
@@ -117,13 +117,13 @@ class Spark:
         """Never."""
         return False
 
-    def open(self, home: Home) -> Crew:
-        """The crew, with nobody started yet."""
-        executors = Executors(self, _present(self.session), home)
+    def open(self, launch: LaunchInfo) -> Agents:
+        """The agents, with nobody started yet."""
+        executors = Executors(self, _present(self.session), launch)
         if not self.here:
             return executors
         env = {"CUDA_VISIBLE_DEVICES": "", **self.env}  # the driver's are not for roles that ask for GPUs
-        near = Processes(Local(workers=self.here, threads=self.threads, devices=None, env=env), home)
+        near = Processes(Local(workers=self.here, threads=self.threads, devices=None, env=env), launch)
         return Beside(executors, near, range(self.workers - self.here, self.workers))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -132,15 +132,15 @@ class Spark:
 
 
 class Executors:
-    """The agents of one run on Spark. Owner of the jobs that hold their seats."""
+    """The agents of one run on Spark. Owner of the jobs that hold their supervisors."""
 
-    def __init__(self, engine: Spark, session: Any, home: Home) -> None:
+    def __init__(self, engine: Spark, session: Any, launch: LaunchInfo) -> None:
         self._session = session
         self._patience = engine.patience
         host, port = engine.address
         token = secrets.token_hex(16)
-        self._seats = Seats(host, port + 1 if port else 0, token, home.log)
-        self._ticket = Ticket(host, self._seats.port, token, home.card(0), engine.threads, dict(engine.env))
+        self._supervisors = Supervisors(host, port + 1 if port else 0, token, launch.log)
+        self._ticket = Ticket(host, self._supervisors.port, token, launch.card(0), engine.threads, dict(engine.env))
         self._tag = f"hopyard-{secrets.token_hex(4)}"
         self._lock = threading.Condition()
         """Told when a job has ended."""
@@ -157,13 +157,13 @@ class Executors:
         self._closed = False
 
     def start(self, slot: int) -> None:
-        """Ask for a seat, where none is free."""
-        self._seats.start(slot)
+        """Ask for a supervisor, where none is free."""
+        self._supervisors.start(slot)
         self._submit()
 
     def end(self, slot: int) -> None:
         """End its agent."""
-        self._seats.end(slot)
+        self._supervisors.end(slot)
 
     def lost(self) -> list[tuple[int, str]]:
         """Those that ended since last asked.
@@ -172,28 +172,28 @@ class Executors:
             ResourceError: Spark gives no slot, or its executors cannot run agents.
         """
         self._look()
-        return self._seats.lost()
+        return self._supervisors.lost()
 
     def watch(self) -> list[int]:
         """Readable when an agent ended."""
-        return self._seats.watch()
+        return self._supervisors.watch()
 
     def waits(self, slot: int) -> bool:
         """Whether Spark has not given it a slot yet."""
-        return self._seats.waits(slot)
+        return self._supervisors.waits(slot)
 
     def device(self, slot: int) -> str:
         """ "cuda" when its task has GPUs (`spark.task.resource.gpu.amount`)."""
-        return self._seats.device(slot)
+        return self._supervisors.device(slot)
 
-    def aside(self, slots: Collection[int]) -> None:
-        """Free what these slots hold in Spark's books, until `back`; their agents go on. Takes about 70 ms.
+    def release_cores(self, slots: Collection[int]) -> None:
+        """Free what these slots hold in Spark's books, until `reacquire_cores`; their agents go on. Takes about 70 ms.
 
         Raises:
             ResourceError: Spark did not end a task of theirs in time.
         """
         slots = set(slots)
-        told = self._seats.aside(slots)
+        told = self._supervisors.release_cores(slots)
         with self._lock:
             self._leaving.update((job, slot) for job, slot in told.items() if job in self._jobs)
             self._lock.wait_for(lambda: slots.isdisjoint(self._leaving.values()), ASIDE_SECONDS)
@@ -205,9 +205,9 @@ class Executors:
                 "stages that are active in Spark's UI, say what keeps them"
             )
 
-    def back(self) -> None:
+    def reacquire_cores(self) -> None:
         """Ask Spark for tasks that hold the slots again; returns at once. They come when Spark has room."""
-        self._seats.back()
+        self._supervisors.reacquire_cores()
         self._submit()
 
     def close(self) -> None:
@@ -216,11 +216,11 @@ class Executors:
             return
         with self._lock:
             self._closed = True
-        self._seats.dismiss()
+        self._supervisors.dismiss()
         with self._lock:  # a task that begins just now finds the driver there: Spark would print an error otherwise
             self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
         self._interrupt(self._tag)
-        self._seats.close()
+        self._supervisors.close()
         patience = time.monotonic() + 10
         while (jobs := list(self._jobs.values())) and time.monotonic() < patience:
             jobs[0].join(0.5)
@@ -246,7 +246,8 @@ class Executors:
             self._session.sparkContext.setJobDescription("Hopyard: holds the slot of one worker")
 
     def _cancel(self, jobs: set[int]) -> None:
-        """Jobs whose sitter does not answer, or is gone while its task is not: others are submitted in their place."""
+        """Jobs whose supervisor does not answer, or is gone while its task is not: others are submitted in their
+        place."""
         with self._lock:
             chosen = [job for job in jobs if job in self._jobs and job not in self._cancelled]
             self._cancelled.update(chosen)
@@ -257,42 +258,44 @@ class Executors:
 
     def _look(self) -> None:
         """Wait for the first worker no longer than allowed; say it when there are fewer than asked for."""
-        self._cancel(self._seats.abandoned())
-        now, missing = time.monotonic(), self._seats.missing
-        if self._seats.came and not self._first:
+        self._cancel(self._supervisors.abandoned())
+        now, missing = time.monotonic(), self._supervisors.missing
+        if self._supervisors.came and not self._first:
             self._first = now
         if missing and not self._first and now - self._opened > self._patience:
-            self._seats.give_up(
+            self._supervisors.give_up(
                 f"Spark gave no slot within {self._patience:.0f} seconds (Spark(patience=…)): all its cores are "
                 f"taken, or it has no executors; {MORE}"
             )
         if missing and self._first and not self._warned and now - self._first > FEWER_SECONDS:
             self._warned = True
-            log.warning("%d workers, %d more wait for a slot of Spark: %s", self._seats.taken, missing, MORE)
+            log.warning("%d workers, %d more wait for a slot of Spark: %s", self._supervisors.taken, missing, MORE)
 
     def _submit(self) -> None:
-        """As many jobs as there are slots that want a seat or have one, but those that are aside. Jobs that were
+        """As many jobs as there are slots that want a supervisor or have one, but those that are aside. Jobs that were
         cancelled do not count, as their slots are taken from them before they end."""
         with self._lock:
             if self._closed:
                 return
-            for _ in range(self._seats.due - len(self._jobs.keys() - self._cancelled)):
+            for _ in range(self._supervisors.due - len(self._jobs.keys() - self._cancelled)):
                 self._submitted += 1
-                job = threading.Thread(target=self._job, args=(self._submitted,), name="hopyard-seat", daemon=True)
+                job = threading.Thread(
+                    target=self._job, args=(self._submitted,), name="hopyard-supervisor", daemon=True
+                )
                 self._jobs[self._submitted] = job
                 job.start()
 
     def _job(self, number: int) -> None:
-        """One job of one task: for as long as its sitter stays, and its task is not aside. Spark's calls are tied to
-        the thread."""
-        came = self._seats.came
+        """One job of one task: for as long as its supervisor stays, and its task is not aside. Spark's calls are tied
+        to the thread."""
+        came = self._supervisors.came
         try:
             self._mark(number)
             ticket = replace(self._ticket, job=number)
             if is_connect(self._session):
-                self._session.range(0, 1, 1, 1).mapInArrow(sit(ticket), "host string").collect()
+                self._session.range(0, 1, 1, 1).mapInArrow(supervise(ticket), "host string").collect()
             else:  # no plan to make, no code to generate, and neither pandas nor Arrow to import in the task
-                self._session.sparkContext.parallelize([number], 1).mapPartitions(sit_plainly(ticket)).collect()
+                self._session.sparkContext.parallelize([number], 1).mapPartitions(supervise_in_rdd(ticket)).collect()
             self._failures = 0
         except Exception as error:  # noqa: BLE001 - whatever Spark raises is told, or tried again
             if not self._closed and number not in self._cancelled:
@@ -309,14 +312,14 @@ class Executors:
     def _failed(self, error: Exception, came: int) -> None:
         """A job failed, and Spark does not try it again."""
         text = str(error)
-        self._failures = 1 if self._seats.came > came else self._failures + 1
+        self._failures = 1 if self._supervisors.came > came else self._failures + 1
         why = _explained(text)
         if is_stopped(self._session):
-            self._seats.give_up(_STOPPED)
-        elif why and not self._seats.taken:
-            self._seats.give_up(why)
-        elif self._failures >= FAILURES and not self._seats.taken:
-            self._seats.give_up(f"Spark cannot run workers: {_short(text)}")
+            self._supervisors.give_up(_STOPPED)
+        elif why and not self._supervisors.taken:
+            self._supervisors.give_up(why)
+        elif self._failures >= FAILURES and not self._supervisors.taken:
+            self._supervisors.give_up(f"Spark cannot run workers: {_short(text)}")
         else:
             log.warning("a Spark task that held a worker's slot failed; it is asked for again: %s", _short(text))
             time.sleep(AGAIN_SECONDS)

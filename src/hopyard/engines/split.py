@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hopyard.errors import ResourceError
-from hopyard.ports import Crew
+from hopyard.ports import Agents
 
 
 class Beside:
-    """The crew of both.
+    """The agents of both.
 
     Args:
         far: takes all slots but these.
@@ -20,10 +20,10 @@ class Beside:
         here: numbers of slots.
     """
 
-    def __init__(self, far: Crew, near: Crew, here: range) -> None:
+    def __init__(self, far: Agents, near: Agents, here: range) -> None:
         self._far, self._near, self._here = far, near, here
 
-    def _of(self, slot: int) -> Crew:
+    def _of(self, slot: int) -> Agents:
         return self._near if slot in self._here else self._far
 
     def start(self, slot: int) -> None:
@@ -56,13 +56,13 @@ class Beside:
         """ "cpu" or "cuda"."""
         return self._of(slot).device(slot)
 
-    def aside(self, slots: Collection[int]) -> None:
+    def release_cores(self, slots: Collection[int]) -> None:
         """Free what those of the cluster hold there."""
-        self._far.aside([slot for slot in slots if slot not in self._here])
+        self._far.release_cores([slot for slot in slots if slot not in self._here])
 
-    def back(self) -> None:
+    def reacquire_cores(self) -> None:
         """Ask to hold it again."""
-        self._far.back()
+        self._far.reacquire_cores()
 
     def close(self) -> None:
         """End all."""

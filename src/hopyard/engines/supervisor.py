@@ -1,12 +1,12 @@
 """What a Spark task starts: it minds one agent, as the driver tells it to; the task holds the slot in Spark's books.
 
-A sitter dials the driver (its *line*: one plain socket, JSON lines, let in by a token that came with the task) and says
-where it sits. The driver names a slot; the sitter starts an agent for it, passes on what the agent prints, and says
-when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the JVM of the
-executor, the task, the agent. Only where the driver orders "aside" does the task end alone: its slot is then free for
-other jobs, and sitter and agent go on, until a task of a second sitter holds a slot for them again.
+A supervisor dials the driver (its *line*: one plain socket, JSON lines, let in by a token that came with the task) and
+says where it sits. The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints, and
+says when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the JVM of
+the executor, the task, the agent. Only where the driver orders "aside" does the task end alone: its slot is then free
+for other jobs, and supervisor and agent go on, until a task of a second supervisor holds a slot for them again.
 
-A sitter is a fork of the task's Python worker, in a session of its own: 10 ms, where a new interpreter that imports
+A supervisor is a fork of the task's Python worker, in a session of its own: 10 ms, where a new interpreter that imports
 this module took 160–270 ms on the same busy machine. Knows nothing of pyspark but the GPUs of its task, and not what
 agents do.
 """
@@ -51,10 +51,10 @@ _SILENT = 20
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a sitter needs. It travels in the task; its keys are in no name, plan or log."""
+    """What a supervisor needs. It travels in the task; its keys are in no name, plan or log."""
 
     host: str
-    """Where the driver listens for sitters."""
+    """Where the driver listens for supervisors."""
     port: int
     token: str = field(repr=False)
     card: bytes = field(repr=False)
@@ -65,28 +65,28 @@ class Ticket:
     """Number of the Spark job whose task this is."""
 
 
-def sit_plainly(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The function that `mapPartitions` of an RDD takes: one task, one sitter; gives one row when it leaves."""
+def supervise_in_rdd(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function that `mapPartitions` of an RDD takes: one task, one supervisor; gives one row when it leaves."""
 
     def hopyard_slot(rows: Iterator[Any]) -> Iterator[Any]:
-        yield _sat(ticket, rows)
+        yield _supervised(ticket, rows)
 
     return hopyard_slot
 
 
-def sit(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def supervise(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The same for `mapInArrow`, which is all that Spark Connect has."""
 
     def hopyard_slot(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        yield pa.record_batch([pa.array([_sat(ticket, batches)])], names=["host"])
+        yield pa.record_batch([pa.array([_supervised(ticket, batches)])], names=["host"])
 
     return hopyard_slot
 
 
-def _sat(ticket: Ticket, given: Iterator[Any]) -> str:
-    """Sit in a task until the sitter leaves; the host's name."""
+def _supervised(ticket: Ticket, given: Iterator[Any]) -> str:
+    """Sit in a task until the supervisor leaves; the host's name."""
     for _ in given:
         pass
     hold(ticket, _gpus(), java_above() or os.getppid())
@@ -94,7 +94,7 @@ def _sat(ticket: Ticket, given: Iterator[Any]) -> str:
 
 
 def hold(ticket: Ticket, gpus: list[str], executor: int) -> None:
-    """Start a sitter, and wait: until it has ended, or lets this task go.
+    """Start a supervisor, and wait: until it has ended, or lets this task go.
 
     Args:
         ticket: the driver's.
@@ -108,13 +108,13 @@ def hold(ticket: Ticket, gpus: list[str], executor: int) -> None:
     mine, its = socket.socketpair()
     with mine:
         with line, its, warnings.catch_warnings():
-            # Python 3.12 warns of a fork beside threads (pyarrow's): their locks; a sitter calls nothing of theirs
+            # Python 3.12 warns of a fork beside threads (pyarrow's): their locks; a supervisor calls nothing of theirs
             warnings.simplefilter("ignore", DeprecationWarning)
-            sitter = os.fork()
-            if sitter == 0:
+            supervisor = os.fork()
+            if supervisor == 0:
                 _detached(ticket, line, its, gpus, executor)
         if not mine.recv(1):
-            os.waitpid(sitter, 0)
+            os.waitpid(supervisor, 0)
 
 
 def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> NoReturn:
@@ -131,7 +131,7 @@ def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: li
                 with contextlib.suppress(OSError):  # the one of this list
                     os.fstat(file)
                     os.dup2(null, file, inheritable=False)
-        stay(ticket, line, task, gpus, executor)
+        attend(ticket, line, task, gpus, executor)
         code = 0
     except BaseException:  # noqa: BLE001 - goes to the executor's log; nothing above here may run twice
         traceback.print_exc()
@@ -141,12 +141,12 @@ def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: li
 
 def woken_at_the_end_of_its_parent() -> None:
     """Where this process is stopped (SIGSTOP), it goes on when its task ends: it sees that, and ends its agent. So a
-    job that is cancelled ends also what a sitter minds that does not answer."""
+    job that is cancelled ends also what a supervisor minds that does not answer."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
-def stay(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> None:
+def attend(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> None:
     """Mind agents until the driver says to leave, or is gone, or the executor or the task are.
 
     Args:
@@ -161,7 +161,7 @@ def stay(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[st
         hello = {"token": ticket.token, "host": host, "executor": f"{host}-{executor}", "gpus": gpus, "job": ticket.job}
         with contextlib.suppress(OSError):  # the driver has closed; the next look at the line says so
             line.sendall(json.dumps(hello).encode() + b"\n")
-        _Sitter(ticket, line, task, gpus, executor).run()
+        _Minder(ticket, line, task, gpus, executor).run()
 
 
 def dial(ticket: Ticket) -> socket.socket:
@@ -182,7 +182,7 @@ def lasting(line: socket.socket) -> None:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT * 1000)
 
 
-class _Sitter:
+class _Minder:
     """Owner of one agent at a time."""
 
     def __init__(

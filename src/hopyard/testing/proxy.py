@@ -14,7 +14,7 @@ import threading
 from dataclasses import replace
 from typing import Any, Literal
 
-from hopyard.ports import Crew, Engine, Home
+from hopyard.ports import Agents, Engine, LaunchInfo
 from hopyard.system.network import joined, parted
 
 Direction = Literal["up", "down", "both"]
@@ -162,12 +162,12 @@ class Proxied:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unproxied, (self.engine,)
 
-    def open(self, home: Home) -> Crew:
-        """Agents of this crew are given the proxy's address in the place of the driver's."""
+    def open(self, launch: LaunchInfo) -> Agents:
+        """Agents of this agents are given the proxy's address in the place of the driver's."""
         made: dict[str, str] = {}
 
         def card(slot: int) -> bytes:
-            told = json.loads(home.card(slot))
+            told = json.loads(launch.card(slot))
             address = str(told["address"])
             if address not in made:
                 host, port = parted(address)
@@ -176,8 +176,8 @@ class Proxied:
                 made[address] = f"tcp://{joined(host, proxy.port)}"
             return json.dumps(told | {"address": made[address]}).encode() + b"\n"
 
-        crew: Crew = self.engine.open(replace(home, card=card))
-        return crew
+        agents: Agents = self.engine.open(replace(launch, card=card))
+        return agents
 
     @property
     def lost(self) -> int:

@@ -38,7 +38,9 @@ class ProgramLoop:
         self.fed = [0, 1]
         self.ended, self.error = threading.Event(), None
         self.said: list[Any] = []
-        self.link: Any = SimpleNamespace(crew=SimpleNamespace(aside=lambda slots: None, back=lambda: None))
+        self.link: Any = SimpleNamespace(
+            agents=SimpleNamespace(release_cores=lambda slots: None, reacquire_cores=lambda: None)
+        )
         self.answers = True
         self.heard: Callable[[FeedWord], None]
         self.assigned: Callable[[], None]

@@ -220,9 +220,9 @@ class TestMaxTime:
 
         class Never(hy.Local):
             def open(self, home: Any) -> Any:
-                crew = super().open(home)
-                crew.start = lambda slot: None  # type: ignore[method-assign]
-                return crew
+                agents = super().open(home)
+                agents.start = lambda slot: None  # type: ignore[method-assign]
+                return agents
 
         program = launch(tmp_path, engine=Never(workers=2, devices=None), max_time=1.0)
         with pytest.raises(hy.ProgramFailed, match="there were 0 of the 2 that it needs"):
@@ -586,21 +586,21 @@ def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
 def test_an_engine_that_gives_up_ends_it_once(tmp_path: Path) -> None:
     """As when its Spark session is stopped: from then on it says nothing else."""
 
-    class Crew:
-        def __init__(self, crew: Any) -> None:
-            self._crew = crew
+    class Agents:
+        def __init__(self, agents: Any) -> None:
+            self._agents = agents
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self._crew, name)
+            return getattr(self._agents, name)
 
         def lost(self) -> list[tuple[int, str]]:
             if (tmp_path / "hopeless").exists():
                 raise hy.ResourceError("the session was stopped")
-            return self._crew.lost()
+            return self._agents.lost()
 
     class Losing(hy.Local):
         def open(self, home: Any) -> Any:
-            return Crew(super().open(home))
+            return Agents(super().open(home))
 
     program = launch(tmp_path, programs.idle, engine=Losing(2, devices=None))
     pids = wait_for_notes(tmp_path, 2)

@@ -127,20 +127,20 @@ class Feeding:
         with self._lock:
             self._aside += 1
         try:
-            self._loop.link.crew.aside(self._loop.fed)
+            self._loop.link.agents.release_cores(self._loop.fed)
             yield
         finally:
             with self._lock:
                 self._aside -= 1
                 if not self._aside and not self._loop.ended.is_set():
-                    self._loop.link.crew.back()
+                    self._loop.link.agents.reacquire_cores()
 
     def _assigned(self) -> None:
         """Each task has its slot. Other jobs may have their cores, where they are lent or needed; tasks that were
         started again get what was fed before."""
         if self._aside:
             try:
-                self._loop.link.crew.aside(self._loop.fed)
+                self._loop.link.agents.release_cores(self._loop.fed)
             except HopyardError as error:
                 log.warning("%s: %s", self._layout.root, error)
         with self._lock:

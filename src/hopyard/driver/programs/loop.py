@@ -319,7 +319,7 @@ class ProgramLoop:
 
     @property
     def link(self) -> Router:
-        """For those who need the crew; only while the program runs."""
+        """For those who need the agents; only while the program runs."""
         assert self._link is not None
         return self._link
 
