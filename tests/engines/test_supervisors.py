@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hopyard.engines import supervisors as module
-from hopyard.engines.supervisor import Ticket, _Minder, dial, environment
+from hopyard.engines.supervisor import Ticket, _Minder, attend, dial, environment
 from hopyard.engines.supervisors import Supervisors
 from hopyard.ports import OutOfMemory
 from hopyard.system import oom
