@@ -51,8 +51,13 @@ def private(url: str) -> bool:
     return any(part.partition("://")[0] in _PRIVATE for part in url.split("::") if "://" in part)
 
 
-def open_store(url: str | Path) -> LocalStore | FsspecStore:
-    """The store at `url`: a path or `file://` URL (made when missing), or any URL that fsspec knows.
+def open_store(url: str | Path, make: bool = True) -> LocalStore | FsspecStore:
+    """The store at `url`: a path or `file://` URL, or any URL that fsspec knows.
+
+    Args:
+        url: of the store.
+        make: make its folder when it is missing. A worker must not: where a file server is not mounted, it would make
+            one in its place.
 
     Raises:
         SpecError: it cannot be opened; names the cause.
@@ -62,10 +67,10 @@ def open_store(url: str | Path) -> LocalStore | FsspecStore:
     parts = urlsplit(text)
     with reaching(text, "open", SpecError, "store", "a path or a URL is needed where folders can be made"):
         if "://" not in text:
-            return LocalStore(Path(text))
+            return LocalStore(Path(text), make)
         if parts.scheme == "file":
-            return LocalStore(Path(unquote(parts.path)))
-        return FsspecStore(text)
+            return LocalStore(Path(unquote(parts.path)), make)
+        return FsspecStore(text, make)
 
 
 def sign(url: str, run: str) -> None:
@@ -160,9 +165,10 @@ def _room(ref: Ref, size: int, place: str) -> Iterator[None]:
 class LocalStore:
     """States as files of one directory. Any number of processes may use it at once."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, make: bool = True) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        if make:
+            directory.mkdir(parents=True, exist_ok=True)
 
     def put(self, ref: Ref, data: memoryview) -> None:
         """Store and sync; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""
@@ -192,7 +198,7 @@ class LocalStore:
                 if not count:
                     raise OSError(errno.EIO, f"State {ref} ends at byte {at} of {len(data)}", str(self.directory))
                 at += count
-                meter.advance(count)
+                meter.moved(count)
         return data
 
     def has(self, ref: Ref) -> bool:
@@ -249,12 +255,13 @@ def _write(path: Path, data: memoryview) -> None:
 class FsspecStore:
     """States as objects under a URL: S3, GCS, HDFS, …. Costs one look more for each put, to keep what is there."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, make: bool = True) -> None:
         self._files, root = open_url(url)
         self.url = url
         self._root = root.rstrip("/")
         self._whole = uploads_whole(self._files)
-        self._files.makedirs(self._root, exist_ok=True)
+        if make:
+            self._files.makedirs(self._root, exist_ok=True)
 
     def put(self, ref: Ref, data: memoryview) -> None:
         """Store; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""

@@ -37,7 +37,7 @@ class Bytes:
 class Desk:
     """A keeper with a store whose `put` can be held back."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stall: float = 0.0) -> None:
         self.store = LocalStore(folder / "states")
         self.arena = Arena(folder / "memory", 0, 1 << 20)
         self.told: list[Any] = []
@@ -54,7 +54,7 @@ class Desk:
             settle(where)
 
         self.arena.settle = watched  # type: ignore[method-assign]
-        self.keeper = Keeper(0, Guarded(self, "store:"), self.arena, self.tell)
+        self.keeper = Keeper(0, Guarded(self, "store:"), self.arena, self.tell, stall)
 
     def put(self, ref: Ref, data: memoryview) -> None:
         self.puts.append(ref)
@@ -319,6 +319,39 @@ def test_a_store_that_blocks_and_raises_nothing_is_away(tmp_path: Path, monkeypa
     _, back, sealed = desk.hear(3)
     assert back == StoreBack(at=0.0, slot=0)
     assert isinstance(sealed, Durable)
+    desk.keeper.close()
+    desk.arena.close()
+
+
+def test_who_reads_from_a_store_that_blocks_says_so_and_makes_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Counted
+) -> None:
+    """Bug: it was silent, counted as hung, and its unit was poison in the end."""
+    monkeypatch.setattr(keeping, "SILENT", 0.1)
+    desk = Desk(tmp_path)
+    seen: list[int] = []
+    with desk.keeper.watched(Ref(0, 4, 1)):
+        (away,) = desk.hear(1)
+        for _ in range(2):
+            seen.append(counted.advanced)
+            desk.until(lambda: counted.advanced > seen[-1])
+    assert isinstance(away, StoreAway) and "State 0-4-1: the store has not answered for" in away.error
+    assert desk.hear(2)[1] == StoreBack(at=0.0, slot=0)
+    desk.gate.clear()
+    desk.keep(Ref(0, 4, 1), always=True)
+    desk.hear(3)
+    seen.append(counted.advanced)
+    time.sleep(0.3)
+    assert counted.advanced == seen[-1]  # nobody waits for what is stored in the background
+    desk.gate.set()
+    desk.keeper.close()
+    desk.arena.close()
+
+
+def test_who_is_hung_soon_says_sooner_that_the_store_is_away(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, stall=0.4)
+    with desk.keeper.watched(Ref(0, 4, 1)):
+        assert isinstance(desk.hear(1)[0], StoreAway)
     desk.keeper.close()
     desk.arena.close()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hopyard.agent.runs import storage as reach_module
-from hopyard.agent.runs.storage import Reach, reach
+from hopyard.agent.runs.storage import Later, Reach, reach
 from hopyard.core.messages import Bulk, Card, Setup
 from hopyard.spec import Ref, RunSpec
 from hopyard.store.arena import Arena, Folder, Taken
@@ -62,7 +62,7 @@ def lay(one: Reach) -> str:
 def test_on_the_drivers_host_memory_and_disk_are_shared(agent: Callable[..., Reach]) -> None:
     one, two = agent(), agent()
     assert one.folder.identity == two.folder.identity
-    assert isinstance(one.store, LocalStore)
+    assert isinstance(one.store.opened, LocalStore)
 
 
 def test_elsewhere_there_is_a_memory_of_its_own(agent: Callable[..., Reach]) -> None:
@@ -72,7 +72,7 @@ def test_elsewhere_there_is_a_memory_of_its_own(agent: Callable[..., Reach]) -> 
 
 def test_a_store_that_is_not_the_drivers_is_not_written(agent: Callable[..., Reach], tmp_path: Path) -> None:
     one = agent("alpha", tmp_path / "another")
-    assert isinstance(one.store, RemoteStore)
+    assert isinstance(one.store.opened, RemoteStore)
     assert not (tmp_path / "another").exists()
     one.store.put(REF, memoryview(b"state"))
     assert LocalStore(tmp_path / "states").get(REF) == b"state"
@@ -85,7 +85,38 @@ def test_a_store_that_can_only_be_read_is_left_alone(
         raise PermissionError(13, "read-only")
 
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", refused)
-    assert isinstance(agent("alpha").store, RemoteStore)
+    assert isinstance(agent("alpha").store.opened, RemoteStore)
+
+
+def test_a_store_that_is_away_is_opened_when_it_is_back(agent: Callable[..., Reach], tmp_path: Path) -> None:
+    """Bug: agents that began meanwhile ended at once. And none makes a folder where a file server is not mounted."""
+    one = agent()
+    there, away = tmp_path / "states", tmp_path / "away"
+    there.rename(away)
+    with pytest.raises(OSError, match="not there"):
+        one.store.get(REF)
+    with pytest.raises(FileNotFoundError):
+        one.store.put(REF, memoryview(b"state"))
+    assert not there.exists()
+    away.rename(there)
+    one.store.put(REF, memoryview(b"state"))
+    assert (one.store.get(REF), one.store.has(REF), one.store.refs()) == (b"state", True, {REF})
+    one.store.delete(REF)
+    assert not one.store.refs()
+
+
+def test_a_store_that_cannot_be_opened_is_tried_again() -> None:
+    opened: list[Any] = [ConnectionRefusedError("nobody listens"), LocalStore(Path())]
+
+    def open_it() -> Any:
+        if isinstance(found := opened.pop(0), Exception):
+            raise found
+        return found
+
+    store = Later(open_it)
+    with pytest.raises(ConnectionRefusedError):
+        store.has(REF)
+    assert not store.has(REF) and not store.has(REF)
 
 
 def test_a_state_comes_from_a_peer(agent: Callable[..., Reach]) -> None:

@@ -25,7 +25,7 @@ from hopyard.driver.runs.run import Run
 from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import RunSpec
-from hopyard.store.states import FsspecStore
+from hopyard.store.states import FsspecStore, LocalStore
 from hopyard.system import oom
 from jobs import CONFIGS, WIDTH, dataset, digests, driver, first_time, journal, linear, memory, script, select
 
@@ -130,6 +130,76 @@ def test_a_folder_of_states_that_is_away_for_seconds_costs_nothing(tmp_path: Pat
     assert digests(run) == clean(tmp_path, epochs=3)
 
 
+def linear_that_ends(config: dict[str, Any], before: Callable[[], object]) -> Linear:
+    """Its worker ends, once, in the second epoch, when the State at the end of the first is stored."""
+    folder = Path(config["folder"])
+    journaled = folder / "run" / "journal.jsonl"
+    model: Linear
+
+    def end() -> None:
+        if model.steps >= 12 and first_time(str(folder / "once")):
+            until(lambda: b'"Durable"' in journaled.read_bytes())
+            before()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model = linear_of(config, end)
+    return model
+
+
+def without_store(config: dict[str, Any]) -> Linear:
+    """When the worker ends a file lies in the place of the folder of the States."""
+    folder = Path(config["folder"])
+
+    def take_away() -> None:
+        states = next((folder / "run").glob("states*"))
+        states.rename(folder / "away")
+        states.touch()
+
+    return linear_that_ends(config, take_away)
+
+
+def test_a_worker_starts_while_the_store_is_away(tmp_path: Path) -> None:
+    """Bug: it ended at once, so did its successors, and the run with them."""
+    journaled = tmp_path / "run" / "journal.jsonl"
+
+    def bring_back() -> None:
+        until(lambda: journaled.exists() and journaled.read_bytes().count(b'"Joined"') > 1)
+        states = next((tmp_path / "run").glob("states*"))
+        states.unlink()
+        (tmp_path / "away").rename(states)
+
+    helper = threading.Thread(target=bring_back)
+    helper.start()
+    configs = [{**CONFIGS[0], "folder": str(tmp_path)}]
+    run = select(tmp_path / "run", without_store, configs, engine=hy.Local(workers=1))
+    helper.join()
+    assert run.status == "completed" and run.books[0].strikes == {}
+    assert digests(run) == clean(tmp_path, configs=CONFIGS[:1])
+
+
+def blocked(config: dict[str, Any]) -> Linear:
+    """A store that does not answer who reads before the driver was told of it."""
+    journaled = Path(config["folder"]) / "run" / "journal.jsonl"
+    if not hasattr(LocalStore, "get_at_once"):
+        LocalStore.get_at_once = LocalStore.get  # type: ignore[attr-defined]
+
+        def get(store: Any, ref: Any) -> Any:
+            until(lambda: b'"StoreAway"' in journaled.read_bytes())
+            return store.get_at_once(ref)
+
+        LocalStore.get = get  # type: ignore[method-assign]
+    return linear_that_ends(config, lambda: None)
+
+
+def test_a_store_that_blocks_who_reads_is_away(tmp_path: Path) -> None:
+    """Bug: nothing was said, and the worker counted as hung."""
+    configs = [{**CONFIGS[0], "folder": str(tmp_path)}]
+    run = select(tmp_path / "run", blocked, configs, engine=hy.Local(workers=1), stall_timeout=20.0)
+    assert run.status == "completed"
+    lines = [line for line in journal(tmp_path / "run") if isinstance(line, (StoreAway, StoreBack, Lost))]
+    assert [type(line) for line in lines] == [Lost, StoreAway, StoreBack]
+
+
 def own_memory() -> Path:
     """The folder in shared memory of this worker's run."""
     for link in Path("/proc/self/fd").iterdir():
@@ -150,7 +220,6 @@ def logged_out(config: dict[str, Any]) -> Linear:
     """The user logs out, and systemd removes what is theirs in shared memory (`RemoveIPC=yes`): when the first epoch's
     end has been laid, and before another worker took it. States are stored late: after one was asked for."""
     from hopyard.store.arena import Arena
-    from hopyard.store.states import LocalStore
 
     folder = Path(config["folder"])
     told = folder / "run" / "journal.jsonl"

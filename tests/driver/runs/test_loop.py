@@ -302,13 +302,13 @@ def test_one_that_was_ready_in_between_breaks_the_row(stage: Callable[..., Stage
     assert it.link.started == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_recipe_that_no_worker_can_load_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
-    it = stage([Unfit(0, "ModuleNotFoundError: No module named 'flights'")])
-    with pytest.raises(PreflightError, match="a worker cannot load the recipe: ModuleNotFoundError"):
+def test_what_no_worker_can_start_with_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
+    it = stage([Unfit(0, "the recipe does not load there: ModuleNotFoundError: No module named 'flights'")])
+    with pytest.raises(PreflightError, match="a worker cannot start: the recipe does not load there: ModuleNotFound"):
         it.loop.run()
 
 
-def test_one_worker_that_cannot_load_it_when_others_could_is_replaced(stage: Callable[..., Stage]) -> None:
+def test_one_worker_that_cannot_start_when_others_could_is_replaced(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT], [Gone(0, "x")], [Unfit(1, "MemoryError: ")], [Gone(1, "ended with exit code 0")])
     it.link.receives.append([Ready(2, "here", 12)])
     it.link.receives += [answer(it, 2), answer(it, 2)]

@@ -1,7 +1,7 @@
 """The background of a worker: seals States (BLAKE3), stores them, says so. Training never waits for it.
 
 A store that is away is tried again until it is back, and the driver hears of it: nothing is lost meanwhile, the State
-lies in memory. A store that blocks who writes to it, and raises nothing, is away as well (`agent/runs/silence.py`).
+lies in memory. A store that blocks who reads or writes, and raises nothing, is away as well (`agent/runs/silence.py`).
 
 What is stored: always the State at an epoch's end; of the others the newest of each trial, at most one a second,
 since a State that is replaced within a second saves at most a second of work. At most two writes of a trial are
@@ -14,7 +14,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from hopyard import meter
@@ -39,7 +40,9 @@ PAUSE = 1.0
 """Seconds between two stored States of one trial that are not an epoch's end."""
 
 SILENT = 30.0
-"""Seconds in which a store that is written to takes no byte and does not answer; then it is away."""
+"""Seconds in which a store gives or takes no byte and does not answer; then it is away."""
+HUNG = 0.25
+"""The same as a part of the time after which the worker counts as hung, where that is less."""
 SLICE = 0.5
 """Seconds between two signs of life while the training thread waits for a store that is away."""
 
@@ -59,7 +62,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Call:
-    """A State on its way to the store, whatever that takes."""
+    """A State on its way to or from the store, whatever that takes."""
 
     away: bool = False
     """The driver was told that the store is away."""
@@ -73,9 +76,10 @@ class Keeper:
         store: where States go.
         arena: where they lie.
         tell: says to the driver what becomes of States; called from the background thread, and from `flush`.
+        stall: seconds without progress after which the driver ends the worker; 0: it need not make any.
     """
 
-    def __init__(self, slot: int, store: Store, arena: Arena, tell: Callable[[Said], None]) -> None:
+    def __init__(self, slot: int, store: Store, arena: Arena, tell: Callable[[Said], None], stall: float = 0.0) -> None:
         self._slot = slot
         self._store = store
         self._arena = arena
@@ -92,7 +96,8 @@ class Keeper:
         self._open = True
         self._asleep_until = -math.inf
         """When the background looks again by itself; minus infinity while it is awake."""
-        self._silence = Silence(SILENT)
+        self._silent = min(SILENT, HUNG * stall) if stall else SILENT
+        self._silence = Silence(self._silent)
         self._away = 0
         """Threads that wait for the store, and said so."""
         self._thread = threading.Thread(target=self._run, name="hopyard-keep", daemon=True)
@@ -204,11 +209,10 @@ class Keeper:
             StoreUnreachable: this worker ends, and the store is still away.
         """
         wait, began, call = 1.0, time.monotonic(), Call()
-        silent = f"State {ref}: the store has not answered for {SILENT:.0f} s, and taken no byte meanwhile"
         try:
             while True:
                 try:
-                    with self._silence.watched(lambda: self._said_away(call, silent)):
+                    with self._watched(call, ref):
                         self._store.put(ref, data)
                     return
                 except StoreUnreachable as error:
@@ -221,6 +225,20 @@ class Keeper:
                 wait = min(LONGEST, 2 * wait)
         finally:
             self._said_back(call)
+
+    @contextmanager
+    def watched(self, ref: Ref) -> Iterator[None]:
+        """Around reading a State from the store in this thread: if that does not answer, the driver hears of it."""
+        call = Call()
+        try:
+            with self._watched(call, ref):
+                yield
+        finally:
+            self._said_back(call)
+
+    def _watched(self, call: Call, ref: Ref) -> AbstractContextManager[None]:
+        silent = f"State {ref}: the store has not answered for {self._silent:.0f} s, and moved no byte meanwhile"
+        return self._silence.watched(lambda: self._said_away(call, silent))
 
     def _rest(self, seconds: float, waited_for: bool) -> None:
         """Until the next attempt, or this worker ends."""

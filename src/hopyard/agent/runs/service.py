@@ -20,6 +20,7 @@ from hopyard.agent.runs.worker import Worker
 from hopyard.checks import escaped
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
 from hopyard.data.manifest import Manifest
+from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks import environment, imported, quiet, release, tools
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.guard import Guarded
@@ -81,22 +82,31 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card |
         card: of an agent; None: the worker is in the driver's process.
 
     Raises:
-        Exception: whatever loading the recipe raises.
+        SpecError: the recipe does not load.
+        Exception: whatever else is missing on this host.
     """
     quiet()
     manifest = msgspec.json.decode(setup.manifest, type=Manifest)
-    recipe = cloudpickle.loads(setup.recipe)
-    foresee(recipe)
+    try:
+        recipe = cloudpickle.loads(setup.recipe)
+        foresee(recipe)
+    except Exception as error:
+        raise SpecError(f"the recipe does not load there: {type(error).__name__}: {error}") from error
     plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
     reached = reach(setup, card)
     folder, store, network = reached.folder, reached.store, reached.network
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
     guarded = Guarded(store, setup.store)
-    keeper = Keeper(slot, guarded, arena, tell)
+    keeper = Keeper(slot, guarded, arena, tell, 0.0 if card is None else card.stall)
     fetch = None if network is None else network.take
     worker = Worker(slot, plan, guarded, arena, keeper, fetch, interruptible=card is None)
     return Hands(worker, keeper, arena, folder, network)
+
+
+def unfit(slot: int, error: Exception) -> Unfit:
+    """What the driver hears when `assemble` has raised."""
+    return Unfit(slot, escaped(str(error) if isinstance(error, HopyardError) else f"{type(error).__name__}: {error}"))
 
 
 def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -> None:
@@ -108,7 +118,7 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
     try:
         hands = assemble(slot, setup, connection.send, card)
     except Exception as error:  # noqa: BLE001 - told to the user, who must see it
-        connection.send(Unfit(slot, escaped(f"{type(error).__name__}: {error}")))
+        connection.send(unfit(slot, error))
         traceback.print_exc()
         return
     progress.folder = hands.folder.path

@@ -1,5 +1,5 @@
-"""Calls to a store that neither return nor move bytes: a file server that is away blocks whoever writes, and raises
-nothing."""
+"""Calls to a store that neither return nor move bytes: a file server that is away blocks whoever reads or writes, and
+raises nothing. To wait for it is progress of the main thread, or its worker would count as hung."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class _Call:
     thread: int
     moved: int
     since: float
-    """When it began, or was last seen to have moved bytes."""
+    """When it began, or was last seen to have moved bytes, or to be silent."""
+    said: bool = False
 
 
 class Silence:
@@ -52,8 +53,7 @@ class Silence:
             yield
         finally:
             with self._changed:
-                if call in self._calls:
-                    self._calls.remove(call)
+                self._calls.remove(call)
 
     def close(self) -> None:
         """Stop."""
@@ -73,8 +73,12 @@ class Silence:
             moved = meter.moved_by(call.thread)
             if now - call.since < self._seconds:
                 continue
+            call.since = now
             if moved != call.moved:
-                call.moved, call.since = moved, now
-            else:
-                self._calls.remove(call)
+                call.moved = moved
+                continue
+            if call.thread == threading.main_thread().ident:
+                meter.advance()
+            if not call.said:
+                call.said = True
                 call.say()

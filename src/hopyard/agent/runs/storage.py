@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import socket
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,13 +77,55 @@ class Network:
         self.client.close()
 
 
+class Later:
+    """A Store that is opened at its first use, so that an agent can begin while the place is away. Where that fails the
+    next use tries again.
+
+    Args:
+        open_it: gives the store, or raises what every method then raises.
+    """
+
+    def __init__(self, open_it: Callable[[], Store]) -> None:
+        self._open = open_it
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+
+    @property
+    def opened(self) -> Store:
+        """The store itself."""
+        with self._lock:
+            if self._store is None:
+                self._store = self._open()
+            return self._store
+
+    def put(self, ref: Ref, data: memoryview) -> None:
+        """As the store's."""
+        self.opened.put(ref, data)
+
+    def get(self, ref: Ref) -> bytearray | memoryview:
+        """As the store's."""
+        return self.opened.get(ref)
+
+    def has(self, ref: Ref) -> bool:
+        """As the store's."""
+        return self.opened.has(ref)
+
+    def delete(self, ref: Ref) -> None:
+        """As the store's."""
+        self.opened.delete(ref)
+
+    def refs(self) -> set[Ref]:
+        """As the store's."""
+        return self.opened.refs()
+
+
 @dataclass(frozen=True, slots=True)
 class Reach:
     """Where an agent's States go and come from."""
 
     folder: Folder
     """In shared memory."""
-    store: Store
+    store: Later
     network: Network | None
     """None: all agents are on the driver's host."""
 
@@ -94,16 +138,21 @@ def reach(setup: Setup, card: Card | None) -> Reach:
         card: of an agent that may be on another host; None: it is in the driver's process.
 
     Raises:
-        ResourceError, SpecError: there is no room in memory, or the store cannot be opened.
+        ResourceError: there is no room in memory.
     """
     root = Path(setup.memory)
     if setup.bulk is None or card is None:
-        return Reach(Folder(root, setup.run), open_store(setup.store), None)
+        return Reach(Folder(root, setup.run), Later(lambda: open_store(setup.store, make=False)), None)
     if not Folder.shared(root, setup.run):  # another host than the driver's
         root = memory_root(Path(tempfile.gettempdir()))
         sweep(root)
     folder = Folder(root, setup.run)
     network = Network(card, setup.bulk, folder)
-    if signed(setup.store, setup.run):
-        return Reach(folder, open_store(setup.store), network)
-    return Reach(folder, RemoteStore(network.client, setup.bulk.depot), network)
+    depot = setup.bulk.depot
+
+    def open_it() -> Store:
+        if signed(setup.store, setup.run):
+            return open_store(setup.store, make=False)
+        return RemoteStore(network.client, depot)
+
+    return Reach(folder, Later(open_it), network)

@@ -332,7 +332,8 @@ class Worker:
         """The State out of the store. One that is not there is not waited for here: the driver knows who has it, and
         when it is stored."""
         try:
-            return self._store.get(ref)
+            with self._keeper.watched(ref):
+                return self._store.get(ref)
         except FileNotFoundError:
             raise Missing(ref, f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
 

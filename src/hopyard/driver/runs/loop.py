@@ -298,10 +298,10 @@ class Loop:
         if isinstance(message, Gone):
             return self._gone(message, now)
         if isinstance(message, Unfit):
-            if self._came_up:  # others can load it: its end follows, and another takes its place
-                log.warning("slot %d cannot load the recipe: %s", message.slot, message.error)
+            if self._came_up:  # others could start: its end follows, and another takes its place
+                log.warning("slot %d cannot start: %s", message.slot, message.error)
                 return []
-            raise PreflightError([f"a worker cannot load the recipe: {message.error}{self._tail(message.slot)}"])
+            raise PreflightError([f"a worker cannot start: {message.error}{self._tail(message.slot)}"])
         if isinstance(message, NoRoom):
             return self._no_room(message, now)
         if isinstance(message, (Done, Failed, Checked)):
