@@ -126,7 +126,7 @@ def test_a_recipe_that_does_not_load_is_unfit(host: Callable[..., Host]) -> None
     it = host(pickle=b"cnowhere_to_be_found\nrecipe\n.")
     it.link.start(0)
     words = "the recipe does not load there: ModuleNotFoundError: No module named 'nowhere_to_be_found'"
-    assert words in it.wait(Unfit).error
+    assert it.wait(Unfit).error == words
 
 
 def test_one_that_is_ended_is_not_heard_any_more(host: Callable[..., Host]) -> None:

@@ -23,8 +23,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from hopyard.agent.connection import KEEPALIVE
-from hopyard.agent.runs.service import Hands, assemble, fingerprint
-from hopyard.checks import escaped
+from hopyard.agent.runs.service import Hands, assemble, fingerprint, unfit
 from hopyard.core.delivery import Delivery, Head, Unconfirmed
 from hopyard.core.messages import (
     FRAME_LIMIT,
@@ -39,7 +38,6 @@ from hopyard.core.messages import (
     Ready,
     Setup,
     Store,
-    Unfit,
     Up,
     Work,
     framed,
@@ -527,7 +525,7 @@ class Direct:
         try:
             self._hands = assemble(slot, self._setup, self._outbox.put)
         except Exception as error:  # noqa: BLE001 - told to the user as any agent would
-            self._outbox.put(Unfit(slot, escaped(f"{type(error).__name__}: {error}")))
+            self._outbox.put(unfit(slot, error))
             return
         with undisturbed():
             self._hands.worker.prepare()
