@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from hopyard.core.runs.events import Dispatch, Done, Durable, Joined, Line
+from hopyard.store.arena import left as unlocked
 from hopyard.store.journal import read
 
 HERE = Path(__file__).parent
@@ -47,7 +48,7 @@ RESUMES = 12
 PATIENCE = 600.0
 """Seconds that one start of the driver may take."""
 LEFT_SECONDS = 30.0
-"""For what is left to be gone; of runs beside this one too, whose folders in shared memory nobody maps for a moment."""
+"""For what is left to be gone."""
 SHARED = Path("/dev/shm")
 
 
@@ -374,22 +375,11 @@ def left(job: Job, before: set[str]) -> list[str]:
     end = time.monotonic() + LEFT_SECONDS
     while True:
         found = [f"process {pid}" for pid in _marked(job.mark)]
-        shared = {name for name in _entries(SHARED) - before if name.startswith("hopyard")}
-        found += [f"/dev/shm/{name}" for name in shared if not _mapped(name)]
+        found += [str(path) for path in unlocked(SHARED) if path.name not in before]  # a run beside this locks its own
         found += [f"TMPDIR/{name}" for name in _entries(job.folder / "tmp") if not name.startswith(_OF_OTHERS)]
         if not found or time.monotonic() > end:
             return found
         time.sleep(0.2)
-
-
-def _mapped(name: str) -> bool:
-    """Whether a process has files of this folder in shared memory: then it is another run's."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                if f"/dev/shm/{name}/" in (entry / "maps").read_text():
-                    return True
-    return False
 
 
 _OF_OTHERS = ("blockmgr-", "spark-", "hsperfdata", "liblz4", "libsnappy", "libzstd", "libnetty", "torch", "matplotlib")
