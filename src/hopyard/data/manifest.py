@@ -7,6 +7,7 @@ point at the cache entry, and `encode.apply` needs nothing but the manifest.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,11 +52,13 @@ class ArrayInfo(msgspec.Struct, frozen=True):
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
-    """One partition: rows, bytes of all its columns, BLAKE3 of these bytes."""
+    """One partition: rows, bytes of all its columns, BLAKE3 of these bytes (or the sum of the rows' names)."""
 
     rows: int
     bytes: int
     digest: str
+    files: list[str] = []
+    """BLAKE3 of the data of each of its files, in the order of `file_names`; none where no file is written yet."""
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
@@ -248,6 +251,12 @@ def folder_name(kind: str, partition: int) -> str:
 def file_name(role: str, number: int) -> str:
     """Of one array within its partition: numbered, because names of inputs may be anything."""
     return f"{role}-{number}.npy"
+
+
+def file_names(fields: Sequence[Field]) -> list[str]:
+    """Of the arrays of these fields, in their order."""
+    roles = [field.role for field in fields]
+    return [file_name(role, roles[:at].count(role)) for at, role in enumerate(roles)]
 
 
 def content_digest(manifest: Manifest) -> str:

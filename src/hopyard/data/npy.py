@@ -1,4 +1,5 @@
-"""One array on disk: a .npy file that grows by rows, is hashed as it is written, and is mapped at a 64-byte boundary.
+"""One array on disk: a .npy file that grows by rows, is hashed as it is written, compared with that digest when it is
+first opened by another process, and mapped at a 64-byte boundary.
 
 The header has a fixed size (format 1.0 allows any padding), so it can be written last, when the rows are counted.
 `numpy.load` reads the files.
@@ -14,10 +15,17 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
+from hopyard import meter
 from hopyard.formats.arrow import Array
 
 HEADER = 256
 """Bytes before the data; a multiple of 64, and room for the shape of any array."""
+
+_BLOCK = 1 << 20
+"""Bytes that are read at once to be compared: they stay in the second-level cache."""
+_SAME: dict[tuple[int, int], tuple[int, int]] = {}
+"""By device and inode: size and time of a file whose data this process has written, or compared. `Appender` and
+`compare` alone use it."""
 
 
 def header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
@@ -27,13 +35,11 @@ def header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 class Appender:
-    """Writes one .npy file, rows at a time. Closed between writes unless `keep`: there may be thousands. `known`: the
-    rows were hashed before, and are not again.
-    """
+    """Writes one .npy file, rows at a time. Closed between writes unless `keep`: there may be thousands."""
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: str, keep: bool, known: bool = False) -> None:
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: str, keep: bool) -> None:
         self.path, self.rows = path, 0
-        self._shape, self._dtype, self._keep, self._known = shape, np.dtype(dtype), keep, known
+        self._shape, self._dtype, self._keep = shape, np.dtype(dtype), keep
         self._hash = blake3()
         self._file = -1
         self._write([bytes(HEADER)])
@@ -41,17 +47,18 @@ class Appender:
     def append(self, rows: Array) -> None:
         """Takes C-contiguous rows of shape (n, *shape)."""
         data = rows.reshape(-1).view(np.uint8).data
-        if not self._known:
-            self._hash.update(data)
+        self._hash.update(data)
         self._write([data])
         self.rows += len(rows)
 
     def finish(self) -> str:
-        """Writes the header, closes, gives the BLAKE3 of the data (of nothing, when it was known)."""
+        """Writes the header, closes, gives the BLAKE3 of the data."""
         self.close()
         file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.pwrite(file, header((self.rows, *self._shape), self._dtype), 0)
+            which, mark = _marks(file)
+            _SAME[which] = mark
         finally:
             os.close(file)
         return self._hash.hexdigest()
@@ -71,6 +78,35 @@ class Appender:
                 left = left[os.write(self._file, left) :]
         if not self._keep:
             self.close()
+
+
+def compare(path: Path, digest: str) -> None:
+    """Compares the data of a file with the digest that `Appender.finish` gave. A file that this process wrote or
+    compared is not read again while it has the same inode, size and time.
+
+    The file is read, not mapped: what a broken disk says is an error then, and no signal.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: its data is other than what was written.
+    """
+    with path.open("rb", buffering=0) as file:
+        which, mark = _marks(file.fileno())
+        if _SAME.get(which) == mark:
+            return
+        hasher, block = blake3(), memoryview(bytearray(_BLOCK))
+        file.seek(HEADER)
+        while count := file.readinto(block):
+            hasher.update(block[:count])
+            meter.advance(count)
+    if hasher.hexdigest() != digest:
+        raise ValueError(f"the data of {path.name} has another digest than when it was written")
+    _SAME[which] = mark
+
+
+def _marks(file: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    there = os.fstat(file)
+    return (there.st_dev, there.st_ino), (there.st_size, there.st_mtime_ns)
 
 
 def map_npy(path: Path, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

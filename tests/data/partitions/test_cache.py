@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hopyard import meter
+from hopyard.data import npy
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions import cache as caches
@@ -420,6 +421,67 @@ def test_prepare_makes_an_incomplete_entry_again(cache: Path) -> None:
     assert open_partition(manifest, "train", 1).rows == 500
     (Path(manifest.path) / "manifest.json").write_text("{")
     assert arrays().prepare(cache).digest == manifest.digest
+
+
+def flip(path: Path) -> None:
+    """Turns one bit of a file's data, at another time than it was written."""
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"standardize": True}, {"key": np.arange(1000)}], ids=["", "scaled", "named"])
+@pytest.mark.parametrize("file", ["inputs-0.npy", "targets-0.npy"])
+def test_a_flipped_bit_is_found(
+    cache: Path, options: dict[str, Any], file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where rows are opened it is an error; where their source is at hand, they are made again."""
+    manifest = arrays(**options).prepare(cache)
+    path = Path(manifest.path) / "train-00001" / file
+    whole = path.read_bytes()
+    flip(path)
+    assert open_partition(manifest, "train", 0).rows
+    with pytest.raises(DataError, match=rf"train partition 1 in {path.parent} is damaged: .*{file}.*prepare\(\)"):
+        open_partition(manifest, "train", 1)
+    again = arrays(**options).prepare(cache)
+    assert path.read_bytes() == whole and again == manifest
+    (said,) = caplog.messages
+    assert str(path.parent.parent) in said and file in said and "made again" in said
+    assert open_partition(again, "train", 1).rows and open_partition(manifest, "train", 1).rows
+
+
+def test_a_flipped_bit_where_the_rows_are_elsewhere(cache: Path) -> None:
+    """A copy of rows in memory has none to make the entry again from."""
+    data = arrays()
+    flip(Path(data.prepare(cache).path) / "train-00000" / "inputs-0.npy")
+    with pytest.raises(DataError, match=r"call prepare\(\) there"):
+        cloudpickle.loads(cloudpickle.dumps(data)).prepare(cache)
+
+
+def test_a_file_is_compared_once_in_a_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process wrote, never: only another process sees what was flipped without a trace."""
+    manifest = arrays().prepare(cache)
+    path = Path(manifest.path) / "train-00000" / "inputs-0.npy"
+    times = path.stat()
+    flip(path)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert arrays().prepare(cache) == manifest and open_partition(manifest, "train", 0).rows
+    monkeypatch.setattr(npy, "_SAME", {})  # as another process has it
+    with pytest.raises(DataError, match="damaged"):
+        open_partition(msgspec.structs.replace(manifest), "train", 0)
+    assert len(npy._SAME) == 0
+    assert open_partition(manifest, "train", 1).rows and len(npy._SAME) == 2
+
+
+def test_entries_without_digests_of_files_are_read(cache: Path) -> None:
+    path = Path(arrays().prepare(cache).path) / "manifest.json"
+    plain = json.loads(path.read_text())
+    for part in plain["train"]:
+        del part["files"]
+    path.write_text(json.dumps(plain))
+    manifest = arrays().prepare(cache)
+    assert [part.files for part in manifest.train] == [[], []] and open_partition(manifest, "train", 1).rows
 
 
 def test_partitions_stay_mapped_while_the_manifest_lives(cache: Path) -> None:

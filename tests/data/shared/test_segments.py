@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import uuid
 from pathlib import Path
@@ -215,6 +216,21 @@ def test_a_host_brings_a_partition_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name != "locks"] == [
         f"{manifest.key}-train-00001"
     ]
+
+
+def test_a_host_brings_a_partition_again_that_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Folder(str(tmp_path / "kept"))
+    folder.make()
+    manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
+    manifest.path = str(tmp_path / "cache")
+    whole = open_partition(manifest, "train", 1).inputs.tobytes()
+    path = tmp_path / "cache" / f"{manifest.key}-train-00001" / "train-00000" / "inputs-0.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+    assert open_partition(msgspec.structs.replace(manifest), "train", 1).inputs.tobytes() == whole
+    assert any("inputs-0.npy has another digest" in said for said in caplog.messages)
 
 
 def test_old_manifests_are_read(tmp_path: Path) -> None:

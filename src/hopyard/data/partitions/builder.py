@@ -35,7 +35,7 @@ from hopyard.data.manifest import (
     RowNames,
     Scale,
     content_digest,
-    file_name,
+    file_names,
     folder_name,
 )
 from hopyard.data.npy import Appender, map_npy
@@ -307,12 +307,9 @@ class _Writer:
             infos = (finisher or self._finisher).infos if not staged else None  # type: ignore[union-attr]
             files = []
             self._files[name] = files
-            numbers = {"inputs": 0, "targets": 0, "weights": 0}
-            for at, field in enumerate(self._fields):
+            for at, (field, file) in enumerate(zip(self._fields, file_names(self._fields), strict=True)):
                 shape, dtype = (raw_shape(field), field.raw) if infos is None else (infos[at].shape, infos[at].dtype)
-                path = self._directory / name / file_name(field.role, numbers[field.role])
-                numbers[field.role] += 1
-                files.append(Appender(path, shape, dtype, keep))
+                files.append(Appender(self._directory / name / file, shape, dtype, keep))
             if staged and self._words:
                 files.append(Appender(self._directory / name / "names.npy", (self._words,), "uint64", keep))
         return files
@@ -324,11 +321,11 @@ class _Writer:
 
     def _seal(self, kind: Kind, partition: int, finisher: Finisher) -> PartitionInfo:
         files = self._files.pop(folder_name(kind, partition))
-        digest, size = blake3(), 0
-        for field, info, file in zip(self._fields, finisher.infos, files, strict=True):
-            digest.update(f"{field.role}\0{field.name}\0{info.dtype}\0{info.shape}\0{file.finish()}\0".encode())
+        digest, size, data = blake3(), 0, [file.finish() for file in files]
+        for field, info, file, part in zip(self._fields, finisher.infos, files, data, strict=True):
+            digest.update(f"{field.role}\0{field.name}\0{info.dtype}\0{info.shape}\0{part}\0".encode())
             size += file.rows * info.row_bytes
-        return PartitionInfo(files[0].rows, size, digest.hexdigest())
+        return PartitionInfo(files[0].rows, size, digest.hexdigest(), data)
 
     def _rewrite(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
         """Staged raw rows to finished partitions, block by block; each stage file is removed when it is used up."""
@@ -370,9 +367,10 @@ class _Writer:
                 for number, (file, array) in enumerate(zip(files, block, strict=True)):
                     file.append(np.ascontiguousarray(finisher(number, array)))
             sorter.close()
-            self._seal(kind, partition, finisher)
+            written = self._seal(kind, partition, finisher)
             total = self._sums[partition + (self._job.partitions if kind == "validate" else 0)]
-            infos.append(named_partition(count, total, finisher.infos))
+            named = named_partition(count, total, finisher.infos)
+            infos.append(msgspec.structs.replace(named, files=written.files))
             shutil.rmtree(self._directory / f"stage-{name}")
         return infos
 

@@ -18,7 +18,7 @@ from hopyard import meter
 from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Vocabulary
 from hopyard.data.encoding.finalize import Finisher
-from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_name, folder_name
+from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_names, folder_name
 from hopyard.data.npy import Appender
 from hopyard.data.rows.order import RowSorter
 from hopyard.data.shared.segments import Index, Segment, infos, ranges, views
@@ -49,13 +49,10 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
     sorter = RowSorter(kinds[:-1], index.words, directory / "order")
     finisher = Finisher(manifest.fields, fixed(manifest), manifest.standardize)
     (directory / folder_name(kind, 0)).mkdir()
-    numbers = {"inputs": 0, "targets": 0, "weights": 0}
-    files = []
+    files: list[Appender] = []
     try:
-        for field, info in zip(manifest.fields, finisher.infos, strict=True):
-            path = directory / folder_name(kind, 0) / file_name(field.role, numbers[field.role])
-            numbers[field.role] += 1
-            files.append(Appender(path, info.shape, info.dtype, keep=True, known=True))
+        for name, info in zip(file_names(manifest.fields), finisher.infos, strict=True):
+            files.append(Appender(directory / folder_name(kind, 0) / name, info.shape, info.dtype, keep=True))
         with closing(_arrays(manifest, index, run, kinds)) as arrays:
             for *raw, names in arrays:
                 sorter.take(raw, names)
@@ -63,17 +60,17 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
             meter.advance()
             for number, (array, file) in enumerate(zip(block, files, strict=True)):
                 file.append(np.ascontiguousarray(finisher(number, array)))
-        for file in files:
-            file.finish()
+        digests = [file.finish() for file in files]
     finally:
         for file in files:
             file.close()
         sorter.close()
     parts = manifest.train if kind == "train" else manifest.validate
+    parts = [msgspec.structs.replace(parts[partition], files=digests)]
     return msgspec.structs.replace(
         manifest,
-        train=[parts[partition]] if kind == "train" else [],
-        validate=[parts[partition]] if kind == "validate" else [],
+        train=parts if kind == "train" else [],
+        validate=parts if kind == "validate" else [],
         stored=None,
     )
 
