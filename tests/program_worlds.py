@@ -80,7 +80,9 @@ class World:
     def _event(self) -> Any:
         draw, serving = self._draw, ("ps", "evaluator")
         coming = [slot for slot, there in self._agents.items() if not there]
-        starting = [slot for slot, (life, begun) in self._at_work.items() if not begun and life not in self._hang]
+        starting = [
+            slot for slot, (incarnation, begun) in self._at_work.items() if not begun and incarnation not in self._hang
+        ]
         working = [slot for slot, (_, begun) in self._at_work.items() if begun]
         if draw.random() < self._trouble / 4:
             return Stop(at=0.0, reason="stopped by the user", failed=draw.random() < 0.3)
@@ -96,19 +98,21 @@ class World:
         if starting and draw.random() < 0.7:
             slot = draw.choice(starting)
             self._at_work[slot] = self._at_work[slot][0], True
-            return Running(at=0.0, slot=slot, life=self._at_work[slot][0])
+            return Running(at=0.0, slot=slot, incarnation=self._at_work[slot][0])
         if working and draw.random() < 0.3:
             slot = draw.choice(working)
-            life = self._at_work[slot][0]
+            incarnation = self._at_work[slot][0]
             if draw.random() < 0.6:
                 values = {"loss": draw.choice([0.5, 0.25, float("nan")])}
-                return Reported(at=0.0, slot=slot, life=life, values=values, step=draw.choice([None, 7]))
+                return Reported(at=0.0, slot=slot, incarnation=incarnation, values=values, step=draw.choice([None, 7]))
             if draw.random() < 0.2 + self._trouble:
                 del self._at_work[slot]
-                return Ended(at=0.0, slot=slot, life=life, code=-9, story="process 9 was killed by SIGKILL")
+                return Ended(
+                    at=0.0, slot=slot, incarnation=incarnation, code=-9, story="process 9 was killed by SIGKILL"
+                )
             if self.machine.tasks[slot].task.role not in serving or draw.random() < 0.05:
                 del self._at_work[slot]
-                return Ended(at=0.0, slot=slot, life=life, returned=True)
+                return Ended(at=0.0, slot=slot, incarnation=incarnation, returned=True)
         return Tick(at=0.0)
 
     def _tell(self, fact: Any) -> None:
@@ -124,12 +128,12 @@ class World:
                 self._at_work.pop(command.slot, None)
             if isinstance(command, Begin):
                 assert command.task.slot not in self._at_work, "two tasks in one slot"
-                self._at_work[command.task.slot] = command.life, False
+                self._at_work[command.task.slot] = command.incarnation, False
                 if self._draw.random() < self._trouble:
-                    self._hang.add(command.life)
+                    self._hang.add(command.incarnation)
             if isinstance(command, Halt) and self._draw.random() > self._trouble:
                 halts.append(command)
         for halt in halts:
-            if self._at_work.get(halt.slot, (-1,))[0] == halt.life:
+            if self._at_work.get(halt.slot, (-1,))[0] == halt.incarnation:
                 del self._at_work[halt.slot]
-                self._tell(Ended(at=0.0, slot=halt.slot, life=halt.life, code=-15, halted=True))
+                self._tell(Ended(at=0.0, slot=halt.slot, incarnation=halt.incarnation, code=-15, halted=True))

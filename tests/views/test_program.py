@@ -18,10 +18,10 @@ TASKS = (Task("worker", 0, 0, 0, 0, 2, 0), Task("worker", 1, 1, 1, 1, 2, 0))
 LINES = [
     Launched(at=1.0, spec=spec_of({"worker": 2}, None, name="train"), about={"engine": "local"}),
     Reserved(at=2.0, place=PLACE),
-    Assigned(at=3.0, restart=1, tasks=TASKS, lives=(1, 2)),
-    Running(at=3.0, slot=0, life=1),
-    Reported(at=4.0, slot=0, life=1, values={"loss": 0.5}, step=7),
-    Ended(at=5.0, slot=0, life=1, returned=True),
+    Assigned(at=3.0, restart=1, tasks=TASKS, incarnations=(1, 2)),
+    Running(at=3.0, slot=0, incarnation=1),
+    Reported(at=4.0, slot=0, incarnation=1, values={"loss": 0.5}, step=7),
+    Ended(at=5.0, slot=0, incarnation=1, returned=True),
     Lost(at=6.0, slot=1, reason="x"),
     Over(at=7.0, status="failed", cause="worker 1 failed: x\nmore", slot=1),
 ]

@@ -12,7 +12,7 @@ OLD, NEW = frozenset({1, 2}), frozenset({3, 4})
 
 def test_tasks_that_were_started_again_lack_all_of_it() -> None:
     book = FeedRecord("train", "join", "program")
-    assert book.lacked(OLD) == [] and book.lives is None
+    assert book.lacked(OLD) == [] and book.incarnations is None
     book.keep("a", 2, OLD)
     book.keep("b", 1, OLD)
     assert book.lacked(OLD) == []
@@ -25,13 +25,13 @@ def test_started_again_while_rows_go_again() -> None:
     book = FeedRecord("train", "join", "program")
     book.keep("a", 1, OLD)
     book.begin_again()
-    assert book.lives is None and book.lacked(OLD) == book.lacked(NEW) == [("a", 1)]
+    assert book.incarnations is None and book.lacked(OLD) == book.lacked(NEW) == [("a", 1)]
 
 
 def test_nothing_is_kept_of_a_program_that_is_never_started_again() -> None:
     book = FeedRecord("train", "join", "")
     book.keep("a", 1, OLD)
-    assert book.lacked(NEW) == [] and book.lives is None and not book.doubled(OLD, NEW)
+    assert book.lacked(NEW) == [] and book.incarnations is None and not book.doubled(OLD, NEW)
 
 
 def test_no_rows_are_nothing_to_keep() -> None:

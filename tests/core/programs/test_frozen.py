@@ -25,14 +25,14 @@ def essentials(machine: ProgramMachine) -> dict:
         "cause": machine.cause,
         "slot": machine.failed_slot,
         "restart": machine.restart,
-        "lives": machine.lives,
+        "incarnations": machine.incarnations,
         "until": machine.spec.until,
         "there": sorted(machine.places),
         "tasks": {
             str(slot): {
                 "name": book.task.name,
                 "rank": book.task.rank,
-                "life": book.life,
+                "incarnation": book.incarnation,
                 "status": book.status,
                 "cause": book.cause,
                 "up": book.up,

@@ -68,18 +68,18 @@ class Play:
             self.tell(Reserved(at=0, place=place(slot)))
         begun = [c for c in self.said if isinstance(c, Begin)]
         for command in begun:
-            self.tell(Running(at=0, slot=command.task.slot, life=command.life))
+            self.tell(Running(at=0, slot=command.task.slot, incarnation=command.incarnation))
         return begun
 
     def end(self, name: str, **how: Any) -> list[Any]:
         book = next(book for book in self.machine.tasks.values() if book.task.name == name)
         how = {"returned": True, **how}
-        return self.tell(Ended(at=0, slot=book.task.slot, life=book.life, **how))
+        return self.tell(Ended(at=0, slot=book.task.slot, incarnation=book.incarnation, **how))
 
     def halted(self) -> list[Any]:
         said = []
         for halt in [c for c in self.said if isinstance(c, Halt)]:
-            said += self.tell(Ended(at=0, slot=halt.slot, life=halt.life, code=-15, halted=True))
+            said += self.tell(Ended(at=0, slot=halt.slot, incarnation=halt.incarnation, code=-15, halted=True))
         return said
 
     def kinds(self) -> list[str]:
@@ -206,13 +206,13 @@ def test_a_restart_waits_until_the_old_attempt_has_ended() -> None:
     play.end("worker 2", code=1, error="E")
     play.tell(Tick(at=0), SETTLE + 0.01)
     assert [command.slot for command in play.said] == [0, 1]
-    play.tell(Ended(at=0, slot=0, life=first[0].life, code=-15, halted=True))
+    play.tell(Ended(at=0, slot=0, incarnation=first[0].incarnation, code=-15, halted=True))
     assert play.said == []
-    play.tell(Ended(at=0, slot=1, life=first[1].life, code=-15, halted=True))
+    play.tell(Ended(at=0, slot=1, incarnation=first[1].incarnation, code=-15, halted=True))
     begun = [c for c in play.said if isinstance(c, Begin)]
     assert len(begun) == 3 and begun[0].environment["TORCHELASTIC_RESTART_COUNT"] == "1"
     assert (
-        play.end("worker 0") == [] and play.tell(Ended(at=0, slot=0, life=first[0].life, code=1)) == []
+        play.end("worker 0") == [] and play.tell(Ended(at=0, slot=0, incarnation=first[0].incarnation, code=1)) == []
     )  # of the past
     play.end("worker 1", code=1, error="again")
     play.tell(Tick(at=0), SETTLE + 0.01)
@@ -223,15 +223,15 @@ def test_a_restart_waits_until_the_old_attempt_has_ended() -> None:
 def test_only_the_task_is_restarted_where_the_program_can_take_it() -> None:
     play = Play({"chief": 1, "ps": 1, "worker": 2}, max_restarts=2, restart_scope="task")
     play.up()
-    lives = {book.task.name: book.life for book in play.machine.tasks.values()}
+    incarnations = {book.task.name: book.incarnation for book in play.machine.tasks.values()}
     play.end("worker 1", code=-9, returned=False, story="process 9 was killed by SIGKILL")
     play.tell(Tick(at=0), SETTLE + 0.01)
     (begun,) = play.said
-    assert begun.task.name == "worker 1" and begun.life > max(lives.values())
+    assert begun.task.name == "worker 1" and begun.incarnation > max(incarnations.values())
     assert begun.environment["TORCHELASTIC_RESTART_COUNT"] == "1"
     assert play.machine.phase == "running" and play.machine.restart == 1
-    now = {book.task.name: book.life for book in play.machine.tasks.values()}
-    assert {name for name in lives if lives[name] != now[name]} == {"worker 1"}
+    now = {book.task.name: book.incarnation for book in play.machine.tasks.values()}
+    assert {name for name in incarnations if incarnations[name] != now[name]} == {"worker 1"}
 
 
 def test_tasks_that_fail_together_are_one_failure() -> None:
@@ -328,7 +328,7 @@ def test_an_elastic_program_grows_when_slots_come() -> None:
     play = Play({"worker": (2, 4)}, max_restarts=1)
     play.up(0, 1)
     for command in play.tell(Tick(at=0), ELASTIC + 0.01):
-        play.tell(Running(at=0, slot=command.task.slot, life=command.life))
+        play.tell(Running(at=0, slot=command.task.slot, incarnation=command.incarnation))
     play.tell(Reserved(at=0, place=place(2)))
     assert play.said == [] == play.tell(Tick(at=0), ELASTIC - 0.1)  # others may come
     assert [command.slot for command in play.tell(Tick(at=0), 0.2)] == [0, 1]
@@ -338,7 +338,7 @@ def test_an_elastic_program_grows_when_slots_come() -> None:
     assert [c.environment["WORLD_SIZE"] for c in begun] == ["3"] * 3
     assert begun[0].restart == 1 and begun[0].environment["TORCHELASTIC_RESTART_COUNT"] == "0"  # as in torchrun
     for command in begun:
-        play.tell(Running(at=0, slot=command.task.slot, life=command.life))
+        play.tell(Running(at=0, slot=command.task.slot, incarnation=command.incarnation))
     play.end("worker 1", code=1, error="ValueError: x")  # the one restart that failures have is still there
     play.tell(Tick(at=0), SETTLE + 0.01)
     assert play.machine.phase == "restarting" and play.machine.restart == 2
@@ -348,7 +348,7 @@ def test_a_program_that_may_not_be_started_again_does_not_grow() -> None:
     play = Play({"worker": (2, 4)})
     play.up(0, 1)
     for command in play.tell(Tick(at=0), ELASTIC + 0.01):
-        play.tell(Running(at=0, slot=command.task.slot, life=command.life))
+        play.tell(Running(at=0, slot=command.task.slot, incarnation=command.incarnation))
     play.tell(Reserved(at=0, place=place(2)))
     assert play.tell(Tick(at=0), 10 * ELASTIC) == []
 
@@ -614,7 +614,7 @@ def test_those_who_ask_for_no_gpu_see_none() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_metrics_that_are_not_finite_survive_the_journal(value: float) -> None:
-    fact = Reported(at=1.0, slot=0, life=1, values={"loss": value})
+    fact = Reported(at=1.0, slot=0, incarnation=1, values={"loss": value})
     assert repr(decode(encode(fact))) == repr(fact)
 
 

@@ -34,7 +34,7 @@ class ProgramLoop:
             tasks={},
             spec=SimpleNamespace(restart_scope=restart, max_restarts=restarts),
         )
-        self.lives = frozenset({1, 2})
+        self.incarnations = frozenset({1, 2})
         self.fed = [0, 1]
         self.ended, self.error = threading.Event(), None
         self.said: list[Any] = []
@@ -57,11 +57,11 @@ class ProgramLoop:
         return ", ".join(f"worker {slot}" for slot in slots)
 
     def endpoints(self, until: float) -> Any:
-        return (frozenset(), []) if self.ended.is_set() else (self.lives, [DOOR, DOOR])
+        return (frozenset(), []) if self.ended.is_set() else (self.incarnations, [DOOR, DOOR])
 
-    def start_again(self, lives: frozenset[int]) -> None:
+    def start_again(self, incarnations: frozenset[int]) -> None:
         self.machine.restart += 1
-        self.lives = lives
+        self.incarnations = incarnations
         self.said.append("again")
         self.assigned()
 
@@ -158,11 +158,11 @@ def test_an_end_without_rows_is_said_again(loop: ProgramLoop, tmp_path: Path) ->
 
 
 def test_an_end_before_anybody_is_there_is_said_when_they_come(loop: ProgramLoop, tmp_path: Path) -> None:
-    loop.machine.phase, there, loop.lives = "reserving", loop.lives, frozenset()
+    loop.machine.phase, there, loop.incarnations = "reserving", loop.incarnations, frozenset()
     feeds = feeding(loop, tmp_path)
     assert call(feeds, Rows(loop, "A"), end=True, epochs=0) == 0
     loop.said.clear()
-    loop.lives, loop.machine.phase = there, "running"
+    loop.incarnations, loop.machine.phase = there, "running"
     loop.assigned()
     assert settled(loop) == ["ended"]
 
@@ -204,7 +204,7 @@ def test_a_restart_that_waits_for_slots_is_waited_for(loop: ProgramLoop, tmp_pat
 
     def lost() -> None:
         loop.machine.phase = "reserving"
-        loop.lives = frozenset()
+        loop.incarnations = frozenset()
 
         def there() -> None:
             loop.start_again(ALL_NEW)
@@ -280,7 +280,7 @@ def test_what_dead_tasks_counted_is_forgotten(loop: ProgramLoop, tmp_path: Path)
     feed.feed(Rows(loop, "A"), 1, False, None)
     for slot in (0, 1):
         feed.heard(FeedWord(slot, 1, "train", "counts", 3, True))
-    loop.lives, loop.said = ALL_NEW, []
+    loop.incarnations, loop.said = ALL_NEW, []
     feed.catch_up()
     for slot in (0, 1):
         feed.heard(FeedWord(slot, 3, "train", "counts", 3, True))

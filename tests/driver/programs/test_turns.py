@@ -79,7 +79,7 @@ class Turns:
         for slot in (0, 1):
             self.turn(Reserved(at=0.0, place=Place(slot, "h", 10 + slot, "127.0.0.1", (1, 2, 3), ())))
         for slot in (0, 1):
-            self.turn(Running(at=0.0, slot=slot, life=self.machine.tasks[slot].life))
+            self.turn(Running(at=0.0, slot=slot, incarnation=self.machine.tasks[slot].incarnation))
 
     def turn(self, *messages: Any, seconds: float = 0.13) -> None:
         self.now += seconds
@@ -95,12 +95,20 @@ class Turns:
             self.link.sent = [message for message in self.link.sent if not isinstance(message, Halt)]
             book = self.machine.tasks[1]
             self.turn(
-                Reported(at=0.0, slot=1, life=book.life, values={"loss": 1.0}),
-                *(Ended(at=0.0, slot=halt.slot, life=halt.life, code=-15, halted=True) for halt in halts),
+                Reported(at=0.0, slot=1, incarnation=book.incarnation, values={"loss": 1.0}),
+                *(Ended(at=0.0, slot=halt.slot, incarnation=halt.incarnation, code=-15, halted=True) for halt in halts),
             )
 
     def fails(self, slot: int) -> None:
-        self.turn(Ended(at=0.0, slot=slot, life=self.machine.tasks[slot].life, code=1, story="process ended with 1"))
+        self.turn(
+            Ended(
+                at=0.0,
+                slot=slot,
+                incarnation=self.machine.tasks[slot].incarnation,
+                code=1,
+                story="process ended with 1",
+            )
+        )
 
     def lines(self, kind: type) -> list[Any]:
         lines = [decode(line) for line in self.layout.program.read_bytes().splitlines()]
@@ -137,7 +145,7 @@ def test_a_task_that_failed_is_started_again_while_another_reports(turns: Callab
     it.reports(10.0)
     assert [line.restart for line in it.lines(Assigned)] == [0, 1]
     begun = [message for message in it.link.sent if isinstance(message, Begin)]
-    assert [(message.task.slot, message.life) for message in begun] == [(0, 1), (1, 2), (0, 3)]
+    assert [(message.task.slot, message.incarnation) for message in begun] == [(0, 1), (1, 2), (0, 3)]
 
 
 def test_a_program_is_started_again_while_a_task_reports(turns: Callable[..., Turns]) -> None:
@@ -146,7 +154,7 @@ def test_a_program_is_started_again_while_a_task_reports(turns: Callable[..., Tu
     it.reports(10.0)
     assert len(it.lines(Restarting)) == 1
     assert [line.restart for line in it.lines(Assigned)] == [0, 1]
-    assert [message.life for message in it.link.sent if isinstance(message, Begin)] == [1, 2, 3, 4]
+    assert [message.incarnation for message in it.link.sent if isinstance(message, Begin)] == [1, 2, 3, 4]
 
 
 def test_max_time_ends_a_program_that_reports_all_the_time(turns: Callable[..., Turns]) -> None:

@@ -20,7 +20,7 @@ class TaskSession:
     def __init__(self, pipe: Pipe, host: Host, begin: Begin, folder: Path) -> None:
         self.folder = folder
         self.pipe, self.host, self.begin = pipe, host, begin
-        self.slot, self.life = begin.task.slot, begin.life
+        self.slot, self.incarnation = begin.task.slot, begin.incarnation
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._feed_server: Any = None
@@ -57,7 +57,7 @@ class TaskSession:
                     self.host.apart,
                     tell=self._count,
                 )
-                self.pipe.send(FeedEndpoint(self.slot, self.life, asdict(self._feed_server.endpoint)))
+                self.pipe.send(FeedEndpoint(self.slot, self.incarnation, asdict(self._feed_server.endpoint)))
             return self._feed_server
 
     def drain(self, error: str = "") -> bool:
@@ -82,11 +82,11 @@ class TaskSession:
                 feed_server.failed(word.feed, word.text)
             case "ask":
                 taken, waiting = feed_server.queue(word.feed).taken, feed_server.waiting(word.feed)
-                answer = FeedWord(self.slot, self.life, word.feed, "taken", taken, waiting > 0, str(word.number))
+                answer = FeedWord(self.slot, self.incarnation, word.feed, "taken", taken, waiting > 0, str(word.number))
                 self.pipe.send(answer)
             case "allowed":
                 feed_server.allowed(word.feed, word.number, word.flag)
 
     def _count(self, feed: str, count: Any) -> None:
         with contextlib.suppress(OSError):
-            self.pipe.send(FeedWord(self.slot, self.life, feed, "counts", count.batches, count.ended))
+            self.pipe.send(FeedWord(self.slot, self.incarnation, feed, "counts", count.batches, count.ended))

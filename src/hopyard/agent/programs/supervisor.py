@@ -139,7 +139,7 @@ class TaskSupervisor:
                 self._begin(message)
             elif isinstance(message, Halt):
                 self._halt(message)
-            elif isinstance(message, FeedWord) and self._is_present(message.life):
+            elif isinstance(message, FeedWord) and self._is_present(message.incarnation):
                 self._tell(message)
         return True
 
@@ -162,14 +162,14 @@ class TaskSupervisor:
 
     def _halt(self, message: Halt) -> None:
         """End the task: politely, then not."""
-        if not self._is_present(message.life) or self._child is None:
-            self._connection.send(Ended(at=0.0, slot=self._slot, life=message.life, halted=True))
+        if not self._is_present(message.incarnation) or self._child is None:
+            self._connection.send(Ended(at=0.0, slot=self._slot, incarnation=message.incarnation, halted=True))
             return
         if not self._begun:  # it hangs: where?
             self._child.send_signal(signal.SIGUSR1)
             time.sleep(0.05)
         self._halt_at = time.monotonic() + TERM_SECONDS
-        self._tell(FeedWord(self._slot, message.life, "", "stop"))
+        self._tell(FeedWord(self._slot, message.incarnation, "", "stop"))
         self._child.terminate()
         self._child.send_signal(signal.SIGCONT)
 
@@ -206,7 +206,9 @@ class TaskSupervisor:
             text = f"process {child.pid} on {socket.gethostname()} {story(code)}"
             halted = bool(self._halt_at)
             self._told = True
-            self._connection.send(Ended(at=0.0, slot=self._slot, life=task.life, code=code, story=text, halted=halted))
+            self._connection.send(
+                Ended(at=0.0, slot=self._slot, incarnation=task.incarnation, code=code, story=text, halted=halted)
+            )
         self._halt_at = 0.0
 
     def _look(self) -> None:
@@ -228,7 +230,9 @@ class TaskSupervisor:
             where = f"its process {self._child.pid} on {socket.gethostname()}"
             words = f"{where} was stopped (SIGSTOP) for {seconds:.0f} seconds"
             killed = -int(signal.SIGKILL)
-            self._connection.send(Ended(at=0.0, slot=self._slot, life=self._task.life, code=killed, error=words))
+            self._connection.send(
+                Ended(at=0.0, slot=self._slot, incarnation=self._task.incarnation, code=killed, error=words)
+            )
             self._child.kill()
 
     # ------------------------------------------------------------------------------------------------ the child
@@ -291,8 +295,8 @@ class TaskSupervisor:
                         continue
                 found.pop()
 
-    def _is_present(self, life: int) -> bool:
-        return self._task is not None and self._task.life == life
+    def _is_present(self, incarnation: int) -> bool:
+        return self._task is not None and self._task.incarnation == incarnation
 
     def _tell(self, message: Begin | Host | FeedWord) -> None:
         if self._pipe is None:

@@ -102,24 +102,24 @@ def _say_threads(main: threading.Thread) -> None:
 
 def _run(session: TaskSession) -> tuple[int, Ended]:
     """Run the user's code. (exit code, what is said of it)"""
-    slot, life = session.slot, session.life
+    slot, incarnation = session.slot, session.incarnation
     try:
         work = _loaded(session)
-        session.pipe.send(Running(at=0.0, slot=slot, life=life))
+        session.pipe.send(Running(at=0.0, slot=slot, incarnation=incarnation))
         work()
     except SystemExit as end:
         if end.code in (None, 0):
-            return 0, Ended(at=0.0, slot=slot, life=life, returned=True)
+            return 0, Ended(at=0.0, slot=slot, incarnation=incarnation, returned=True)
         code = int(end.code) & 0xFF if isinstance(end.code, int) else 1
         words = plain(f"it ended by sys.exit({end.code!r})")
         print(words, file=sys.stderr)  # noqa: T201 - the log
-        return code, Ended(at=0.0, slot=slot, life=life, code=code, returned=True, error=words)
+        return code, Ended(at=0.0, slot=slot, incarnation=incarnation, code=code, returned=True, error=words)
     except BaseException as error:  # noqa: BLE001 - all that the user's code raises is told
         trace = plain("".join(_own(error)))
         print(trace, file=sys.stderr)  # noqa: T201 - the log
         words = explained(error)
-        return 1, Ended(at=0.0, slot=slot, life=life, code=1, returned=True, error=words, trace=trace)
-    return 0, Ended(at=0.0, slot=slot, life=life, returned=True)
+        return 1, Ended(at=0.0, slot=slot, incarnation=incarnation, code=1, returned=True, error=words, trace=trace)
+    return 0, Ended(at=0.0, slot=slot, incarnation=incarnation, returned=True)
 
 
 def _loaded(session: TaskSession) -> Any:

@@ -136,12 +136,12 @@ class Reserved(Fact, frozen=True):
 
 
 class Assigned(Fact, frozen=True):
-    """Decision: these tasks run, each in its slot. Those whose life is not new go on as they are."""
+    """Decision: these tasks run, each in its slot. Those whose incarnation is not new go on as they are."""
 
     restart: int
     """How often tasks were started again, for whatever reason."""
     tasks: tuple[Task, ...]
-    lives: tuple[int, ...]
+    incarnations: tuple[int, ...]
     """Of each task in turn: a number that no other start of a task has."""
     spent: int = 0
     """How many of the restarts came after failures: these count against `max_restarts`."""
@@ -162,7 +162,7 @@ class Overdue(Fact, frozen=True):
     """Decision: a task counts as failed, as its `main` has not begun in time."""
 
     slot: int
-    life: int
+    incarnation: int
     cause: str
 
 
@@ -183,14 +183,14 @@ class Running(Fact, frozen=True):
     """A task's `main` begins."""
 
     slot: int
-    life: int
+    incarnation: int
 
 
 class Reported(Fact, frozen=True):
     """A task told of its metrics."""
 
     slot: int
-    life: int
+    incarnation: int
     values: dict[str, float]
     step: int | None = None
 
@@ -199,7 +199,7 @@ class Ended(Fact, frozen=True):
     """A task's process ended, or its `main` did."""
 
     slot: int
-    life: int
+    incarnation: int
     code: int = 0
     """Its exit code; negative: the signal that killed it."""
     returned: bool = False
@@ -235,7 +235,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Command: the agent of this slot runs this task."""
 
     task: Task
-    life: int
+    incarnation: int
     restart: int
     environment: dict[str, str]
     peers: dict[str, list[str]]
@@ -245,14 +245,14 @@ class Halt(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Command: end the task of this slot."""
 
     slot: int
-    life: int
+    incarnation: int
 
 
 class Warned(msgspec.Struct, frozen=True):
     """Command: tell the task of this slot that it will be ended soon."""
 
     slot: int
-    life: int
+    incarnation: int
 
 
 class Renew(msgspec.Struct, frozen=True):

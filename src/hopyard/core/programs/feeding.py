@@ -42,8 +42,8 @@ class FeedRecord:
     __slots__ = (
         "_allowed",
         "_counts",
+        "_incarnations",
         "_kept",
-        "_lives",
         "_question",
         "_restart",
         "_taken",
@@ -64,7 +64,7 @@ class FeedRecord:
         self._taken: dict[int, tuple[int, bool, int]] = {}
         self._question = 0
         self._kept: list[tuple[Any, int]] = []
-        self._lives: frozenset[int] | None = None
+        self._incarnations: frozenset[int] | None = None
         """The tasks that have all that is kept."""
 
     # ------------------------------------------------------------------------------------------- what workers say
@@ -133,31 +133,31 @@ class FeedRecord:
         self.epochs += 1
         return self.epochs
 
-    def keep(self, source: Any, epochs: int, lives: frozenset[int] | None) -> None:
+    def keep(self, source: Any, epochs: int, incarnations: frozenset[int] | None) -> None:
         """These tasks have all rows of a source, so often; it is kept where they may be started again: the source, not
         its rows, but a list or table of this process stays in memory with it."""
         if self._restart and epochs:
             self._kept.append((source, epochs))
-            self._lives = lives
+            self._incarnations = incarnations
 
-    def lacked(self, lives: frozenset[int]) -> list[tuple[Any, int]]:
+    def lacked(self, incarnations: frozenset[int]) -> list[tuple[Any, int]]:
         """What these tasks lack of what was fed before: all of it, or nothing."""
-        return [] if self._lives == lives else self._kept.copy()
+        return [] if self._incarnations == incarnations else self._kept.copy()
 
-    def caught_up(self, lives: frozenset[int] | None) -> None:
+    def caught_up(self, incarnations: frozenset[int] | None) -> None:
         """These tasks have all that was kept."""
-        self._lives = lives
+        self._incarnations = incarnations
 
     @property
-    def lives(self) -> frozenset[int] | None:
+    def incarnations(self) -> frozenset[int] | None:
         """The tasks that have what was fed so far; None: nothing that is kept was fed."""
-        return self._lives
+        return self._incarnations
 
     def begin_again(self) -> None:
         """Tasks were started again: forget what those before said, and had."""
         self._counts.clear()
         self._taken.clear()
-        self._allowed, self._lives = NOTHING, None
+        self._allowed, self._incarnations = NOTHING, None
 
     def doubled(self, had: frozenset[int] | None, now: frozenset[int]) -> str:
         """Why rows that some tasks have cannot go again to those that there are now; empty: they can."""

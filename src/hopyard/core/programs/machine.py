@@ -63,11 +63,11 @@ STILLBORN = 3
 class TaskRecord:
     """What is known of one task. Its owner is the machine."""
 
-    __slots__ = ("began", "cause", "code", "life", "status", "step", "task", "up", "values")
+    __slots__ = ("began", "cause", "code", "incarnation", "status", "step", "task", "up", "values")
 
-    def __init__(self, task: Task, life: int, at: float) -> None:
+    def __init__(self, task: Task, incarnation: int, at: float) -> None:
         self.task = task
-        self.life = life
+        self.incarnation = incarnation
         self.began = at
         self.status: Literal["starting", "running", "done", "failed", "ended"] = "starting"
         self.code: int | None = None
@@ -108,7 +108,7 @@ class ProgramMachine:
         """Slot → its task, of the present attempt."""
         self.restart = 0
         """Times that tasks were started again, for whatever reason."""
-        self.lives = 0
+        self.incarnations = 0
         self._spent = 0
         """Restarts after failures: these count against what the user allows."""
         self._since = 0.0
@@ -167,18 +167,18 @@ class ProgramMachine:
         self._came = fact.at
 
     def _running(self, fact: Running) -> None:
-        book = self._book(fact.slot, fact.life)
+        book = self._book(fact.slot, fact.incarnation)
         if book is not None and book.status == "starting":
             book.status = "running"
 
     def _reported(self, fact: Reported) -> None:
-        book = self._book(fact.slot, fact.life)
+        book = self._book(fact.slot, fact.incarnation)
         if book is not None:
             book.values |= fact.values
             book.step = fact.step if fact.step is not None else book.step
 
     def _ended(self, fact: Ended) -> None:
-        book = self._book(fact.slot, fact.life)
+        book = self._book(fact.slot, fact.incarnation)
         if book is None or not book.up:
             return
         book.code, book.up = fact.code, False
@@ -219,7 +219,7 @@ class ProgramMachine:
         self._all_ended(fact.at)
 
     def _overdue(self, line: Overdue) -> None:
-        book = self._book(line.slot, line.life)
+        book = self._book(line.slot, line.incarnation)
         if book is not None:
             book.status, book.cause = "failed", line.cause
             self._failed(_Failure(line.at, line.slot, book.task.name, line.cause, False, False))
@@ -232,11 +232,11 @@ class ProgramMachine:
     def _assigned(self, line: Assigned) -> None:
         self.restart, self._spent = line.restart, line.spent
         books = {}
-        for task, life in zip(line.tasks, line.lives, strict=True):
-            book = self._book(task.slot, life)
-            books[task.slot] = book if book is not None else TaskRecord(task, life, line.at)
+        for task, incarnation in zip(line.tasks, line.incarnations, strict=True):
+            book = self._book(task.slot, incarnation)
+            books[task.slot] = book if book is not None else TaskRecord(task, incarnation, line.at)
         self.tasks = books  # at once, as others read it
-        self.lives = max(self.lives, *line.lives)
+        self.incarnations = max(self.incarnations, *line.incarnations)
         self._stillborn.clear()
         self._failures.clear()
         self._go("running", line.at)
@@ -272,25 +272,25 @@ class ProgramMachine:
         self.phase = phase
         self._since = at
 
-    def _book(self, slot: int, life: int) -> TaskRecord | None:
+    def _book(self, slot: int, incarnation: int) -> TaskRecord | None:
         """The task that this is said of, unless it is one of the past."""
         book = self.tasks.get(slot)
-        return book if book is not None and book.life == life else None
+        return book if book is not None and book.incarnation == incarnation else None
 
     # ------------------------------------------------------------------------------------------------ decisions
 
     def _decide(self, decision: Decision) -> None:
         """Apply it, and command what it means."""
-        before, lives = self.phase, self.lives
+        before, incarnations = self.phase, self.incarnations
         self.apply(decision)
         self._out.append(decision)
         match decision:
             case Assigned():
-                self._out += [self._begin(book) for book in self.tasks.values() if book.life > lives]
+                self._out += [self._begin(book) for book in self.tasks.values() if book.incarnation > incarnations]
             case Restarting() | Closing(halted=True):
                 self._halt()
             case Closing():
-                self._out += [Warned(book.task.slot, book.life) for book in self.tasks.values() if book.up]
+                self._out += [Warned(book.task.slot, book.incarnation) for book in self.tasks.values() if book.up]
             case Over():
                 self._out.append(Finish(decision.status))
         self._renew(before)
@@ -306,14 +306,14 @@ class ProgramMachine:
         told = environment(
             book.task, tasks, self.known, self._spent, self.spec.max_restarts, self.spec.run_id or self.spec.name
         )
-        return Begin(book.task, book.life, self.restart, told, peers(tasks, self.known))
+        return Begin(book.task, book.incarnation, self.restart, told, peers(tasks, self.known))
 
     def _halt(self) -> None:
         """End what still runs: parameter servers, evaluators, then the others."""
         order = {name: number for number, name in enumerate(SERVING)}
         up = [book for book in self.tasks.values() if book.up]
         up.sort(key=lambda book: (order.get(book.task.role, len(order)), book.task.slot))
-        self._out += [Halt(book.task.slot, book.life) for book in up]
+        self._out += [Halt(book.task.slot, book.incarnation) for book in up]
 
     def _advance(self, at: float) -> None:
         """Decide what is due."""
@@ -349,8 +349,8 @@ class ProgramMachine:
             tasks = assign(spec.wanted, list(self.places.values()))
         except SpecError as error:
             return self._close(at, "failed", str(error))
-        lives = tuple(range(self.lives + 1, self.lives + 1 + len(tasks)))
-        self._decide(Assigned(at=at, restart=self.restart, tasks=tasks, lives=lives, spent=self._spent))
+        incarnations = tuple(range(self.incarnations + 1, self.incarnations + 1 + len(tasks)))
+        self._decide(Assigned(at=at, restart=self.restart, tasks=tasks, incarnations=incarnations, spent=self._spent))
 
     def _stillborn_or_renewed(self, fact: Lost) -> None:
         """An agent ended before the program began: another comes, but not for ever."""
@@ -373,7 +373,7 @@ class ProgramMachine:
                 f"it has not begun its main within {limit:.0f} seconds: it hangs while what it needs is imported or "
                 "unpickled; its log has its stack"
             )
-            self._decide(Overdue(at=at, slot=late[0].task.slot, life=late[0].life, cause=cause))
+            self._decide(Overdue(at=at, slot=late[0].task.slot, incarnation=late[0].incarnation, cause=cause))
         elif not self._too_long(at) and self._grows(at):
             self._decide(Restarting(at=at, restart=self.restart + 1, spent=self._spent))
 
@@ -420,12 +420,12 @@ class ProgramMachine:
             self._decide(Restarting(at=at, restart=again, spent=spent, cause=cause, slot=first.slot))
         else:
             slots = {failure.slot for failure in self._failures}
-            books, lives, last = list(self.tasks.values()), [], self.lives
+            books, incarnations, last = list(self.tasks.values()), [], self.incarnations
             for book in books:
                 last += book.task.slot in slots
-                lives.append(last if book.task.slot in slots else book.life)
+                incarnations.append(last if book.task.slot in slots else book.incarnation)
             tasks = tuple(book.task for book in books)
-            self._decide(Assigned(at=at, restart=again, tasks=tasks, lives=tuple(lives), spent=spent))
+            self._decide(Assigned(at=at, restart=again, tasks=tasks, incarnations=tuple(incarnations), spent=spent))
 
     def _by_themselves(self) -> bool:
         """Whether the tasks that failed are started again alone. Not where that would leave the others with nothing to

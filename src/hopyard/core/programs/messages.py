@@ -41,7 +41,7 @@ class FeedEndpoint(HostMessage, frozen=True):
     """Up: rows can be sent to this slot's process."""
 
     slot: int
-    life: int
+    incarnation: int
     endpoint: dict[str, Any]
 
 
@@ -58,7 +58,7 @@ class FeedWord(HostMessage, frozen=True):
     down: "open" (make an endpoint), "ended", "failed", "allowed"."""
 
     slot: int
-    life: int
+    incarnation: int
     feed: str
     word: str
     number: int = 0

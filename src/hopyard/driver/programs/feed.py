@@ -37,7 +37,7 @@ OPEN_SECONDS = 120.0
 LAST_WORDS = 15.0
 """For the program to say why a feed broke off."""
 
-Lives = frozenset[int]
+Incarnations = frozenset[int]
 """Which tasks are fed: numbers that no other attempt has."""
 
 
@@ -84,16 +84,16 @@ class FeedSession:
             while True:
                 try:
                     self._repeat(timeout)
-                    rows, lives = self._all(source, epochs, timeout, self.book.lives)
+                    rows, incarnations = self._all(source, epochs, timeout, self.book.incarnations)
                     if end:
                         self.end()
-                        self._taken(timeout, lives)
+                        self._taken(timeout, incarnations)
                     break
                 except _Again:
                     self.book.begin_again()
-                    if not self.book.lacked(self._loop.lives):
+                    if not self.book.lacked(self._loop.incarnations):
                         self._say_again()
-            self.book.keep(source, epochs, lives)
+            self.book.keep(source, epochs, incarnations)
             if self._make_whole(timeout) and self.book.ended:
                 self._loop.tell(self.book.name, "ended")
             return rows
@@ -102,7 +102,7 @@ class FeedSession:
         """No more rows come, after those that go."""
         with self._serial:
             self.book.ended = True
-            if not self.book.lacked(self._loop.lives):  # else once they have gone again
+            if not self.book.lacked(self._loop.incarnations):  # else once they have gone again
                 self._loop.tell(self.book.name, "ended")
 
     def catch_up(self) -> None:
@@ -118,7 +118,7 @@ class FeedSession:
                 log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.book.name, error)
                 self._loop.tell(self.book.name, "failed", text=str(error))
 
-    def endpoints(self, begun: bool = False) -> tuple[Lives, list[Endpoint]]:
+    def endpoints(self, begun: bool = False) -> tuple[Incarnations, list[Endpoint]]:
         """Which tasks are fed, and where. Waits for a program that starts, or starts again. Nowhere, if the program
         had enough of what was begun.
 
@@ -131,7 +131,7 @@ class FeedSession:
             time.sleep(LOOK_SECONDS)  # the program's own patience ends this
         self._loop.tell(name, "open", text=self.book.uneven)
         try:
-            lives, found = self._loop.endpoints(time.monotonic() + OPEN_SECONDS)
+            incarnations, found = self._loop.endpoints(time.monotonic() + OPEN_SECONDS)
         except TimeoutError:
             raise HopyardError(
                 f"feed {name!r}: not every worker opened its endpoint within {OPEN_SECONDS:.0f} seconds; "
@@ -139,7 +139,7 @@ class FeedSession:
             ) from None
         if not found and not (begun and self._loop.machine.status == "done"):
             self._is_over()
-        return lives, [Endpoint(**endpoint) for endpoint in found]
+        return incarnations, [Endpoint(**endpoint) for endpoint in found]
 
     def heard(self, word: FeedWord) -> None:
         """What a worker says of this feed."""
@@ -162,7 +162,7 @@ class FeedSession:
     def _make_whole(self, timeout: float | None) -> bool:
         """Feed again what tasks that were started again lack, until none was meanwhile. False: none lack anything."""
         again = False
-        while self.book.lacked(self._loop.lives):
+        while self.book.lacked(self._loop.incarnations):
             again = True
             try:
                 self._repeat(timeout)
@@ -172,35 +172,37 @@ class FeedSession:
 
     def _repeat(self, timeout: float | None) -> None:
         """What was fed before, for a program that was started again since."""
-        lives = self._loop.lives
-        lacked = self.book.lacked(lives)
+        incarnations = self._loop.incarnations
+        lacked = self.book.lacked(incarnations)
         if not lacked:
             return
-        self._unless_doubled(self.book.lives, lives)
+        self._unless_doubled(self.book.incarnations, incarnations)
         self.book.begin_again()  # what was said is the former tasks'
         self._say_again()
-        sent: Lives | None = None
+        sent: Incarnations | None = None
         for source, epochs in lacked:
             _, sent = self._all(source, epochs, timeout, sent)
-        self.book.caught_up(self._loop.lives if sent is None else sent)
+        self.book.caught_up(self._loop.incarnations if sent is None else sent)
 
-    def _all(self, source: Source, epochs: int, timeout: float | None, sent: Lives | None) -> tuple[int, Lives | None]:
+    def _all(
+        self, source: Source, epochs: int, timeout: float | None, sent: Incarnations | None
+    ) -> tuple[int, Incarnations | None]:
         """Send all rows so often: how many, and to which tasks. `sent`: those that have what was sent before."""
         rows = 0
         for epoch in range(epochs):
-            lives, endpoints = self.endpoints(begun=epoch > 0)
+            incarnations, endpoints = self.endpoints(begun=epoch > 0)
             if not endpoints:
                 break
-            if sent not in (None, lives):  # started again between two epochs
-                self._unless_doubled(sent, lives)
+            if sent not in (None, incarnations):  # started again between two epochs
+                self._unless_doubled(sent, incarnations)
                 raise _Again
-            sent = lives
+            sent = incarnations
             route = Route(tuple(endpoints), self._token, self.book.name, self.book.begin_epoch(), self.book.uneven)
             with self._room(source.spark):
-                rows += self._watched(source, route, lives, timeout)
+                rows += self._watched(source, route, incarnations, timeout)
         return rows, sent
 
-    def _watched(self, source: Source, route: Route, lives: Lives, timeout: float | None) -> int:
+    def _watched(self, source: Source, route: Route, incarnations: Incarnations, timeout: float | None) -> int:
         """Send the rows of one epoch from another thread, and watch the program. How many were sent; of a program
         that had enough, how many it took of them, as far as is known."""
         before = self.book.taken
@@ -219,7 +221,7 @@ class FeedSession:
         try:
             while thread.is_alive():
                 thread.join(LOOK_SECONDS)
-                if self._loop.ended.is_set() or self._loop.lives != lives:
+                if self._loop.ended.is_set() or self._loop.incarnations != incarnations:
                     break
                 stall.look()
         except BaseException as error:
@@ -230,7 +232,7 @@ class FeedSession:
         if done:
             return done[0]
         try:
-            again = self._over_or_again(lives)
+            again = self._over_or_again(incarnations)
         except BaseException:  # the program failed, or was ended: nobody takes the rest
             source.cancel()
             raise
@@ -239,7 +241,7 @@ class FeedSession:
             return self.book.taken - before
         if again:
             source.cancel()
-            self._unless_doubled(lives, self._loop.lives)
+            self._unless_doubled(incarnations, self._loop.incarnations)
             raise _Again
         if thread.is_alive():
             source.cancel()
@@ -250,16 +252,16 @@ class FeedSession:
         self._loop.tell(route.feed, "failed", text=words)  # who waits for the rest would wait for ever
         raise HopyardError(words) from broken[0] if broken else None
 
-    def _taken(self, timeout: float | None, lives: Lives | None) -> None:
+    def _taken(self, timeout: float | None, incarnations: Incarnations | None) -> None:
         """Wait until the program has taken all rows, or wants no more."""
-        lives = self._loop.lives if lives is None else lives
-        if not lives:
+        incarnations = self._loop.incarnations if incarnations is None else incarnations
+        if not incarnations:
             return  # nobody is there yet, so nothing was sent
         stall = _Stall(self.book, self._loop, timeout, eager=True)
         while not self._loop.ended.is_set():
-            if self._loop.lives != lives:
-                if self._over_or_again(lives):
-                    self._unless_doubled(lives, self._loop.lives)
+            if self._loop.incarnations != incarnations:
+                if self._over_or_again(incarnations):
+                    self._unless_doubled(incarnations, self._loop.incarnations)
                     raise _Again
                 return
             stall.look()
@@ -271,7 +273,7 @@ class FeedSession:
 
     # ------------------------------------------------------------------------------------------- the program
 
-    def _over_or_again(self, lives: Lives) -> bool | None:
+    def _over_or_again(self, incarnations: Incarnations) -> bool | None:
         """A feed broke off: wait for what the program has to say. True: it was started again; None: it is done.
 
         Raises:
@@ -284,7 +286,7 @@ class FeedSession:
                     return None
                 self._is_over()
             phase = self._loop.machine.phase
-            if phase == "running" and self._loop.lives != lives:
+            if phase == "running" and self._loop.incarnations != incarnations:
                 return True
             if time.monotonic() > until and phase not in (*STARTING, "closing"):
                 return False
@@ -293,7 +295,7 @@ class FeedSession:
     def _say_again(self) -> None:
         log.warning("%s was started again: the rows of feed %r go again", self._layout.root, self.book.name)
 
-    def _unless_doubled(self, had: Lives | None, now: Lives) -> None:
+    def _unless_doubled(self, had: Incarnations | None, now: Incarnations) -> None:
         """Raises HopyardError where rows that some tasks have cannot go again."""
         if words := self.book.doubled(had, now):
             self._loop.tell(self.book.name, "failed", text=words)

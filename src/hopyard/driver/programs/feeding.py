@@ -144,9 +144,9 @@ class Feeding:
             except HopyardError as error:
                 log.warning("%s: %s", self._layout.root, error)
         with self._lock:
-            feeds, lives = list(self._feeds.values()), self._loop.lives
+            feeds, incarnations = list(self._feeds.values()), self._loop.incarnations
         for feed in feeds:
-            if feed.book.lacked(lives) or feed.book.ended:
+            if feed.book.lacked(incarnations) or feed.book.ended:
                 threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()
 
     def _heard(self, word: FeedWord) -> None:

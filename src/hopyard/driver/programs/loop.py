@@ -83,7 +83,7 @@ class ProgramLoop:
         self._link: Router | None = None
         self._changed = threading.Condition()
         self._endpoints: dict[int, tuple[int, dict[str, Any]]] = {}
-        """Slot → life of its task, and where it takes rows."""
+        """Slot → incarnation of its task, and where it takes rows."""
         self.heard: Callable[[FeedWord], None] = lambda word: None
         """Told, in this thread, what tasks say of feeds."""
         self.assigned: Callable[[], None] = lambda: None
@@ -119,7 +119,7 @@ class ProgramLoop:
         def order() -> None:
             if grace > 0 and self.machine.phase == "running":
                 for book in self.machine.tasks.values():
-                    self._do(Warned(book.task.slot, book.life))
+                    self._do(Warned(book.task.slot, book.incarnation))
                 deadline = time.monotonic() + grace
                 self._later(deadline, lambda: self._take(Stop(at=0.0, reason=reason, failed=failed)))
             else:
@@ -142,9 +142,9 @@ class ProgramLoop:
         return ", ".join(books[slot].task.name if slot in books else f"slot {slot}" for slot in slots)
 
     @property
-    def lives(self) -> frozenset[int]:
+    def incarnations(self) -> frozenset[int]:
         """Which tasks these are; others after a restart."""
-        return frozenset(book.life for book in self.machine.tasks.copy().values() if book.task.rank >= 0)
+        return frozenset(book.incarnation for book in self.machine.tasks.copy().values() if book.task.rank >= 0)
 
     def endpoints(self, until: float) -> tuple[frozenset[int], list[dict[str, Any]]]:
         """Which tasks are fed, and where they take rows, by rank; waits for those that are not there yet. No endpoints:
@@ -160,15 +160,17 @@ class ProgramLoop:
                 gone = [
                     book.task.name
                     for book in books
-                    if book.status == "done" and self._endpoints.get(book.task.slot, (0, {}))[0] != book.life
+                    if book.status == "done" and self._endpoints.get(book.task.slot, (0, {}))[0] != book.incarnation
                 ]
                 if gone:
                     raise HopyardError(
                         f"{', '.join(gone)} has ended and never asked for rows: nothing can be fed to it"
                     )
                 known = [self._endpoints.get(book.task.slot, (0, {})) for book in books]
-                if books and all(life == book.life for (life, _), book in zip(known, books, strict=True)):
-                    return frozenset(book.life for book in books), [endpoint for _, endpoint in known]
+                if books and all(
+                    incarnation == book.incarnation for (incarnation, _), book in zip(known, books, strict=True)
+                ):
+                    return frozenset(book.incarnation for book in books), [endpoint for _, endpoint in known]
                 if time.monotonic() > until:
                     raise TimeoutError
                 self._changed.wait(0.1)
@@ -245,7 +247,7 @@ class ProgramLoop:
                 self._take(message)
             case FeedEndpoint():
                 with self._changed:
-                    self._endpoints[message.slot] = message.life, message.endpoint
+                    self._endpoints[message.slot] = message.incarnation, message.endpoint
                     self._changed.notify_all()
             case TensorBoardStarted():
                 self.board, self.boardless = message.url, message.error
@@ -253,7 +255,7 @@ class ProgramLoop:
                     log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
             case FeedWord():
                 book = self.machine.tasks.get(message.slot)
-                if book is not None and book.life == message.life:  # not of a task of the past
+                if book is not None and book.incarnation == message.incarnation:  # not of a task of the past
                     self.heard(message)
             case _:
                 log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
@@ -294,7 +296,7 @@ class ProgramLoop:
             case Halt():
                 link.send(command.slot, command)
             case Warned():
-                link.send(command.slot, FeedWord(command.slot, command.life, "", "stop"))
+                link.send(command.slot, FeedWord(command.slot, command.incarnation, "", "stop"))
             case Finish():
                 self._over = True
                 self._say_failures()
@@ -315,7 +317,9 @@ class ProgramLoop:
             return
         for book in self.machine.tasks.values():
             if book.task.rank >= 0 and (book.up or book.status == "done"):
-                self._link.send(book.task.slot, msgspec.structs.replace(word, slot=book.task.slot, life=book.life))
+                self._link.send(
+                    book.task.slot, msgspec.structs.replace(word, slot=book.task.slot, incarnation=book.incarnation)
+                )
 
     @property
     def link(self) -> Router:
