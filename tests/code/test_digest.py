@@ -12,10 +12,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from sys import modules
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 import hopyard as hy
@@ -396,6 +398,19 @@ def test_what_cannot_be_seen_is_named(make: Make, tmp_path: Path) -> None:
         digest(lambda batch: eval("batch"))
     with pytest.raises(Unseen, match=r"import_module\(\) may reach anything"):
         digest(lambda batch: importlib.import_module("helpers").clean(batch))
+    for reach in (
+        lambda batch: sys.modules["helpers"].clean(batch),
+        lambda batch: modules["helpers"].clean(batch),
+    ):
+        with pytest.raises(Unseen, match=r"sys\.modules may reach anything"):
+            digest(reach)
+    with pytest.raises(Unseen, match=r"pyarrow\.compute\.call_function\(\) may reach anything"):
+        digest(lambda batch: pc.call_function("mine", [batch]))
+    with pytest.raises(Unseen, match=r"pyarrow\.compute\.get_function\(\) may reach anything"):
+        digest(lambda batch, found=pc.get_function: found("mine"))
+    doubled = np.frompyfunc(lambda value: 2 * value, 1, 1)
+    with pytest.raises(Unseen, match=r"^doubled: a ufunc <lambda> \(vectorized\) that no library has"):
+        digest(lambda batch: doubled(batch))
     with pytest.raises(Unseen, match=r"helpers.clean, LOCK: a lock"):
         digest(
             make(
@@ -418,6 +433,13 @@ def test_compiled_code_of_the_users_cannot_be_seen(make: Make, monkeypatch: pyte
     for one in (module, module.Kind, module.Kind()):
         with pytest.raises(Unseen, match="is compiled"):
             digest(one)
+
+
+def test_a_ufunc_of_a_library_counts_by_its_name() -> None:
+    special = pytest.importorskip("scipy.special")
+    assert digest(special.expit) == digest(special.expit) != digest(special.logit)
+    assert digest(np.add) == digest(np.add) != digest(np.subtract)
+    assert digest(lambda batch: pc.add(np.exp(batch), 1)) and digest(lambda batch: sys.version_info)
 
 
 def test_a_library_counts_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

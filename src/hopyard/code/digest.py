@@ -12,8 +12,10 @@ another. What counts:
     a library       name and version
 
 Names of functions, line numbers and names of files do not count. What cannot be seen raises `Unseen`: compiled code of
-the user's, `exec` and its like, and objects that cannot be pickled, such as locks and open files. Nobody sees what code
-reads when it runs: files, the environment, the clock, a database.
+the user's, ufuncs that the user made, `exec` and its like (`sys.modules`, Arrow's functions by name), and objects that
+cannot be pickled, such as locks and open files. Nobody sees what code reads when it runs: files, the environment, the
+clock, a database; nor what the user sets on a module of a library, or registers with an abstract class; nor `__name__`
+and `__doc__` where code reads them; nor a field that an object's `__getstate__` leaves out.
 """
 
 from __future__ import annotations
@@ -36,8 +38,13 @@ from blake3 import blake3
 from hopyard.code.modules import is_extension, is_users, top
 
 _PLAIN = {type(None), bool, int, float, complex, type(...), type(NotImplemented)}
-_BLIND = (builtins.eval, builtins.exec, builtins.globals, builtins.__import__, importlib.import_module)
-"""Who names these may reach anything."""
+_BLIND = {
+    "builtins": ("eval", "exec", "globals", "__import__"),
+    "importlib": ("import_module",),
+    "sys": ("modules",),
+    "pyarrow.compute": ("call_function", "get_function", "function_registry"),
+}
+"""Who names these may reach anything. Modules that are not imported are not reached."""
 _UNTOLD = {
     "__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__firstlineno__", "__static_attributes__",
     "__annotations_cache__", "__slotnames__", "_abc_impl", "_value2member_map_",
@@ -108,6 +115,8 @@ class _Walk:
         return made
 
     def _new(self, obj: Any, kind: type) -> bytes:
+        if blind := _blind(obj):
+            raise self._unseen(f"{blind} may reach anything")
         if kind in (tuple, list):
             return _hash(kind.__name__, *map(self.of, obj))
         if kind is dict:
@@ -139,8 +148,6 @@ class _Walk:
             if isinstance(obj, BuiltinFunctionType) or is_extension(module):
                 raise self._unseen(f"{module}.{name} is compiled")
             return None
-        if any(obj is one for one in _BLIND):
-            raise self._unseen(f"{name}() may reach anything")
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
@@ -185,7 +192,7 @@ class _Walk:
             found, at = value, 0
             while at < len(chain) and isinstance(found, ModuleType):
                 found, at = self._attribute(found, chain[at]), at + 1
-            if is_users(value.__name__) or any(found is one for one in _BLIND):
+            if is_users(value.__name__) or _blind(found):
                 yield _hash("attribute", ".".join(chain).encode(), self._part(f"{name}.{'.'.join(chain[:at])}", found))
         if chains is None or not is_users(value.__name__):
             yield self._part(name, value)
@@ -249,6 +256,10 @@ class _Walk:
             raise self._unseen(f"a {type(obj).__name__}, {type(error).__name__}: {error}") from error
         if isinstance(reduced, str):
             module = getattr(obj, "__module__", None) or type(obj).__module__
+            if isinstance(obj, getattr(sys.modules.get("numpy"), "ufunc", ())):
+                module = _home(obj)
+                if not module:
+                    raise self._unseen(f"a ufunc {reduced} that no library has")
             if is_users(module):
                 raise self._unseen(f"a {type(obj).__name__} with the name {module}.{reduced}")
             return _hash("name", module.encode(), reduced.encode(), _version(module))
@@ -279,6 +290,26 @@ def _hash(kind: str, *parts: bytes) -> bytes:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return hasher.digest()
+
+
+def _blind(obj: Any) -> str:
+    """The name of what may reach anything; "" for all else."""
+    for module, names in _BLIND.items():
+        for name in names if module in sys.modules else ():
+            if obj is vars(sys.modules[module]).get(name, _ABSENT):
+                prefix = "" if module in ("builtins", "importlib") else f"{module}."
+                return f"{prefix}{name}{'()' if callable(obj) else ''}"
+    return ""
+
+
+def _home(ufunc: Any) -> str:
+    """The compiled module of a library that has a ufunc, which itself tells only its name; "": no library has it."""
+    held = (
+        name
+        for name, module in sys.modules.copy().items()
+        if getattr(module, "__dict__", {}).get(ufunc.__name__) is ufunc and is_extension(name) and not is_users(name)
+    )
+    return min(held, default="")
 
 
 def _dunder(name: str) -> bool:

@@ -63,7 +63,9 @@ class Dataset:
             True means all numbers in lists of features, and single columns of floating point; never categories.
         transform: a function of a record batch, run once, when the cache is made. Its code, and all that it reaches,
             is part of what names the entry, as it is when the data set is first prepared; what it reads when it runs
-            (files, the environment, the clock) is not: pass another constant, or delete the cache, when that changed.
+            (files, the environment, the clock) is not, nor what you set on a library's module or register with an
+            abstract class, nor `__name__` and `__doc__` that it reads, nor fields that `__getstate__` leaves out: pass
+            another constant, or delete the cache, when that changed.
         seed: of the choice of validation rows.
         assign: "spread" (above), or "blocks": each partition is a contiguous range of the rows.
         cache_bytes: the cache evicts what was used longest ago beyond this.
