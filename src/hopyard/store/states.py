@@ -46,6 +46,11 @@ _PRIVATE = {"memory"}
 """Protocols of file systems in the memory of one process."""
 
 
+def address(url: str, ref: Ref) -> str:
+    """Of one State in the store at `url`."""
+    return f"{url.rstrip('/')}/{_file(ref)}"
+
+
 def private(url: str) -> bool:
     """Whether what is stored at `url` lives in the memory of the process that stores it, where no other sees it."""
     return any(part.partition("://")[0] in _PRIVATE for part in url.split("::") if "://" in part)

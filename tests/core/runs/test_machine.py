@@ -497,6 +497,32 @@ def test_a_state_that_is_gone_is_made_again_also_of_a_trial_that_was_complete():
     assert (again.unit.start, again.unit.partitions, again.unit.lease) == (None, (0,), 3)
 
 
+def test_a_run_that_had_ended_goes_on_where_a_state_is_gone():
+    run = Run(partitions=1)
+    run.done(0)
+    assert Finish("completed") in run.durable(0, 0, 1, 1)
+    run.give(Finished(at=0.0, status="completed"))
+    assert fold(run.lines).handle(Resumed(at=9.0, gone=(Ref(0, 9, 9),))) == []
+    machine = fold(run.lines)
+    assert machine.handle(Resumed(at=9.0, gone=(Ref(0, 1, 1),))) == []
+    assert (machine.status, machine.trials[0].status) == ("running", "waiting")
+    (again,) = machine.handle(Joined(at=9.0, slot=1, host="h", pid=1))
+    assert (again.unit.start, again.unit.partitions, again.unit.lease) == (None, (0,), 2)
+    again = fold([*run.lines, Resumed(at=9.0, gone=(Ref(0, 1, 1),))])
+    assert (again.status, again.open) == ("running", 1)
+
+
+def test_a_failed_trial_whose_state_is_gone_keeps_a_run_ended():
+    run = Run(partitions=2)
+    run.done(0)
+    run.durable(0, 0, 1, 1)
+    run.failed(0, "user")
+    run.give(Finished(at=0.0, status="failed"))
+    machine = fold(run.lines)
+    machine.handle(Resumed(at=9.0, gone=(Ref(0, 1, 1),)))
+    assert (machine.status, machine.open) == ("failed", 0)
+
+
 def test_a_journal_begins_with_began():
     with pytest.raises(ValueError, match="begins with Began, not Tick"):
         fold([Tick(at=0.0)])

@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -462,12 +463,52 @@ def test_states_that_were_cut_are_made_again(
     assert "is damaged: it has 0 bytes; it is made again" in caplog.text
 
 
-def test_a_state_that_is_gone_from_a_run_that_ended_is_said(tmp_path: Path) -> None:
-    run = select(tmp_path / "run", configs=CONFIGS[:1])
-    for ref in states(run.directory).refs():
-        states(run.directory).delete(ref)
-    with pytest.raises(hy.TrialFailed, match=r"trial 0: its State 0-\d+-\d+ is in the store no longer"):
-        run.best.model()
+DAMAGE = {
+    "gone": lambda path: path.unlink(),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "other": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_a_state_of_a_run_that_ended_is_made_again(
+    tmp_path: Path, how: str, which: Literal["best", "last"], caplog: Any
+) -> None:
+    run = select(tmp_path / "run", configs=[{"lr": 0.03}, {"lr": 0.1}], mode="max", store=tmp_path / "store")
+    trial = run.best
+    assert trial.epoch == 0  # so its best State is not its last
+    before, kept = run.best.predict(table()[0], which), digests(run)
+    book = run._machine.trials[trial.id]
+    ref = book.states[4 if which == "best" else 8].ref
+    path = next((tmp_path / "store").glob("*")) / f"{ref}.safetensors"
+    DAMAGE[how](path)
+    said = "is gone: .*another run" if how == "gone" else "is damaged: its digest is .*delete it, then"
+    with pytest.raises(hy.TrialFailed, match=rf"trial {trial.id}: its State .*{said}") as caught:
+        run.best.model(which)
+    assert str(path) in str(caught.value)
+    assert f"`hopyard resume {run.directory}` makes it again" in str(caught.value)
+    if how == "other":  # nobody reads all States of a run that ended
+        assert hy.resume(run.directory).status == "completed"
+        assert "nothing was trained" in caplog.text
+        path.unlink()
+    again = hy.resume(run.directory)
+    assert f"State {ref} is {'damaged' if how == 'cut' else 'gone'}" in caplog.text
+    assert again.status == "completed"
+    assert digests(again) == kept
+    np.testing.assert_array_equal(again.best.predict(table()[0], which), before)
+    caplog.clear()
+    assert hy.resume(run.directory).status == "completed"
+    assert "nothing was trained" in caplog.text
+
+
+def test_a_run_that_ended_is_told_of_without_its_store(tmp_path: Path, caplog: Any) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1], store=tmp_path / "store")
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").touch()
+    assert hy.resume(run.directory).status == "completed"
+    assert "nothing was trained" in caplog.text
+    assert "cannot be told whether its States are there" in caplog.text
 
 
 def test_rows_stay_as_long_as_a_run_may_go_on(interrupted: Callable[..., Path]) -> None:

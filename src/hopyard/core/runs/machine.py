@@ -637,6 +637,8 @@ class Machine:
         gone = set(event.gone)
         for trial in self.trials.values() if gone else ():
             self._without(trial, gone)
+        if self._open and self.status in ("completed", "partial"):
+            self.status, self._told = "running", False
 
     def _retried(self, event: Retried) -> None:
         trial = self.trials[event.trial]

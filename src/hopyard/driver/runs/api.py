@@ -24,7 +24,7 @@ from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, Cargo, dump
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.again import chosen, with_recipe
-from hopyard.driver.runs.ownership import new_folder, parent_of, take_new, take_over
+from hopyard.driver.runs.ownership import lost, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.recovery import Earlier, recover
 from hopyard.driver.runs.run import About, Run, about_of, load, same_data
 from hopyard.driver.runs.session import Drive, drive
@@ -218,7 +218,8 @@ def resume(
     unit_timeout: float | None = None,
     durable_timeout: float | None = None,
 ) -> Run:
-    """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with.
+    """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with. Of a
+    run that has ended, States that are gone from its store, or were cut, are made again.
 
     Args:
         run_directory: its directory, or its name under `runs/`.
@@ -280,7 +281,11 @@ def _go_on(
     """
     machine, earlier = recovered or recover(layout)
     again = chosen(layout, machine, recipe) if failed else ()
-    if machine.status in ("completed", "partial", "failed") and not again:
+    ended = machine.status in ("completed", "partial", "failed") and not again
+    gone = lost(layout, about_of(layout), machine) if ended else []
+    if gone:
+        log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, ", ".join(gone))
+    elif ended:
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
         log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)

@@ -89,6 +89,28 @@ def take_new(layout: Layout, about: About) -> tuple[About, Owned]:
     return about, Owned(url, mark)
 
 
+def lost(layout: Layout, about: About, machine: Machine) -> list[str]:
+    """The States of completed trials that are not in the store, or have another size than the journal says, in words.
+    Where the store cannot be asked a warning says so, and none are known."""
+    url = place(layout, about)
+    try:
+        store = open_store(url)
+        with using(url):
+            sizes = store.sizes()
+    except (SpecError, ResourceError) as error:
+        log.warning("%s: it cannot be told whether its States are there: %s", layout.root, error)
+        return []
+    completed = [trial for trial in machine.trials.values() if trial.status == "completed"]
+    states = [state for trial in completed for state in trial.states.values() if state.digest]
+    return [
+        f"State {state.ref} is damaged: it has {sizes[state.ref]} bytes, not {state.bytes}"
+        if state.ref in sizes
+        else f"State {state.ref} is gone"
+        for state in states
+        if sizes.get(state.ref) != state.bytes
+    ]
+
+
 def take_over(layout: Layout, about: About, machine: Machine, earlier: Earlier) -> Owned:
     """The folder of the States of a run that goes on: its own; or, where another run has it, a new one with copies of
     what this one needs, which `run.json` then names. The caller holds the lock of the run directory.

@@ -246,7 +246,8 @@ class Run:
             plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
             transform = getattr(self.cargo.data, "transform", None)
             tracker = None if transform is None else RowTracker(transform)
-            self._known = Shelf(plan, open_store(place(self._layout, about)), transform, tracker)
+            url = place(self._layout, about)
+            self._known = Shelf(plan, open_store(url), url, self.directory, transform, tracker)
         return self._known
 
 

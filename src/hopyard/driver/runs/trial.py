@@ -19,7 +19,8 @@ from hopyard.frameworks import TOOLS, tools
 from hopyard.frameworks.tree import restore
 from hopyard.ports import Folding, Predicting, Store
 from hopyard.spec import Config
-from hopyard.store.tree import StateError, decode, digest
+from hopyard.store.states import address
+from hopyard.store.tree import decode, digest
 from hopyard.training.build import Built, Plan, build, undisturbed
 from hopyard.training.predicting import answers
 from hopyard.training.recipes import assigned
@@ -34,6 +35,10 @@ class Shelf:
 
     plan: Plan
     store: Store
+    url: str
+    """Of the store."""
+    directory: Path
+    """Of the run."""
     transform: Any
     tracker: RowTracker | None = None
     """Of the transform: what was found out about it is kept from one call to the next."""
@@ -167,8 +172,7 @@ class Trial:
         """The model with the weights of that epoch.
 
         Raises:
-            TrialFailed: no State of it is stored.
-            StateError: the stored State is damaged.
+            TrialFailed: no State of it is stored, or it is damaged.
         """
         step = self._step(which)
         state = self._book.states.get(step)
@@ -177,17 +181,16 @@ class Trial:
                 f"trial {self.id} ({self.status}) has no stored model" + (f": {self.error}" if self.error else "")
             )
         shelf: Shelf = self._shelf()
+        name = f"trial {self.id}: its State {address(shelf.url, state.ref)}"
+        again = f"`hopyard resume {shelf.directory}` makes it again"
         try:
             data = shelf.store.get(state.ref)
         except FileNotFoundError:
-            raise TrialFailed(
-                f"trial {self.id}: its State {state.ref} is in the store no longer; another run, or somebody, has "
-                "deleted it. Train it again, in another directory"
-            ) from None
+            raise TrialFailed(f"{name} is gone: another run, or somebody, has deleted it; {again}") from None
         if (found := digest(data)) != state.digest:
-            raise StateError(
-                f"the stored State {state.ref} is damaged: its digest is {found[:16]}, the journal has "
-                f"{state.digest[:16]}"
+            raise TrialFailed(
+                f"{name} is damaged: its digest is {found[:16]}, the journal has {state.digest[:16]}; delete it, then "
+                f"{again}"
             )
         with undisturbed():
             built = build(replace(self._plan, threads=0), self.id, self.config)
