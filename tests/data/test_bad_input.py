@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from hopyard.data.apply import apply
 from hopyard.data.dataset import Dataset
 from hopyard.errors import DataError, ResourceError, SpecError
 
@@ -140,7 +141,8 @@ def test_bad_numbers_are_counted_and_placed(cache: Path, tmp_path: Path, value: 
     ("weights", "said"),
     [
         ([1.0, 0.0, -0.5, -2.0], r"'w', row 2 of .*: -0\.5 is below 0; a weight must be a number >= 0"),
-        ([1, 0, 2, -3], r"'w', row 3 of .*: -3\.0 is below 0"),
+        ([1, 0, 2, -3], r"'w', row 3 of .*: -3 is below 0"),
+        ([1.0, 0.0, -1e-300, 2.0], r"'w', row 2 of .*: -1e-300 is below 0"),
         ([0.0] * 4, "'w': all training rows have the weight 0"),
         ([False] * 4, "'w': all training rows have the weight 0"),
         ([1e-50] * 4, "'w': all training rows have the weight 0"),  # 0 in float32, as it is trained with
@@ -153,6 +155,33 @@ def test_weights_that_are_none(cache: Path, weights: list[Any], said: str) -> No
     with pytest.raises(DataError, match=said):
         arrow(table, label=None, weight="w", validation="held").prepare(cache)
     assert list(cache.glob("*/manifest.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        (2**62 + np.arange(4), {}),
+        (2**62 + np.arange(4), {"standardize": True}),
+        (2**62 + np.arange(4), {"features": "a", "standardize": ["a"]}),
+        (-(2**53) - np.arange(4), {}),
+        (np.array([0, 1, 2, 2**64 - 1], np.uint64), {}),
+    ],
+)
+def test_integers_that_floats_make_equal(cache: Path, values: Any, options: dict[str, Any]) -> None:
+    table = pa.table({"a": values, "y": [0, 1, 0, 1]})
+    row = next(at for at, value in enumerate(values.tolist()) if abs(value) > 2**53)
+    with pytest.raises(DataError, match=rf"'a', row {row} of .*: {values[row]} is beyond 2\*\*53.*encode=.*transform="):
+        arrow(table, **options).prepare(cache)
+    assert list(cache.glob("*/manifest.json")) == []
+
+
+def test_integers_that_stay_what_they_are(cache: Path) -> None:
+    large = pa.table({"a": 2**62 + np.arange(4), "b": [2**53, -(2**53), 0, 1], "y": 2**62 + np.arange(4)})
+    for options in ({"features": "a"}, {"features": ["a"], "encode": {"a": "index"}}, {"features": ["b"]}):
+        arrow(large, **options).prepare(cache)
+    manifest = arrow(large, features=["b"]).prepare(cache)
+    with pytest.raises(DataError, match=r"'b', row 1 of .*: 9007199254740993 is beyond"):
+        apply(manifest, pa.table({"b": [0, 2**53 + 1]}))
 
 
 def test_some_rows_may_weigh_nothing(cache: Path) -> None:

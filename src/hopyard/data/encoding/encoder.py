@@ -21,6 +21,8 @@ from hopyard.data.manifest import Column, Field, Value
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, null_rows, to_numpy
 
+WHOLE = 1 << 53
+"""Floating point of 64 bits has all integers up to here."""
 LARGEST = float(np.finfo(np.float32).max)
 ONE_HOT_LIMIT = 16_384
 """Values of a one-hot column: beyond it, one row of float32 is more than 64 KiB, and the column is rather a key."""
@@ -154,6 +156,9 @@ class Encoder:
 
     def _raw(self, field: Field, batch: Any, place: Place) -> Array | None:
         parts = [self._values(column, batch, place) for column in field.columns]
+        if field.role == "inputs" and field.raw in FLOATS:
+            for column, values in zip(field.columns, parts, strict=True):
+                _exact(column, values, place)
         good = [part for part in parts if part is not None]
         if len(good) < len(parts):
             for column, values in zip(field.columns, parts, strict=True):
@@ -166,9 +171,9 @@ class Encoder:
             if field.raw in FLOATS and not _fine(made):
                 self._blame(column, values, place)
                 return None
-            if field.role == "weights" and (row := negative(made)) is not None:
+            if field.role == "weights" and (row := negative(values)) is not None:  # before the cast: -1e-300 becomes -0
                 raise DataError(
-                    f"weight column {column.name!r}, {place.at(row)}: {made[row]} is below 0; a weight must be a "
+                    f"weight column {column.name!r}, {place.at(row)}: {values[row]} is below 0; a weight must be a "
                     f"number >= 0, where 0 leaves the row out; drop or replace such rows before, or with transform="
                 )
             return made
@@ -239,6 +244,21 @@ def _bad(values: Array) -> Array:
     if not len(values):
         return np.zeros(0, dtype=bool)
     return np.asarray(~(np.abs(values.reshape(len(values), -1)) <= LARGEST).all(axis=1))
+
+
+def _exact(column: Column, values: Array | None, place: Place) -> None:
+    """Raises DataError for the first integer of a feature that a float64 may not hold."""
+    if values is None or column.encode or values.dtype.name not in ("int64", "uint64") or not values.size:
+        return
+    if values.min() >= -WHOLE and values.max() <= WHOLE:
+        return
+    wrong = (values < -WHOLE) | (values > WHOLE)
+    row = int(np.argmax(wrong.reshape(len(values), -1).any(axis=1)))
+    coded = "" if column.shape else f'for categories give encode={{{column.name!r}: "index"}}; for amounts '
+    raise DataError(
+        f"feature {column.name!r}, {place.at(row)}: {values[row][wrong[row]].flat[0]} is beyond 2**53, where floating "
+        f"point makes different integers equal; {coded}subtract an offset, or divide, with transform="
+    )
 
 
 def _cast(values: Array, dtype: str, column: Column, place: Place) -> Array:
