@@ -195,7 +195,7 @@ def test_more_workers_than_cores_is_a_warning(tmp_path: Path, monkeypatch: pytes
     [
         ("raise", r"RuntimeError: the moon is in the wrong house \(jobs\.py, line \d+\)"),
         ("build", r"RuntimeError: no such optimizer \(jobs\.py, line \d+\)"),
-        ("nan", r"the loss is nan in trial 2, epoch 1, partition \d: this configuration diverged"),
+        ("nan", r"the loss is nan in trial 2, epoch 2, partition \d: this configuration diverged"),
     ],
 )
 def test_one_config_that_fails_ends_its_own_trial(
@@ -229,7 +229,7 @@ def test_a_config_that_kills_its_process_is_poison(tmp_path: Path, undisturbed: 
     run = select(tmp_path / "run", troubled, configs, **LOCAL)
     assert run.status == "partial"
     assert [state for n, state in enumerate(digests(run)) if n != 1] == [undisturbed[n] for n in (0, 2, 3)]
-    assert run.trials[1].error.startswith("poison: its unit (train, epoch 0, partitions [1])")
+    assert run.trials[1].error.startswith("poison: its unit (train, epoch 1, partitions [1])")
     assert "ended with exit code 7" in run.trials[1].error
     assert len([line for line in journal(run.directory) if isinstance(line, Lost)]) == 3
     assert gone(agents(run.directory))

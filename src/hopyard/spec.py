@@ -216,10 +216,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def better(mode: str, a: float | None, b: float | None) -> bool:
-    """Whether metric value `a` is strictly better than `b` (`mode` "min" or "max"); NaN and None are worst."""
-    if a is None or math.isnan(a):
+    """Whether metric value `a` is strictly better than `b` (`mode` "min" or "max"); None and what is not finite are
+    worst."""
+    if a is None or not math.isfinite(a):
         return False
-    if b is None or math.isnan(b):
+    if b is None or not math.isfinite(b):
         return True
     return a < b if mode == "min" else a > b
 

@@ -152,7 +152,7 @@ def _best(machine: Machine) -> str:
     best = words.best(machine)
     if best is None or best.best is None:
         some = any(trial.history for trial in machine.trials.values() if trial.status != "failed")
-        return f"Best: none; {spec.metric} is NaN in every epoch" if some else ""
+        return f"Best: none; {spec.metric} is NaN or infinite in every epoch" if some else ""
     why = f" by {spec.metric} ({spec.mode})" if spec.metric else ""
     metrics = best.history[best.best]
     order = [name for name in words.columns(machine) if name in metrics]

@@ -107,7 +107,7 @@ def status(trial: TrialBook, run: str) -> str:
 
 def best(machine: Machine) -> TrialBook | None:
     """The trial whose best epoch has the best value of the run's metric; ties: the lower number; failed ones, and those
-    whose every value is NaN, do not count. Without a metric the first that has an epoch."""
+    whose every value is NaN or infinite, do not count. Without a metric the first that has an epoch."""
     metric, mode = machine.spec.metric, machine.spec.mode
     found: TrialBook | None = None
     for trial in machine.trials.values():
@@ -130,8 +130,8 @@ def ranked(machine: Machine) -> list[TrialBook]:
 
     def key(trial: TrialBook) -> tuple[bool, bool, bool, float, int]:
         found = trial.value(metric)
-        nan = found is None or math.isnan(found)
-        return trial.status == "failed", found is None, nan, 0.0 if found is None or nan else sign * found, trial.id
+        bad = found is None or not math.isfinite(found)
+        return trial.status == "failed", found is None, bad, 0.0 if found is None or bad else sign * found, trial.id
 
     return sorted(machine.trials.values(), key=key)
 

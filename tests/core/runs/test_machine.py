@@ -153,6 +153,31 @@ def test_an_epoch_without_a_validation_loss_has_no_metrics_and_its_trial_goes_on
     assert fold(run.lines).trials[0].best == 0
 
 
+@pytest.mark.parametrize(
+    ("mode", "values", "best"),
+    [
+        ("max", (math.inf, 1.0, 2.0), 2),
+        ("max", (1.0, math.inf, math.inf), 0),
+        ("max", (-math.inf, math.inf, 1.0), 2),
+        ("min", (-math.inf, 2.0, 1.0), 2),
+        ("min", (1.0, -math.inf, math.inf), 0),
+        ("max", (math.inf, -math.inf, math.inf), None),
+        ("min", (-math.inf, math.inf, -math.inf), None),
+    ],
+)
+def test_an_epoch_whose_metric_is_infinite_is_not_the_best(mode, values, best):
+    run = Run(partitions=1, validation=1, epochs=3, metric="val_ratio", mode=mode, void_epochs=True)
+    for epoch, value in enumerate(values):
+        run.done(0)
+        run.done(0, sums={"loss": (1.0, 1.0), "ratio": (value, 1.0)}, where="")
+        run.durable(0, 0, epoch + 1, run.machine.trials[0].states[epoch + 1].ref.attempt)
+    trial = fold(run.lines).trials[0]
+    assert (trial.status, trial.good("val_ratio")) == ("completed", best is not None)
+    assert [trial.history[epoch]["val_ratio"] for epoch in range(3)] == list(values)
+    if best is not None:
+        assert (trial.best, trial.value("val_ratio")) == (best, values[best])
+
+
 def test_a_journal_of_before_keeps_the_metrics_beside_a_loss_that_is_none():
     run = Run(partitions=1, validation=1, metric="val_accuracy", mode="max")
     run.done(0)

@@ -67,6 +67,8 @@ NAN = math.nan
         ("max", ([NAN, NAN], [-9.0, NAN]), (1, 0)),
         ("min", ([math.inf, math.inf], [NAN, 5.0]), (1, 1)),
         ("min", ([None, None], [None, 5.0]), (1, 1)),
+        ("max", ([math.inf, 1.0], [2.0, NAN]), (1, 0)),
+        ("min", ([-math.inf, 2.0], [3.0, 4.0]), (0, 1)),
     ],
 )
 def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int]) -> None:
@@ -76,9 +78,9 @@ def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int])
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_nothing_but_nan_never_wins(mode: str) -> None:
-    run = told(mode, [NAN, NAN], [NAN, NAN])
+    run = told(mode, [NAN, math.inf], [-math.inf, NAN])
     with pytest.raises(
-        hy.RunFailed, match=r"val_loss is NaN in every epoch of the trials that completed.*model\(.last"
+        hy.RunFailed, match=r"val_loss is NaN or infinite in every epoch of the trials that completed.*model\(.last"
     ):
         run.best  # noqa: B018
     assert run.trials[0].status == "completed"
@@ -103,7 +105,7 @@ def test_of_a_run(run: hy.Run) -> None:
     assert (run.best.id, run.best.epoch) == min(values, key=lambda key: (values[key], key))
     assert run.best.metrics["val_loss"] == min(values.values())
     assert set(run.best.metrics) == {"loss", "accuracy", "val_loss", "val_accuracy"}
-    assert repr(run.trials[0]).startswith("<Trial 0 completed {'lr': 0.1} epoch=1 ")
+    assert repr(run.trials[0]).startswith("<Trial 0 completed {'lr': 0.1} epoch=2 ")
 
 
 def test_as_a_table(run: hy.Run) -> None:

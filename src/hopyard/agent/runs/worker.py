@@ -129,7 +129,7 @@ class Worker:
             sums = over(built, feed, train=True)
             if spec.exact is True and (notes := getattr(built.trainable, "notes", ())):
                 raise SpecError(f"exact=True: {notes[0]}")
-            finite(sums, f"trial {unit.trial}, epoch {unit.epoch}, partition {partition}")
+            finite(sums, f"trial {unit.trial}, epoch {unit.epoch + 1}, partition {partition}")
             parts.append(Part(partition, packed(sums), _seconds(start)))
         step = unit.step + len(unit.partitions)
         always = step % spec.partitions == 0

@@ -687,7 +687,7 @@ class Machine:
                 self._trouble(trial, fault, error)
             self._mend(trial)
             return
-        where = f"{unit.kind}, epoch {unit.epoch}, partitions {list(unit.partitions)}"
+        where = f"{unit.kind}, epoch {unit.epoch + 1}, partitions {list(unit.partitions)}"
         text = f"its unit ({where}) failed {count} times, the last one so: {error}"
         if fault == "lost":
             text = f"{faults.POISON}{text}; `hopyard logs` shows where it was"

@@ -197,9 +197,9 @@ class TrialBook:
         return self.history[self.best].get(metric) if metric and self.best is not None else None
 
     def good(self, metric: str | None) -> bool:
-        """Whether it may be the best trial: an epoch has a value of `metric` that is not NaN; without a metric, any."""
+        """Whether it may be the best trial: an epoch has a finite value of `metric`; without a metric, any."""
         value = self.value(metric)
-        return self.best is not None and (metric is None or (value is not None and not math.isnan(value)))
+        return self.best is not None and (metric is None or (value is not None and math.isfinite(value)))
 
     def seal(self, step: int, digest: str, partitions: int) -> str:
         """A State of this digest is durable. Gives the digest that its step had before; if none, this one."""

@@ -120,17 +120,19 @@ class Run:
     @property
     def best(self) -> Trial:
         """The trial with the best (trial, epoch) by the run's metric; ties: the lower trial. Failed trials do not
-        count, nor those whose every value is NaN; of a run that has not ended it is the best of what there is.
+        count, nor those whose every value is NaN or infinite; of a run that has not ended it is the best of what there
+        is.
 
         Raises:
-            RunFailed: no trial that did not fail has come to the end of an epoch, or the metric is NaN in all of them.
+            RunFailed: no trial that did not fail has come to the end of an epoch, or the metric is NaN or infinite in
+                all of them.
         """
         spec = self._machine.spec
         chosen = words.best(self._machine)
         if chosen is None and any(book.status == "completed" for book in self.books):
             raise RunFailed(
-                f"{self.directory}: {spec.metric} is NaN in every epoch of the trials that completed, so none is the "
-                'best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
+                f"{self.directory}: {spec.metric} is NaN or infinite in every epoch of the trials that completed, so "
+                'none is the best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
             )
         if chosen is None:
             raise RunFailed(

@@ -51,7 +51,8 @@ class Trial:
         id: its number.
         config: its configuration.
         status: "waiting", "running", "completed" or "failed"; as its run's where that ended in the midst of it.
-        epoch: the epoch with the best value of the run's metric; None before any is all in.
+        epoch: the epoch with the best value of the run's metric, from 0; None before any is all in. (Texts for people
+            count epochs from 1.)
         metrics: of the last epoch that is all in; of `run.best`: of its best epoch.
         history: epoch → metrics.
         state: digest of its final State; "" before it is durable.
@@ -74,7 +75,8 @@ class Trial:
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
-        return f"<Trial {self.id} {self.status} {self.config} epoch={self.epoch} {metrics}>"
+        epoch = None if self.epoch is None else self.epoch + 1  # as in the report, which counts from 1
+        return f"<Trial {self.id} {self.status} {self.config} epoch={epoch} {metrics}>"
 
     def model(self, which: Literal["best", "last"] = "best") -> Any:
         """The trained model: a torch module in evaluation mode, a compiled keras.Model, or the recipe's own Trainable.
