@@ -17,7 +17,7 @@ import zmq
 from hopyard.agent.connection import Connection, dial
 from hopyard.agent.progress import Progress
 from hopyard.core.messages import Beat, Card, End, Hello, Setup, pack
-from hopyard.core.programs.messages import FeedWord
+from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
 from hopyard.driver.links import Gone, Router
 from hopyard.spec import RunSpec
@@ -90,8 +90,8 @@ def done(lease: int) -> Done:
     return Done(at=0.0, slot=0, lease=lease, parts=(), seconds=0.0)
 
 
-def word(number: int, size: int = 0) -> FeedWord:
-    return FeedWord(0, 0, "train", "allowed", number, text="x" * size)
+def word(number: int, size: int = 0) -> FeedFailed:
+    return FeedFailed(feed="train", incarnation=number, error="x" * size)
 
 
 def test_all_arrives_once_and_in_order_however_often_the_connection_breaks(both: Callable[..., Both]) -> None:
@@ -115,7 +115,7 @@ def test_all_arrives_once_and_in_order_however_often_the_connection_breaks(both:
     it.router.send(0, End())
     it.until(lambda: not listening.is_alive() and len(it.heard) >= 150)
     assert it.heard == [done(number) for number in range(150)]
-    assert [message.number for message in down] == list(range(150))
+    assert [message.incarnation for message in down] == list(range(150))
     assert it.network.lost > 0
 
 
@@ -128,8 +128,8 @@ def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
     handled: list[Any] = []
     threading.Thread(target=it.agent.send, args=(done(1),)).start()  # the second socket may dial later than the first
     it.until(lambda: bool(it.heard))
-    monkeypatch.setattr("hopyard.driver.links.ASIDE", (FeedWord,))
-    it.agent.handle(FeedWord, handled.append)
+    monkeypatch.setattr("hopyard.driver.links.ASIDE", (FeedFailed,))
+    it.agent.handle(FeedFailed, handled.append)
     it.until(lambda: not len(it.router._peers[0].delivery))
     it.router.send(0, word(1))
     it.until(lambda: bool(handled), 4.0)

@@ -34,7 +34,7 @@ from hopyard.core.messages import (
     unframed,
     unpack_down,
 )
-from hopyard.core.programs.messages import FeedWord
+from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
 from hopyard.core.runs.liveness import PHASES
 from hopyard.driver.links import GRACE, UNCONFIRMED, Gone, Router
@@ -453,8 +453,8 @@ def test_the_largest_message_arrives_both_ways(wire: Callable[..., Wire]) -> Non
     agent.say(largest, confirmed=1)
     assert it.hear(20.0) == [largest]
     it.router.confirm()
-    rest = LIMIT - len(pack(FeedWord(0, 0, "f", "w", text="x" * 100_000))) + 100_000
-    word = FeedWord(0, 0, "f", "w", text="x" * rest)
+    rest = LIMIT - len(pack(FeedFailed(feed="f", error="x" * 100_000))) + 100_000
+    word = FeedFailed(feed="f", error="x" * rest)
     it.router.send(0, word)
     assert it.told(agent, 20.0)[2] == word
 

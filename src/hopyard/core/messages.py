@@ -17,7 +17,19 @@ from hopyard.checks import escaped_tree
 from hopyard.core.delivery import Head
 from hopyard.core.facts import UNREADABLE
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
-from hopyard.core.programs.messages import FeedEndpoint, FeedWord, Host, TensorBoardStarted
+from hopyard.core.programs.messages import (
+    BatchesReady,
+    FeedAllowed,
+    FeedEnded,
+    FeedEndpoint,
+    FeedFailed,
+    FeedOpened,
+    FeedQuery,
+    Host,
+    RowsTaken,
+    StopRequested,
+    TensorBoardStarted,
+)
 from hopyard.core.runs.events import Checked, Done, Durable, Failed, Forgotten, StoreAway, StoreBack
 from hopyard.errors import HopyardError, SpecError
 from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
@@ -181,11 +193,12 @@ class End(Message, frozen=True):
     """Down: there is no more work."""
 
 
-Hosted = Reserved | Running | Reported | Ended | FeedEndpoint | TensorBoardStarted | FeedWord
+Hosted = Reserved | Running | Reported | Ended | FeedEndpoint | TensorBoardStarted | RowsTaken | BatchesReady
 """What comes up from an agent that hosts a program."""
 Facts = Checked | Done | Durable | Failed | Forgotten | StoreAway | StoreBack
 Up = Hello | Ready | Unfit | Beat | GaveUp | NoRoom | Facts | Hosted
-Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | FeedWord
+Feeding = FeedOpened | FeedEnded | FeedFailed | FeedAllowed | FeedQuery
+Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | StopRequested | Feeding
 
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)

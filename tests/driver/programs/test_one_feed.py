@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hopyard.core.programs.feeding import FeedRecord
-from hopyard.core.programs.messages import FeedWord
+from hopyard.core.programs.messages import BatchesReady, FeedOpened, FeedQuery, RowsTaken
 from hopyard.driver.programs import feed as feed_session
 from hopyard.driver.programs.feed import FeedSession
 from hopyard.driver.programs.feeding import Feeding
@@ -42,15 +42,15 @@ class ProgramLoop:
             agents=SimpleNamespace(release_cores=lambda slots: None, reacquire_cores=lambda: None)
         )
         self.answers = True
-        self.heard: Callable[[FeedWord], None]
+        self.heard: Callable[[Any], None]
         self.assigned: Callable[[], None]
 
-    def tell(self, feed: str, word: str, number: int = 0, flag: bool = False, text: str = "") -> None:
-        if word == "ask":
+    def tell(self, message: Any) -> None:
+        if isinstance(message, FeedQuery):
             for slot in self.fed if self.answers else []:
-                self.heard(FeedWord(slot, 0, feed, "taken", 7, False, str(number)))
-        elif word != "open":
-            self.said.append(word)
+                self.heard(RowsTaken(feed=message.feed, slot=slot, rows=7, waiting=False, question=message.question))
+        elif not isinstance(message, FeedOpened):
+            self.said.append(type(message).__name__.removeprefix("Feed").lower())
 
     @staticmethod
     def names(slots: list[int]) -> str:
@@ -279,11 +279,11 @@ def test_what_dead_tasks_counted_is_forgotten(loop: ProgramLoop, tmp_path: Path)
     feed = FeedSession(book, loop, Layout(tmp_path), "token", lambda spark: nullcontext())  # type: ignore[arg-type]
     feed.feed(Rows(loop, "A"), 1, False, None)
     for slot in (0, 1):
-        feed.heard(FeedWord(slot, 1, "train", "counts", 3, True))
+        feed.heard(BatchesReady(feed="train", slot=slot, incarnation=1, batches=3, final=True))
     loop.incarnations, loop.said = ALL_NEW, []
     feed.catch_up()
     for slot in (0, 1):
-        feed.heard(FeedWord(slot, 3, "train", "counts", 3, True))
+        feed.heard(BatchesReady(feed="train", slot=slot, incarnation=3, batches=3, final=True))
     assert loop.said == ["A", "allowed"]
 
 

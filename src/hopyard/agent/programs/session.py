@@ -11,7 +11,19 @@ from typing import Any
 
 from hopyard.agent.programs.channel import Pipe, down
 from hopyard.core.programs.events import Begin
-from hopyard.core.programs.messages import FeedEndpoint, FeedWord, Host
+from hopyard.core.programs.messages import (
+    BatchesReady,
+    FeedAllowed,
+    FeedEnded,
+    FeedEndpoint,
+    FeedFailed,
+    FeedMessage,
+    FeedOpened,
+    FeedQuery,
+    Host,
+    RowsTaken,
+    StopRequested,
+)
 
 
 class TaskSession:
@@ -28,10 +40,10 @@ class TaskSession:
     def listen(self) -> None:
         """Hear the agent, in a thread of its own. Its end is this process's."""
         while (message := down(self.pipe)) is not None:
-            if isinstance(message, FeedWord):
+            if isinstance(message, (FeedMessage, StopRequested)):
                 try:
-                    self._heed(message)
-                except Exception:  # noqa: BLE001 - a word that cannot be heeded must not end the hearing
+                    self._take(message)
+                except Exception:  # noqa: BLE001 - a message that fails must not end the listening
                     traceback.print_exc()
         os._exit(1)
 
@@ -67,26 +79,37 @@ class TaskSession:
                 self._feed_server.finish(f"{self.begin.task.name} failed: {error}" if error else "")
             return self._feed_server is not None
 
-    def _heed(self, word: FeedWord) -> None:
-        if word.word == "stop":
+    def _take(self, message: FeedMessage | StopRequested) -> None:
+        if isinstance(message, StopRequested):
             self.stopping.set()
             self.drain()  # a loop over a feed ends, too
             return
-        feed_server = self.feed_server()
-        match word.word:
-            case "open":
-                feed_server.opened(word.feed, word.text or "join")
-            case "ended":
-                feed_server.ended(word.feed)
-            case "failed":
-                feed_server.failed(word.feed, word.text)
-            case "ask":
-                taken, waiting = feed_server.queue(word.feed).taken, feed_server.waiting(word.feed)
-                answer = FeedWord(self.slot, self.incarnation, word.feed, "taken", taken, waiting > 0, str(word.number))
-                self.pipe.send(answer)
-            case "allowed":
-                feed_server.allowed(word.feed, word.number, word.flag)
+        server, feed = self.feed_server(), message.feed
+        match message:
+            case FeedOpened():
+                server.opened(feed, message.uneven)
+            case FeedEnded():
+                server.ended(feed)
+            case FeedFailed():
+                server.failed(feed, message.error)
+            case FeedAllowed():
+                server.allowed(feed, message.batches, message.final)
+            case FeedQuery():
+                rows, waiting = server.queue(feed).taken, server.waiting(feed) > 0
+                self.pipe.send(
+                    RowsTaken(
+                        feed=feed,
+                        slot=self.slot,
+                        incarnation=self.incarnation,
+                        rows=rows,
+                        waiting=waiting,
+                        question=message.question,
+                    )
+                )
 
     def _count(self, feed: str, count: Any) -> None:
+        ready = BatchesReady(
+            feed=feed, slot=self.slot, incarnation=self.incarnation, batches=count.batches, final=count.ended
+        )
         with contextlib.suppress(OSError):
-            self.pipe.send(FeedWord(self.slot, self.incarnation, feed, "counts", count.batches, count.ended))
+            self.pipe.send(ready)

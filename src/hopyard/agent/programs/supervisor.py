@@ -24,9 +24,9 @@ from hopyard.agent.parent import adopt_orphans
 from hopyard.agent.programs.channel import Pipe, up
 from hopyard.agent.programs.ports import Ports
 from hopyard.agent.programs.tensorboard import Board
-from hopyard.core.messages import Card, End
+from hopyard.core.messages import Card, End, Feeding
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
-from hopyard.core.programs.messages import FeedWord, Host, TensorBoardStarted
+from hopyard.core.programs.messages import FeedAllowed, FeedMessage, FeedQuery, Host, StopRequested, TensorBoardStarted
 from hopyard.core.programs.placement import Place
 from hopyard.engines.local import story
 from hopyard.system.network import address_towards
@@ -78,7 +78,7 @@ class TaskSupervisor:
         self._stopped_at = 0.0
         """Since when the child is stopped (SIGSTOP); 0: it is not."""
         self._board: Board | None = None
-        self._allowed: dict[str, FeedWord] = {}
+        self._allowed: dict[str, FeedAllowed] = {}
         """Feed → how far it may go, for a process that did not read when it was to be told."""
         self._knocks = 0
         """Stores of torch's that ended by themselves."""
@@ -139,7 +139,7 @@ class TaskSupervisor:
                 self._begin(message)
             elif isinstance(message, Halt):
                 self._halt(message)
-            elif isinstance(message, FeedWord) and self._is_present(message.incarnation):
+            elif isinstance(message, (FeedMessage, StopRequested)) and self._is_present(message.incarnation):
                 self._tell(message)
         return True
 
@@ -169,7 +169,7 @@ class TaskSupervisor:
             self._child.send_signal(signal.SIGUSR1)
             time.sleep(0.05)
         self._halt_at = time.monotonic() + TERM_SECONDS
-        self._tell(FeedWord(self._slot, message.incarnation, "", "stop"))
+        self._tell(StopRequested(self._slot, message.incarnation))
         self._child.terminate()
         self._child.send_signal(signal.SIGCONT)
 
@@ -186,7 +186,7 @@ class TaskSupervisor:
             self._begun = True
         if isinstance(message, Ended):
             self._told = True
-        self._connection.send(message, patient=isinstance(message, (Reported, FeedWord)))
+        self._connection.send(message, patient=isinstance(message, (Reported, FeedMessage)))
 
     def _ended(self) -> None:
         """The child is gone."""
@@ -298,13 +298,13 @@ class TaskSupervisor:
     def _is_present(self, incarnation: int) -> bool:
         return self._task is not None and self._task.incarnation == incarnation
 
-    def _tell(self, message: Begin | Host | FeedWord) -> None:
+    def _tell(self, message: Begin | Host | Feeding | StopRequested) -> None:
         if self._pipe is None:
             return
-        if isinstance(message, FeedWord) and message.word in ("ask", "allowed"):  # there may be many of them
+        if isinstance(message, (FeedQuery, FeedAllowed)):  # there may be many of them
             self._allowed.pop(message.feed, None)
             if not self._pipe.writable():  # a process that is stopped would stop this one, too
-                if message.word == "allowed":
+                if isinstance(message, FeedAllowed):
                     self._allowed[message.feed] = message
                 return
         with contextlib.suppress(OSError):

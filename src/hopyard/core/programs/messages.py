@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from hopyard.core.programs.uneven import Uneven
+
 
 class HostMessage(msgspec.Struct, frozen=True, tag=True, tag_field="type", gc=False):
     """What all of them are; the tag is the class's name."""
@@ -53,14 +55,60 @@ class TensorBoardStarted(HostMessage, frozen=True):
     error: str = ""
 
 
-class FeedWord(HostMessage, frozen=True):
-    """Both ways: a word about a feed. Up: "counts" (batches that are ready, whether there will be more), "terminated";
-    down: "open" (make an endpoint), "ended", "failed", "allowed"."""
+class StopRequested(HostMessage, frozen=True):
+    """Down: the program is about to be ended; the task may end by itself."""
 
     slot: int
     incarnation: int
+
+
+class FeedMessage(HostMessage, frozen=True, kw_only=True):
+    """What is said of a feed; to or from the task that this incarnation is."""
+
     feed: str
-    word: str
-    number: int = 0
-    flag: bool = False
-    text: str = ""
+    slot: int = 0
+    incarnation: int = 0
+
+
+class FeedOpened(FeedMessage, frozen=True, kw_only=True):
+    """Down: rows will come; the task is to make an endpoint."""
+
+    uneven: Uneven
+
+
+class FeedEnded(FeedMessage, frozen=True):
+    """Down: no more rows come."""
+
+
+class FeedFailed(FeedMessage, frozen=True, kw_only=True):
+    """Down: the rows that are missing do not come."""
+
+    error: str
+
+
+class FeedAllowed(FeedMessage, frozen=True, kw_only=True):
+    """Down: how many batches may be given, and whether there will never be more."""
+
+    batches: int
+    final: bool
+
+
+class FeedQuery(FeedMessage, frozen=True, kw_only=True):
+    """Down: how many rows were taken? Answered by `RowsTaken` with the same number."""
+
+    question: int
+
+
+class RowsTaken(FeedMessage, frozen=True, kw_only=True):
+    """Up: rows that were taken so far, and whether some wait."""
+
+    rows: int
+    waiting: bool
+    question: int
+
+
+class BatchesReady(FeedMessage, frozen=True, kw_only=True):
+    """Up: batches that are ready, and whether there will never be more."""
+
+    batches: int
+    final: bool

@@ -15,7 +15,15 @@ from contextlib import AbstractContextManager
 
 from hopyard.core.programs.feeding import FeedRecord
 from hopyard.core.programs.machine import STARTING
-from hopyard.core.programs.messages import FeedWord
+from hopyard.core.programs.messages import (
+    BatchesReady,
+    FeedAllowed,
+    FeedEnded,
+    FeedFailed,
+    FeedOpened,
+    FeedQuery,
+    RowsTaken,
+)
 from hopyard.core.programs.uneven import Count
 from hopyard.driver.programs.failure import failure
 from hopyard.driver.programs.loop import ProgramLoop
@@ -95,7 +103,7 @@ class FeedSession:
                         self._say_again()
             self.book.keep(source, epochs, incarnations)
             if self._make_whole(timeout) and self.book.ended:
-                self._loop.tell(self.book.name, "ended")
+                self._loop.tell(FeedEnded(feed=self.book.name))
             return rows
 
     def end(self) -> None:
@@ -103,7 +111,7 @@ class FeedSession:
         with self._serial:
             self.book.ended = True
             if not self.book.lacked(self._loop.incarnations):  # else once they have gone again
-                self._loop.tell(self.book.name, "ended")
+                self._loop.tell(FeedEnded(feed=self.book.name))
 
     def catch_up(self) -> None:
         """After the program was started again: feed again what no call of the user's is about to, and say its end."""
@@ -111,12 +119,12 @@ class FeedSession:
             try:
                 self._make_whole(None)
                 if self.book.ended:
-                    self._loop.tell(self.book.name, "ended")
+                    self._loop.tell(FeedEnded(feed=self.book.name))
             except ProgramFailed as error:  # which says why to whoever waits for it
                 log.info("%s: feed %r: %s", self._layout.root, self.book.name, error)
             except HopyardError as error:
                 log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.book.name, error)
-                self._loop.tell(self.book.name, "failed", text=str(error))
+                self._loop.tell(FeedFailed(feed=self.book.name, error=str(error)))
 
     def endpoints(self, begun: bool = False) -> tuple[Incarnations, list[Endpoint]]:
         """Which tasks are fed, and where. Waits for a program that starts, or starts again. Nowhere, if the program
@@ -129,7 +137,7 @@ class FeedSession:
         name = self.book.name
         while self._loop.machine.phase in STARTING and not self._loop.ended.is_set():
             time.sleep(LOOK_SECONDS)  # the program's own patience ends this
-        self._loop.tell(name, "open", text=self.book.uneven)
+        self._loop.tell(FeedOpened(feed=name, uneven=self.book.uneven))
         try:
             incarnations, found = self._loop.endpoints(time.monotonic() + OPEN_SECONDS)
         except TimeoutError:
@@ -141,20 +149,20 @@ class FeedSession:
             self._is_over()
         return incarnations, [Endpoint(**endpoint) for endpoint in found]
 
-    def heard(self, word: FeedWord) -> None:
+    def heard(self, message: RowsTaken | BatchesReady) -> None:
         """What a worker says of this feed."""
-        if word.word == "taken":
-            self.book.takes(word.slot, word.number, word.flag, int(word.text or 0))
-        elif word.word == "counts":
-            allowed = self.book.says(word.slot, Count(word.number, word.flag), self._loop.fed)
+        if isinstance(message, RowsTaken):
+            self.book.takes(message.slot, message.rows, message.waiting, message.question)
+        else:
+            allowed = self.book.says(message.slot, Count(message.batches, message.final), self._loop.fed)
             if allowed is not None:
-                self._loop.tell(word.feed, "allowed", allowed.batches, allowed.ended)
+                self._loop.tell(FeedAllowed(feed=message.feed, batches=allowed.batches, final=allowed.ended))
             if not self._vain and (vain := self.book.ended_empty):
                 self._vain = True
                 log.warning(
                     '%s: feed %r with uneven="min" has ended without a batch, as %s had none; all rows that came '
                     "to others are dropped: repartition the data, so that each gets some, if they asked for any",
-                    self._layout.root, word.feed, self._loop.names(vain),
+                    self._layout.root, message.feed, self._loop.names(vain),
                 )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- sending
@@ -227,7 +235,7 @@ class FeedSession:
         except BaseException as error:
             source.cancel()
             if not isinstance(error, HopyardError):  # Ctrl-C: some rows went, and the rest never will
-                self._loop.tell(route.feed, "failed", text=f"feed {route.feed!r}: interrupted while rows went")
+                self._loop.tell(FeedFailed(feed=route.feed, error=f"feed {route.feed!r}: interrupted while rows went"))
             raise
         if done:
             return done[0]
@@ -249,7 +257,7 @@ class FeedSession:
         if done:
             return done[0]
         words = f"feed {route.feed!r} broke off: {_short(broken[0]) if broken else 'its source does not end'}"
-        self._loop.tell(route.feed, "failed", text=words)  # who waits for the rest would wait for ever
+        self._loop.tell(FeedFailed(feed=route.feed, error=words))  # who waits for the rest would wait for ever
         raise HopyardError(words) from broken[0] if broken else None
 
     def _taken(self, timeout: float | None, incarnations: Incarnations | None) -> None:
@@ -298,7 +306,7 @@ class FeedSession:
     def _unless_doubled(self, had: Incarnations | None, now: Incarnations) -> None:
         """Raises HopyardError where rows that some tasks have cannot go again."""
         if words := self.book.doubled(had, now):
-            self._loop.tell(self.book.name, "failed", text=words)
+            self._loop.tell(FeedFailed(feed=self.book.name, error=words))
             raise HopyardError(words)
 
     def _is_over(self) -> None:
@@ -331,7 +339,7 @@ class _Stall:
         now, said = time.monotonic(), self._book.said
         if now - self._asked >= (min(ASK_SECONDS, (now - self._began) / 10) if self._eager else ASK_SECONDS):
             self._asked = now
-            self._loop.tell(self._book.name, "ask", self._book.question)
+            self._loop.tell(FeedQuery(feed=self._book.name, question=self._book.question))
         for slot, (rows, waiting) in said.items():
             last, since = self._moved.get(slot, (-1, now))
             if rows != last or not waiting:
@@ -346,7 +354,7 @@ class _Stall:
                     + (f'With uneven="{self._book.uneven}" the others wait for it. ' if silent else "")
                     + "feed(timeout=…) says how long to wait"
                 )
-                self._loop.tell(self._book.name, "failed", text=words)
+                self._loop.tell(FeedFailed(feed=self._book.name, error=words))
                 raise HopyardError(words)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hopyard.core.programs.feeding import FeedRecord, feed_named
-from hopyard.core.programs.messages import FeedWord
+from hopyard.core.programs.messages import BatchesReady, RowsTaken
 from hopyard.core.programs.uneven import RULES
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
@@ -149,11 +149,11 @@ class Feeding:
             if feed.book.lacked(incarnations) or feed.book.ended:
                 threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()
 
-    def _heard(self, word: FeedWord) -> None:
+    def _heard(self, message: RowsTaken | BatchesReady) -> None:
         with self._lock:
-            feed = self._feeds.get(word.feed)
+            feed = self._feeds.get(message.feed)
         if feed is not None:
-            feed.heard(word)
+            feed.heard(message)
 
 
 def _patient(what: str, timeout: float | None) -> None:

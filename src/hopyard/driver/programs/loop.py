@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from hopyard.core.facts import Fact, Lost, Tick
+from hopyard.core.messages import Feeding
 from hopyard.core.programs.events import (
     Assigned,
     Begin,
@@ -37,7 +38,14 @@ from hopyard.core.programs.events import (
     Warned,
 )
 from hopyard.core.programs.machine import ProgramMachine
-from hopyard.core.programs.messages import FeedEndpoint, FeedWord, Host, TensorBoardStarted
+from hopyard.core.programs.messages import (
+    BatchesReady,
+    FeedEndpoint,
+    Host,
+    RowsTaken,
+    StopRequested,
+    TensorBoardStarted,
+)
 from hopyard.driver.links import Gone, Router
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import Engine
@@ -84,7 +92,7 @@ class ProgramLoop:
         self._changed = threading.Condition()
         self._endpoints: dict[int, tuple[int, dict[str, Any]]] = {}
         """Slot → incarnation of its task, and where it takes rows."""
-        self.heard: Callable[[FeedWord], None] = lambda word: None
+        self.heard: Callable[[RowsTaken | BatchesReady], None] = lambda message: None
         """Told, in this thread, what tasks say of feeds."""
         self.assigned: Callable[[], None] = lambda: None
         """Told, in this thread, when each task has its slot."""
@@ -127,9 +135,9 @@ class ProgramLoop:
 
         self._put(order)
 
-    def tell(self, feed: str, word: str, number: int = 0, flag: bool = False, text: str = "") -> None:
-        """Say something of a feed to all tasks that are fed."""
-        self._put(lambda: self._tell_all(FeedWord(0, 0, feed, word, number, flag, text)))
+    def tell(self, message: Feeding) -> None:
+        """Send this to all tasks that are fed."""
+        self._put(lambda: self._tell_all(message))
 
     @property
     def fed(self) -> list[int]:
@@ -253,7 +261,7 @@ class ProgramLoop:
                 self.board, self.boardless = message.url, message.error
                 if message.error:
                     log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
-            case FeedWord():
+            case RowsTaken() | BatchesReady():
                 book = self.machine.tasks.get(message.slot)
                 if book is not None and book.incarnation == message.incarnation:  # not of a task of the past
                     self.heard(message)
@@ -296,7 +304,7 @@ class ProgramLoop:
             case Halt():
                 link.send(command.slot, command)
             case Warned():
-                link.send(command.slot, FeedWord(command.slot, command.incarnation, "", "stop"))
+                link.send(command.slot, StopRequested(command.slot, command.incarnation))
             case Finish():
                 self._over = True
                 self._say_failures()
@@ -312,13 +320,13 @@ class ProgramLoop:
                     words = f"{book.task.name} failed when the program was done: {book.cause}"
                     log.warning("%s: %s; log %s", self._layout.root, words, self._layout.log(book.task.slot))
 
-    def _tell_all(self, word: FeedWord) -> None:
+    def _tell_all(self, message: Feeding) -> None:
         if self._link is None or self.machine.phase == "over":
             return
         for book in self.machine.tasks.values():
             if book.task.rank >= 0 and (book.up or book.status == "done"):
                 self._link.send(
-                    book.task.slot, msgspec.structs.replace(word, slot=book.task.slot, incarnation=book.incarnation)
+                    book.task.slot, msgspec.structs.replace(message, slot=book.task.slot, incarnation=book.incarnation)
                 )
 
     @property
