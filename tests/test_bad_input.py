@@ -487,6 +487,39 @@ def test_a_run_directory_that_cannot_be_written(interrupted: Path, attempt: Call
     assert lock.is_dir()
 
 
+def test_rows_of_memory_that_are_gone_from_the_cache_are_named_again_by_the_script(tmp_path: Path) -> None:
+    """As after `hopyard clean`, of a run directory that was moved."""
+    data = hy.Dataset.numpy(*table(seed=5), validation=0.25, partitions=4)
+    configs = [{**config, "once": str(tmp_path / "once")} for config in CONFIGS]
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "before", interrupting, configs, data=data)
+    (tmp_path / "before").rename(tmp_path / "run")
+    shutil.rmtree(data.prepare().path)
+    with pytest.raises(hy.DataError, match=r"arrays in memory of 240 rows .*\(to go on with a run, with resume=True\)"):
+        hy.resume(tmp_path / "run")
+    data = hy.Dataset.numpy(*table(seed=5), validation=0.25, partitions=4)
+    assert select(tmp_path / "run", interrupting, configs, data=data, resume=True).status == "completed"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "run.json", "recipe.pkl"])
+def test_a_run_directory_that_is_not_whole(interrupted: Path, name: str) -> None:
+    (interrupted / name).unlink()
+    with pytest.raises(hy.RunDirectoryError, match="the run directory is not whole: copy it again") as caught:
+        hy.resume(interrupted)
+    assert str(interrupted / name) in str(caught.value)
+
+
+def test_a_run_directory_that_is_not_whole_has_no_models(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", configs=CONFIGS[:1]).directory
+    (run / "manifest.json").write_text("{")
+    with pytest.raises(hy.RunDirectoryError, match=r"manifest\.json: Input data .*the run directory is not whole"):
+        hy.load(run).best.model()
+    for name in ("manifest.json", "recipe.pkl", "run.json"):
+        (run / name).unlink()
+        with pytest.raises(hy.RunDirectoryError, match=r"No such file or directory; the run directory is not whole"):
+            hy.load(run).best.model()
+
+
 # ------------------------------------------------------------------------------------------------ the disk
 
 

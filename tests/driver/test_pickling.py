@@ -20,7 +20,7 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     path = tmp_path / "recipe.pkl"
-    with pytest.raises(hy.RunDirectoryError, match="not there; the run directory is not whole"):
+    with pytest.raises(hy.RunDirectoryError, match="No such file or directory; the run directory is not whole"):
         load(path, PYTHON)
     path.write_bytes(b"cnowhere_to_be_found\nrecipe\n.")
     with pytest.raises(hy.RunDirectoryError, match="does not load: ModuleNotFoundError"):

@@ -64,7 +64,8 @@ def clean(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """List what runs have left here (cached rows, temporary files, shared memory), and remove it with --yes."""
+    """List what runs have left here (cached rows, temporary files, shared memory), and remove it with --yes. Rows that
+    an unfinished run needs are kept while its directory is where it was: not those of a run that was moved."""
     age, now = 0.0 if older_than is None else seconds(older_than), time.time()
     items = [*_cached(), *_rows(paths or [], older_than is None), *_left()]
     chosen = [

@@ -61,6 +61,14 @@ def refused(layout: Layout) -> RunDirectoryError:
     )
 
 
+def not_whole(path: Path, error: Exception) -> RunDirectoryError:
+    """A file of a run directory is missing, or damaged."""
+    why = error.strerror if isinstance(error, OSError) else error
+    return RunDirectoryError(
+        f"{path}: {why}; the run directory is not whole: copy it again from where it is, or start the run in another"
+    )
+
+
 @contextlib.contextmanager
 def room(root: Path) -> Iterator[None]:
     """A full disk is no defect: exit 4, not a traceback; nor is a place that this user may not write to."""

@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 
 from hopyard.code.pickling import dumps
+from hopyard.driver.directory import not_whole
 from hopyard.errors import RunDirectoryError, SpecError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -57,7 +58,7 @@ def load(path: Path, python: str) -> Any:
         )
     try:
         return cloudpickle.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise RunDirectoryError(f"{path}: not there; the run directory is not whole") from None
+    except FileNotFoundError as error:
+        raise not_whole(path, error) from error
     except Exception as error:
         raise RunDirectoryError(f"{path}: the recipe does not load: {type(error).__name__}: {error}") from error

@@ -26,7 +26,7 @@ from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.again import chosen, with_recipe
 from hopyard.driver.runs.ownership import lost, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.recovery import Earlier, recover
-from hopyard.driver.runs.run import About, Run, about_of, load, same_data
+from hopyard.driver.runs.run import About, Run, about_of, load, manifest_of, same_data
 from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.local import Local
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
@@ -355,7 +355,7 @@ def _on(layout: Layout, cargo: Cargo, data: Dataset, manifest: Manifest) -> Carg
     if data.url != before:
         need(manifest, layout.root)
         write_whole(layout.recipe, dump(cargo, WHOLE))
-        spare(Manifest.load(layout.manifest, check=False), layout.root)
+        spare(manifest_of(layout), layout.root)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
     return cargo
 
@@ -502,7 +502,7 @@ def _again(order: Order, layout: Layout, lock: Lock, wait: bool) -> Run:
     differ += [f"with another {name}" for name in BY_VALUE if _differs(layout, about, name, getattr(cargo, name))]
     manifest = cargo.data.prepare()
     if manifest.digest != about.data:
-        differ.append(difference(Manifest.load(layout.manifest, check=False), manifest) or "on other data")
+        differ.append(difference(manifest_of(layout), manifest) or "on other data")
     sampler = cargo.search.open(cargo.space, order.seed)
     if machine.exhausted and sampler.total != len(machine.trials):
         differ.append(f"of {len(machine.trials)} trials, the search proposes {sampler.total}")

@@ -15,11 +15,12 @@ from hopyard.core.runs.records import TrialBook
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Manifest, difference
+from hopyard.driver.directory import not_whole
 from hopyard.driver.pickling import Cargo
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.recovery import recover
 from hopyard.driver.runs.trial import Shelf, Trial
-from hopyard.errors import HopyardError, RunDirectoryError, RunFailed
+from hopyard.errors import DataError, HopyardError, RunDirectoryError, RunFailed
 from hopyard.frameworks import quiet
 from hopyard.spec import Encrypt, RunSpec
 from hopyard.store.journal import read
@@ -244,7 +245,7 @@ class Run:
         if self._known is None:
             about = about_of(self._layout)
             quiet(about.backend)
-            manifest = Manifest.load(self._layout.manifest, check=False)
+            manifest = manifest_of(self._layout)
             plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
             transform = getattr(self.cargo.data, "transform", None)
             tracker = None if transform is None else RowTracker(transform)
@@ -262,7 +263,22 @@ def about_of(layout: Layout) -> About:
     try:
         return msgspec.json.decode(layout.about.read_bytes(), type=About)
     except (OSError, msgspec.MsgspecError) as error:
-        raise RunDirectoryError(f"{layout.about}: {error}; the run directory is not whole") from error
+        raise not_whole(layout.about, error) from error
+
+
+def manifest_of(layout: Layout) -> Manifest:
+    """`manifest.json`; the rows need not be there.
+
+    Raises:
+        RunDirectoryError: it is not there, or not readable.
+        DataError: it is of a newer version.
+    """
+    try:
+        return Manifest.load(layout.manifest, check=False)
+    except DataError as error:
+        if not isinstance(error.__cause__, Exception):
+            raise
+        raise not_whole(layout.manifest, error.__cause__) from error
 
 
 def place(layout: Layout, about: About) -> str:
@@ -272,7 +288,7 @@ def place(layout: Layout, about: About) -> str:
 
 def same_data(layout: Layout, data: Dataset) -> Manifest:
     """The partitions that the run was started with; made again if they were evicted."""
-    known = Manifest.load(layout.manifest, check=False)
+    known = manifest_of(layout)
     found = data.prepare()
     if differs := difference(known, found):
         raise RunDirectoryError(
