@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -155,6 +156,24 @@ class TestItsLife:
         for path in (tmp_path / "program").glob("port-*"):
             with socket.socket() as server:
                 server.bind(("127.0.0.1", int(path.read_text())))
+
+
+def test_without_room_for_its_first_line_a_program_has_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if b'"Launched"' in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hopyard.store.journal.os.write", full)
+        with pytest.raises(hy.ResourceError, match=r"program\.jsonl: no room .* start again, with resume=True"):
+            launch(tmp_path).wait(60)
+    assert not any(path.read_bytes() for path in (tmp_path / "program").glob("program*.jsonl"))
+    assert launch(tmp_path, resume=True).wait(60) == "done"
 
 
 def test_rows_that_a_program_was_fed_stay_until_it_is_over(tmp_path: Path) -> None:

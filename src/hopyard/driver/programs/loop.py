@@ -205,7 +205,7 @@ class ProgramLoop:
             self.error = error
             if not isinstance(error, HopyardError):
                 log.exception("%s ended", self._layout.root)
-            if self._link is None:
+            if self._link is None or not self._journal.begun:
                 return  # nothing has happened
             with contextlib.suppress(Exception):  # a full disk, perhaps: then the error itself must do
                 self._journal.append([Over(at=time.time(), status="failed", cause=str(error))])  # type: ignore[list-item]
