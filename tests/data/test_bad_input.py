@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 
 from hopyard.data.apply import apply
 from hopyard.data.dataset import Dataset
+from hopyard.data.partitions.cache import open_partition
 from hopyard.errors import DataError, ResourceError, SpecError
 
 ROWS = pa.table({"a": [1.0, 2.0, 3.0, 4.0], "b": ["x", "y", "x", "y"], "y": [0, 1, 0, 1], "t": [True] * 4})
@@ -34,7 +38,10 @@ def arrow(table: pa.Table = ROWS, **options: Any) -> Dataset:
         ({"features": {}}, "no column"),
         ({"features": 3}, "features = 3"),
         ({"features": ["a", "a"]}, "'a' twice"),
-        ({"features": {"x": [1]}}, r"features\['x'\]"),
+        ({"features": {"x": [1]}}, r"features\['x'\]\[0\] = 1: names of columns are text, '1' perhaps"),
+        ({"features": ["a", ""]}, r"features\[1\] = '': a name has a character"),
+        ({"features": ["a", ("b", "c")]}, r"""features\[1\] = \('b', 'c'\): names .* text, "\('b', 'c'\)" perhaps"""),
+        ({"features": ""}, "features = '': the name of a column"),
         ({"features": {1: "a"}}, "key 1"),
         ({"label": 5}, "label = 5"),
         ({"weight": ["a"]}, "weight"),
@@ -131,10 +138,13 @@ def test_bad_numbers_are_counted_and_placed(cache: Path, tmp_path: Path, value: 
     name = "nested" if role == "list" else "a"
     with pytest.raises(DataError, match=rf"column '{name}': 3 of its rows .*\n?.*row 17 of .*f\.parquet") as caught:
         Dataset.parquet(tmp_path / "f.parquet", partitions=2, **options).prepare(cache)
-    assert "transform=" in str(caught.value)
+    advice = str(caught.value).partition("transform=lambda")[2]
     assert "'good'" not in str(caught.value)
     assert list(cache.glob(".tmp-*")) == []
     assert list(cache.glob("*/manifest.json")) == []
+    drop = eval(f"lambda{advice}", {"pyarrow": pa, "numpy": np})  # what is printed helps
+    made = Dataset.parquet(tmp_path / "f.parquet", partitions=2, transform=drop, **options).prepare(cache)
+    assert made.rows == 497
 
 
 @pytest.mark.parametrize(
@@ -271,6 +281,31 @@ def test_pandas_nan_and_mixed_types(cache: Path) -> None:
         Dataset.pandas({"a": [1]}, features="a")
 
 
+@pytest.mark.parametrize(
+    ("frame", "mend"),
+    [
+        (pd.concat([pd.DataFrame({"a": [1]})] * 2, axis=1), "rename all but one of the columns 'a'"),
+        (pd.DataFrame({"a\ud800": [1]}), r"rename the column 'a\\ud800': UTF-8"),
+        (pd.DataFrame({"a": pd.arrays.SparseArray([1, 0])}), r"make the column 'a' dense, with \.sparse\.to_dense\(\)"),
+        (pd.DataFrame({"a": [1j]}), "make the column 'a' two, its real"),
+        (pd.DataFrame({"a": [1, 10**30]}), "column 'a', row 1: 10{30} has more than 64 bits; make it floating"),
+        (pd.DataFrame({"b": [1], "a": ["x"]}).astype(object).transpose(), "give each column one type"),
+    ],
+)
+def test_a_frame_that_is_no_table_says_what_helps(frame: Any, mend: str) -> None:
+    with pytest.raises(DataError, match=f"data frame cannot be used: .*; {mend}"):
+        Dataset.pandas(frame, features="a")
+
+
+def test_sparse_matrices_are_not_taken(cache: Path) -> None:
+    sparse = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(3))
+    words = r" is a sparse csr_matrix, which is not taken; give its \.toarray\(\)"
+    with pytest.raises(DataError, match="'inputs'" + words):
+        Dataset.numpy(sparse, np.zeros(3))
+    with pytest.raises(DataError, match="the data" + words):
+        apply(Dataset.numpy(np.eye(3), partitions=1).prepare(cache), sparse)
+
+
 def test_the_message_after_a_transform_counts_its_rows(cache: Path) -> None:
     def tail(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch.slice(2)
@@ -371,6 +406,10 @@ def test_batches_that_change_their_type(cache: Path) -> None:
 def test_lists_of_several_lengths(cache: Path) -> None:
     with pytest.raises(DataError, match="differ in length, 2 values and then 1"):
         arrow(pa.table({"a": [[1, 2], [1]]}), label=None).prepare(cache)
+    even = [[[1, 2], [3, 4]]] * 3
+    for odd in ([[1, 2], [3]], [[1, 2, 3], [3, 4]], [[1, 2]]):
+        with pytest.raises(DataError, match=r"differ in length, 2 values and then [13] \(row 3 of table in memory\)"):
+            arrow(pa.table({"a": [*even, odd]}), label=None).prepare(cache)
     with pytest.raises(DataError, match=r"rows of shape \(3,\), before they had \(2,\)"):
         batches = [pa.record_batch({"a": [[1, 2]]}), pa.record_batch({"a": [[1, 2, 3]]})]
         arrow(pa.Table.from_batches(batches), label=None).prepare(cache)
@@ -487,6 +526,63 @@ def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch, code: int, st
     monkeypatch.undo()
     assert list(cache.glob(".tmp-*")) == []
     assert data.prepare(cache).rows == 2000  # room was made
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """What root may do, everybody else may not."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can look into."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+        Path(folder).chmod(0o755)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cache_that_cannot_be_written(shared: Path, stream: bool) -> None:
+    source = iter(ROWS.to_batches()) if stream else ROWS
+    words = r"data cache in {} cannot be used .*XDG_CACHE_HOME.*prepare\(cache=\)"
+    shared.chmod(0o555)
+    with another_user(), pytest.raises(ResourceError, match=words.format(shared / "cache")) as caught:
+        Dataset.arrow(source, features=["a"], partitions=1).prepare(shared / "cache")
+    assert caught.value.exit_code == 4
+    shared.chmod(0o755)
+    (shared / "file").touch()
+    for place in (shared / "file", shared / "file" / "cache"):
+        with pytest.raises(ResourceError, match=words.format(place)):
+            Dataset.arrow(source, features=["a"], partitions=1).prepare(place)
+    (shared / "made").mkdir(mode=0o555)
+    with another_user(), pytest.raises(ResourceError, match=words.format(shared / "made")):
+        Dataset.arrow(source, features=["a"], partitions=1).prepare(shared / "made")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_an_entry_of_another_user(shared: Path) -> None:
+    manifest = arrow().prepare(shared)
+    words = rf"data cache in {shared} cannot be used .*{{}}.*XDG_CACHE_HOME.*prepare\(cache=\)"
+    with another_user():
+        for read in (lambda: arrow().prepare(shared), lambda: open_partition(manifest, "train", 0)):
+            with pytest.raises(ResourceError, match=words.format("manifest.json")):
+                read()
+    Path(manifest.path).chmod(0o755)
+    with another_user(), pytest.raises(ResourceError, match=words.format(f"{manifest.key}.use")):
+        arrow().prepare(shared)
+    for path in (shared / "locks", *(shared / "locks").iterdir()):
+        path.chmod(0o777)
+    with another_user():
+        assert arrow().prepare(shared).key == manifest.key
 
 
 def test_errors_travel(cache: Path) -> None:

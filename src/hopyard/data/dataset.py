@@ -24,7 +24,7 @@ from hopyard.data.from_spark.source import Kept, refuse
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.options import ColumnSpec, columns, fraction, whole
 from hopyard.data.partitions.builder import Block, Job, build
-from hopyard.data.partitions.cache import CACHE_BYTES, default_root, find_or_make, full_disk, making, scratch
+from hopyard.data.partitions.cache import CACHE_BYTES, default_root, find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import named
 from hopyard.data.sources.memory import Arrays, Reader, Source, Table
@@ -426,18 +426,18 @@ class Dataset:
 
         Raises:
             DataError: the rows cannot be used; names the column, how many, the first row and its source.
-            ResourceError: the disk is full; nothing is left behind.
+            ResourceError: the disk is full, or the directory cannot be written; nothing is left behind.
         """
         if isinstance(self.source, (Frame, Kept)):
             return self.source.open(self.cache_bytes, "" if cache is None else str(Path(cache).expanduser().absolute()))
         root = default_root() if cache is None else Path(cache).expanduser().absolute()
-        with full_disk(root.parent):
+        with usable(root):
             root.mkdir(parents=True, exist_ok=True)
         key = self._key()
         if key is not None:
             return find_or_make(root, key, partial(self._build, key=key), self.cache_bytes)
         name = f"stream{uuid.uuid4().hex}"
-        with making(root, name), scratch(root, name) as directory:
+        with usable(root), making(root, name), scratch(root, name) as directory:
             manifest = self._build(directory)
             key = cast(str, self._key())
 

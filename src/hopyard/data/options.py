@@ -140,6 +140,11 @@ def _names(argument: str, value: Any) -> Names:
         if twice:
             raise SpecError(f"{argument} names {sorted(twice)[0]!r} twice")
         return list(value)
+    for at, name in enumerate(value if isinstance(value, (list, tuple)) else []):
+        if not isinstance(name, str):
+            raise SpecError(f"{argument}[{at}] = {name!r}: names of columns are text, {str(name)!r} perhaps")
+        if not name:
+            raise SpecError(f"{argument}[{at}] = '': a name has a character at least; rename the column")
     raise SpecError(f"{argument} = {value!r}: the name of a column or a list of such names is needed")
 
 

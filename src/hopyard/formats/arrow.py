@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -75,22 +75,32 @@ def null_rows(array: Any) -> Array | None:
     return bad
 
 
-def to_numpy(array: Any, name: str, where: str) -> Array:
+def to_numpy(array: Any, name: str, where: str, at: Callable[[int], str] | None = None, each: int = 1) -> Array:
     """The values of an Arrow array without nulls: shape (rows, …), its own dtype; a view where Arrow allows it.
+
+    Args:
+        array: it.
+        name, where: of the column, for messages.
+        at: tells where one of its rows is.
+        each: how many of its lists one row of the column has.
 
     Raises:
         DataError: lists (or binaries) differ in length.
     """
     kind, rows = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
-        return to_numpy(array.storage, name, where).reshape(rows, *kind.shape)
+        return to_numpy(array.storage, name, where, at, each).reshape(rows, *kind.shape)
     if pa.types.is_dictionary(kind):
-        return to_numpy(array.dictionary_decode(), name, where)
+        return to_numpy(array.dictionary_decode(), name, where, at, each)
     if pa.types.is_decimal(kind):
         return np.asarray(array.cast(pa.float64()).to_numpy())
     if is_list(kind):
-        size = kind.list_size if pa.types.is_fixed_size_list(kind) else _equal(array.value_lengths(), name, where)
-        inner = to_numpy(array.flatten(), name, where)
+        size = (
+            kind.list_size
+            if pa.types.is_fixed_size_list(kind)
+            else _equal(array.value_lengths(), name, where, at, each)
+        )
+        inner = to_numpy(array.flatten(), name, where, at, each * max(size, 1))
         return inner.reshape(rows, size, *inner.shape[1:])
     if pa.types.is_fixed_size_binary(kind):
         size = kind.byte_width
@@ -98,7 +108,7 @@ def to_numpy(array: Any, name: str, where: str) -> Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         width = np.dtype(np.int64 if pa.types.is_large_binary(kind) else np.int32)
         offsets = np.frombuffer(array.buffers()[1], width, rows + 1, array.offset * width.itemsize)
-        size = _equal(np.diff(offsets), name, where)
+        size = _equal(np.diff(offsets), name, where, at, each)
         return np.frombuffer(array.buffers()[2] or b"", np.uint8, rows * size, int(offsets[0])).reshape(rows, size)
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
@@ -126,15 +136,16 @@ def _parents(array: Any) -> Array:
     return np.repeat(np.arange(len(array)), lengths)
 
 
-def _equal(lengths: Any, name: str, where: str) -> int:
+def _equal(lengths: Any, name: str, where: str, at: Callable[[int], str] | None, each: int) -> int:
     sizes = np.asarray(lengths)
     if not len(sizes):
         return 0
     other = np.flatnonzero(sizes != sizes[0])
     if len(other):
+        row = int(other[0]) // each
         raise DataError(
             f"column {name!r} of {where}: rows differ in length, {sizes[0]} values and then {sizes[other[0]]} "
-            f"({other[0]} rows later); pad or cut them first (a hy.Dataset: transform=)"
+            f"({at(row) if at is not None else f'{row} rows later'}); pad or cut them first (a hy.Dataset: transform=)"
         )
     return int(sizes[0])
 

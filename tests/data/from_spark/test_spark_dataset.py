@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import hopyard as hy
+from hopyard.data.from_spark import reports
 from hopyard.data.manifest import FORMAT
 from hopyard.data.partitions.cache import open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
 from hopyard.errors import DataError, ResourceError, SpecError
-from hopyard.sparkapi import dataframe as asked
 
 pytest.importorskip("pyspark")
 from pyspark.ml.linalg import Vectors, VectorUDT
@@ -352,14 +352,14 @@ def test_a_transform_sees_all_columns_and_its_values_are_found(spark: Any, store
 
 def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    whole = asked.collected
+    whole = reports.collected
 
     def counted(df: Any) -> list[Any]:
         rows = whole(df)
         told.extend(len(row[0]) for row in rows)
         return rows
 
-    monkeypatch.setattr(asked, "collected", counted)
+    monkeypatch.setattr(reports, "collected", counted)
     context = spark.sparkContext
     context.setJobGroup("counted", "")
     rows = 50_000
@@ -445,7 +445,7 @@ def test_reuse_only_of_what_can_be_seen(
     for frame in (python, arrow, today):
         assert url(frame) != url(frame)
     assert sum("nobody tells whether the rows" in said for said in caplog.messages) == 6
-    monkeypatch.setattr("hopyard.sparkapi.dataframe.text", None)  # another Spark may lack what it asks
+    monkeypatch.setattr("hopyard.data.from_spark.plans.text", None)  # another Spark may lack what it asks
     assert url(df) != url(df)
 
 

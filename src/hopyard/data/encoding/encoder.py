@@ -111,8 +111,8 @@ class Fault:
     first: str
 
 
-def check(faults: Mapping[str, Fault]) -> None:
-    """Raises DataError naming every column with bad values, if there are any."""
+def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
+    """Raises DataError naming every column of these fields with bad values, if there are any."""
     if not faults:
         return
     found = "\n".join(
@@ -120,13 +120,25 @@ def check(faults: Mapping[str, Fault]) -> None:
         f"the first is {fault.first}"
         for name, fault in faults.items()
     )
-    one = next(iter(faults))
+    columns = {column.name: column for field in fields for column in field.columns}
     raise DataError(
         f"the data holds values that cannot be trained on:\n{found}\n"
-        f"drop or fill them before, or with transform=, for example\n"
-        f"  transform=lambda batch: batch.filter(pyarrow.compute.is_valid(batch[{one!r}]))\n"
-        f"(is_valid tells nulls; is_finite, of numbers, NaN and infinity as well)"
+        f"drop or fill them before, or with transform=, for example, to drop those of {next(iter(faults))!r},\n"
+        f"  transform=lambda batch: batch.filter({_good(columns[next(iter(faults))])})"
     )
+
+
+def _good(column: Column) -> str:
+    """Python's words for the rows of a batch that are no fault of a column."""
+    kind, values = column.type.rpartition(":")[0], f"batch[{column.name!r}]"
+    if kind == "double":
+        return f"pyarrow.compute.less_equal(pyarrow.compute.abs({values}), 3.4e38)"
+    if kind in ("float", "halffloat"):
+        return f"pyarrow.compute.is_finite({values})"
+    if not column.shape or "binary" in kind:
+        return f"pyarrow.compute.is_valid({values})"
+    row = "bool((numpy.abs(numpy.array(row, float)) <= 3.4e38).all())"
+    return f"pyarrow.array([{row} for row in {values}.to_pylist()])"
 
 
 class Encoder:
@@ -152,7 +164,7 @@ class Encoder:
 
     def check(self) -> None:
         """Raises DataError naming every column with bad values."""
-        check(self.faults)
+        check(self.faults, self.fields)
 
     def _raw(self, field: Field, batch: Any, place: Place) -> Array | None:
         parts = [self._values(column, batch, place) for column in field.columns]
@@ -215,7 +227,7 @@ class Encoder:
                 self._fault(column, wrong, place)
                 return None
             return self.vocabularies[column.name].codes(array, place)
-        values = to_numpy(array, column.name, str(place))
+        values = to_numpy(array, column.name, str(place), place.at)
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column.name!r} of {place} has type {array.type}; {before} is needed")
         if values.shape[1:] != column.shape:

@@ -227,9 +227,9 @@ def _fields(told: list[Told], names: list[str]) -> list[Field]:
     for one in told:
         for column, (count, at) in one.faults.items():
             faults.setdefault(column, Fault(0, at)).count += count
-    check(faults)
     first, where = with_rows[0]
     assert first.fields is not None
+    check(faults, first.fields)
     for other, there in with_rows[1:]:
         assert other.fields is not None
         for mine, theirs in zip(first.fields, other.fields, strict=True):

@@ -10,6 +10,7 @@ All locks are `flock`s on files, which the kernel releases when a process ends, 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import logging
@@ -52,6 +53,8 @@ STALE_SECONDS = 30 * 86_400.0
 """After which an entry that nobody used is rubbish."""
 KILLED_SECONDS = 86_400.0
 """After which a folder that Spark's tasks wrote to, and that still has no manifest, is rubbish."""
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""What says that a folder is another user's, read-only, or no folder."""
 _ROWS = re.compile(r"spark-[0-9a-f]{24,32}")
 """Names of the folders that Dataset.spark makes."""
 _WRITTEN = re.compile(
@@ -93,6 +96,8 @@ def hold(root: Path, key: str) -> Hold | None:
     except FileNotFoundError:  # evicted between the two lines above
         os.close(file)
         return None
+    except PermissionError:  # of another user, who alone may mark it
+        pass
     return Hold(file)
 
 
@@ -106,17 +111,18 @@ def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: 
     evicted until all take at most `limit` bytes: never one that is held.
 
     Raises:
-        ResourceError: no room; what was written is removed.
+        ResourceError: no room, or the folder cannot be written; what was written is removed.
         What `make` raises; what was written is removed.
     """
-    if (found := _held(root, key)) is not None:
-        return found
-    with making(root, key):
-        if (found := _held(root, key, tell=True)) is None:
-            with scratch(root, key) as directory:
-                adopt(root, key, directory, make(directory))
-            found = _held(root, key)
-    evict(root, limit)  # not what was just made: `found` holds it
+    with usable(root):
+        if (found := _held(root, key)) is not None:
+            return found
+        with making(root, key):
+            if (found := _held(root, key, tell=True)) is None:
+                with scratch(root, key) as directory:
+                    adopt(root, key, directory, make(directory))
+                found = _held(root, key)
+        evict(root, limit)  # not what was just made: `found` holds it
     if found is None:
         raise DataError(f"{root / key} was deleted while it was made; call prepare() again")
     return found
@@ -125,7 +131,7 @@ def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: 
 def adopt(root: Path, key: str, directory: Path, manifest: Manifest) -> None:
     """Makes `directory` the entry `key`; the caller is `making` it."""
     manifest.key, manifest.path = key, str(root / key)
-    with full_disk(root):
+    with usable(root):
         manifest.save(directory / FILE)
         if (root / key).exists():  # without a readable manifest
             shutil.rmtree(root / key)
@@ -162,25 +168,32 @@ def scratch(root: Path, key: str) -> Iterator[Path]:
     """An empty directory beside the entries, removed at the end if it is still there. The caller is `making` `key`."""
     for left in root.glob(f".tmp-{key}-*"):  # by a process that was killed: we hold its lock
         shutil.rmtree(left, ignore_errors=True)
-    with full_disk(root):
+    with usable(root):
         directory = Path(tempfile.mkdtemp(prefix=f".tmp-{key}-", dir=root))
     try:
-        with full_disk(root):
+        with usable(root):
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
-def full_disk(root: Path) -> Iterator[None]:
-    """Turns "no space" into ResourceError."""
+def usable(root: Path) -> Iterator[None]:
+    """Turns "no space", and "not allowed" for what is in `root` or leads there, into ResourceError."""
     try:
         yield
     except OSError as error:
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        if error.errno in CLOSED and any(name.startswith(str(root)) or str(root).startswith(name) for name in names):
+            raise ResourceError(
+                f"the data cache in {root} cannot be used ({error.strerror}: {error.filename}): this user needs to "
+                f"write there; set XDG_CACHE_HOME to a directory of your own, or call prepare(cache=) with one"
+            ) from error
         if error.errno not in FULL:
             raise
+        there = next(folder for folder in (root, *root.parents) if folder.exists())
         raise ResourceError(
-            f"no room for the data cache in {root} ({error.strerror}, {shutil.disk_usage(root).free:,} bytes free); "
+            f"no room for the data cache in {root} ({error.strerror}, {shutil.disk_usage(there).free:,} bytes free); "
             f"what was written of this entry is removed; free some, or call prepare(cache=) with another directory"
         ) from error
 
@@ -355,7 +368,8 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
         entry, number = _brought(manifest, kind, partition), 0
         parts = entry.train if kind == "train" else entry.validate
     path = Path(entry.path)
-    held = hold(path.parent, path.name)
+    with usable(path.parent):
+        held = hold(path.parent, path.name)
     if held is None:
         raise DataError(gone(entry))
     folder = path / folder_name(kind, number)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.checks import sendable, unwritable
 from hopyard.data.sources.memory import BYTES, ROWS, Reader, Source, Table
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, plain, to_arrow
@@ -86,8 +87,28 @@ def from_pandas(frame: Any) -> pa.Table:
         raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"the data frame cannot be used: {error}; give each column one type") from error
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"the data frame cannot be used: {error}; {_mend(frame)}") from error
+
+
+def _mend(frame: Any) -> str:
+    """What to do about a data frame that is no table."""
+    names = [str(name) for name in frame.columns]
+    for name in names:
+        if not sendable(name):
+            return f"rename the column {name!a}: UTF-8 cannot write its name"
+        if names.count(name) > 1:
+            return f"rename all but one of the columns {name!r}"
+    for at, (name, kind) in enumerate(zip(names, frame.dtypes, strict=True)):
+        if str(kind).startswith("Sparse"):
+            return f"make the column {name!r} dense, with .sparse.to_dense()"
+        if kind.kind == "c":
+            return f"make the column {name!r} two, its real and its imaginary part"
+        if kind.kind == "O":
+            for row, value in enumerate(frame.iloc[:, at]):
+                if isinstance(value, int) and unwritable(value):
+                    return f"column {name!r}, row {row}: {value} has more than 64 bits; make it floating point, or text"
+    return "give each column one type"
 
 
 class Items:
@@ -160,6 +181,8 @@ def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]
 
 def as_array(value: Any, what: str, objects: bool = True) -> Array:
     """`value` as a NumPy array; DataError naming `what` when it is none (or one of objects, where these are no use)."""
+    if hasattr(value, "toarray") and hasattr(value, "nnz"):
+        raise DataError(f"{what} is a sparse {type(value).__name__}, which is not taken; give its .toarray()")
     try:
         array = plain(value)
     except (TypeError, ValueError, RuntimeError) as error:
