@@ -199,6 +199,21 @@ def test_another_python_on_the_executors(tmp_path: Path, spark: Any, monkeypatch
     assert caught.value.exit_code == 4
 
 
+def test_executors_whose_python_lacks_hopyard(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the driver's environment is not activated, and PYSPARK_PYTHON not set."""
+    import pyspark
+
+    bare = tmp_path / "python"
+    parts = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH={parts} exec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    with pytest.raises(hy.ResourceError, match="not installed in the executors' Python") as caught:
+        select(tmp_path / "run", engine=hy.Spark(spark, workers=1))
+    for words in (f"which is {str(bare)!r}", "PYSPARK_PYTHON", "not activated", f"for example {sys.executable}"):
+        assert words in str(caught.value)
+
+
 def test_a_port_of_its_own(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

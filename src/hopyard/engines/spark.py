@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -313,7 +314,7 @@ class Executors:
         """A job failed, and Spark does not try it again."""
         text = str(error)
         self._failures = 1 if self._supervisors.came > came else self._failures + 1
-        why = _explained(text)
+        why = _explained(text, _python_of(self._session))
         if is_stopped(self._session):
             self._supervisors.give_up(_STOPPED)
         elif why and not self._supervisors.taken:
@@ -334,9 +335,11 @@ _KNOWN = {
     "port=… where a firewall lets three ports in a row through",
     "PYTHON_VERSION_MISMATCH": "executors run another Python than this process: {detail} Set PYSPARK_PYTHON (or "
     "spark.pyspark.python) to the same minor version before the session starts",
-    "No module named 'hopyard": "Hopyard is not installed in the executors' Python: install it there, or send a packed "
-    "environment (spark.archives) and point PYSPARK_PYTHON at its python. {detail}",
-    "No module named": "the executors' Python lacks a package: {detail}. Install it there, or send a packed "
+    "No module named 'hopyard": "Hopyard is not installed in the executors' Python{python}. Usually PYSPARK_PYTHON (or "
+    "spark.pyspark.python) was not set, and the environment that the driver runs from is not activated: set it to a "
+    "Python that has Hopyard on every executor, for example {ours}, before the session starts; or install Hopyard "
+    "there; or send a packed environment (spark.archives) and point PYSPARK_PYTHON at its python. {detail}",
+    "No module named": "the executors' Python{python} lacks a package: {detail}. Install it there, or send a packed "
     "environment (spark.archives) and point PYSPARK_PYTHON at its python",
     "Cannot run program": "executors cannot start Python: {detail}. Set PYSPARK_PYTHON (or spark.pyspark.python) to a "
     "Python that is there on every executor",
@@ -344,11 +347,18 @@ _KNOWN = {
 """Part of an error of Spark → what it means here."""
 
 
-def _explained(text: str) -> str:
+def _python_of(session: Any) -> str:
+    """The Python that the session's executors run, as Spark was told it; empty: a server of Connect knows it."""
+    return "" if is_connect(session) else str(getattr(session.sparkContext, "pythonExec", ""))
+
+
+def _explained(text: str, python: str = "") -> str:
+    """What an error of Spark means, where it is a known one; `python`: of the executors."""
     for part, meaning in _KNOWN.items():
         if part in text:
             line = next((line.strip() for line in text.splitlines() if part in line), "")
-            return meaning.format(detail=line.rpartition("Error: ")[2][:400])
+            named = f", which is {python!r}" if python else ""
+            return meaning.format(detail=line.rpartition("Error: ")[2][:400], python=named, ours=sys.executable)
     return ""
 
 
