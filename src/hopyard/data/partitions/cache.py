@@ -440,7 +440,11 @@ def _held(root: Path, key: str, tell: bool = False) -> Manifest | None:
     manifest.path = str(root / key)
     if fault := _fault(manifest):
         if tell:
-            log.warning("the prepared rows in %s are damaged (%s): they are made again", root / key, fault)
+            log.warning(
+                "the prepared rows in %s are damaged (%s): they are made again where their source is at hand",
+                root / key,
+                fault,
+            )
         return None
     weakref.finalize(manifest, held.close)
     return manifest

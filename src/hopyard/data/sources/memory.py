@@ -64,9 +64,9 @@ class Gone:
         """Raises DataError: the rows are not here."""
         raise DataError(
             f"the rows of {self.what} are in the memory of the process that named them, and their cache entry is not "
-            "here (removed, by `hopyard clean` for example, or on another host): run the script that names them again "
-            "(to go on with a run, with resume=True), call prepare() there with a cache that both can reach, or write "
-            "the rows to Parquet and use Dataset.parquet"
+            "here (removed, by `hopyard clean` for example, damaged, or on another host): run the script that names "
+            "them again (to go on with a run, with resume=True), call prepare() there with a cache that both can "
+            "reach, or write the rows to Parquet and use Dataset.parquet"
         )
 
     def listed(self) -> list[SourceInfo]:
