@@ -32,6 +32,11 @@ TRUSTED = (
     "each answer put at its row, also where it filters or sorts"
 )
 
+MOVED = (
+    f"the Dataset's transform gives rows in another order, and does not give back the column {NAME!r} that numbers "
+    "them, so nobody can tell which answer is whose; let it keep the columns that it is given, or sort before predict"
+)
+
 
 def apply(
     manifest: Manifest,
@@ -53,7 +58,7 @@ def apply(
 
     Raises:
         DataError: a column is missing, has another type or shape, holds NaN, or a value that training never saw; the
-            transform doubles rows; it drops some, and does not tell which (without `targets`).
+            transform doubles rows; it drops or moves some, and does not tell which (without `targets`).
     """
     if isinstance(data, Dataset) and data.transform is not None:
         transform = data.transform
@@ -91,6 +96,8 @@ def apply(
     else:
         encoder.check()
     found = places.result(rows, ordered=not targets)
+    if tracker is not None and not targets and places.trusted and tracker.moves:
+        raise DataError(MOVED)
     if tracker is not None and not targets and places.trusted and not tracker.warned:
         tracker.warned = True
         log.warning(TRUSTED)

@@ -149,6 +149,45 @@ def test_where_the_numbers_are_lost_order_is_trusted_and_said_once(
     assert "taken to stand in the order of the rows that went in" in record.getMessage()
 
 
+MOVING: dict[str, Transform] = {
+    "sort": lambda batch: batch.select(["a", "b", "y"]).sort_by("a"),
+    "sort by what has ties": lambda batch: batch.select(["a", "b", "y"]).sort_by("b"),
+    "pandas": frame(lambda rows: rows[["a", "b", "y"]].sort_values("a", ignore_index=True), preserve_index=False),
+    "the last row first": lambda batch: batch.select(["a", "b", "y"]).take(
+        pa.array(np.roll(np.arange(batch.num_rows), 1))
+    ),
+}
+"""What loses the numbers, and gives rows in another order."""
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_rows_that_are_seen_to_move_are_not_trusted(
+    name: str, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = RowTracker(MOVING[name])
+    for _ in range(2):
+        with pytest.raises(DataError, match=rf"gives rows in another order.*column {NAME!r}.*keep the columns"):
+            apply(manifest, TABLE, tracker, targets=False)
+    assert caplog.records == []
+    assert apply(manifest, TABLE, tracker, targets=True).rows == ROWS  # their order does not matter
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        frame(lambda rows: pd.DataFrame({"a": rows.a.cumsum(), "b": rows.b})),  # of rows before it too
+        frame(lambda rows: pd.DataFrame({"a": rows.a - rows.a.sum() / 3, "b": rows.b})),  # rounded by the order
+        frame(lambda rows: pd.DataFrame({"a": np.arange(len(rows)) * 1.0, "b": rows.b})),
+        frame(lambda rows: pd.DataFrame({"a": rows.a * 0, "b": rows.b * 0})),  # all are equal
+    ],
+)
+def test_rows_of_other_values_are_not_taken_for_rows_that_move(
+    transform: Transform, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert apply(manifest, TABLE, transform, targets=False).places is None
+    assert "taken to stand in the order" in caplog.text
+
+
 @pytest.mark.parametrize("name", TRUSTED)
 def test_where_the_numbers_are_lost_no_row_may_be(
     name: str, manifest: Manifest, caplog: pytest.LogCaptureFixture

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from hopyard.data.encoding.transform import transformed
 from hopyard.data.rows.content import Content
+from hopyard.data.rows.hash import row_hashes
 from hopyard.formats.arrow import Array
 
 NAME = "__hopyard_row__"
@@ -34,14 +35,17 @@ class RowTracker:
 
     Args:
         transform: record batch → record batch. It is called once more for the first batch (twice, where it changes the
-            column), and never more than once for a later one that gives the column back.
+            column; and with the rows in reverse order, where it does not give it back), and never more than once for a
+            later one that gives the column back.
 
     Attributes:
         warned: whether somebody was told that the column does not come back; the caller's to set.
+        moves: whether it was seen to give rows in another order, without the column.
     """
 
     def __init__(self, transform: Callable[[Any], Any]) -> None:
         self.warned = False
+        self.moves = False
         self._transform = transform
         self._types: tuple[Any, ...] = TYPES
         """That may still pass; the one that did."""
@@ -71,7 +75,22 @@ class RowTracker:
                 self._types = (kind,)
                 return plain, sent[1]
         self._types = ()
+        self.moves = self._seen_to_move(batch, plain, read)
         return plain, None
+
+    def _seen_to_move(self, batch: Any, plain: Any, read: Collection[str]) -> bool:
+        """Whether the batch in reverse order becomes the same rows, and not in reverse order. Where values depend on
+        the other rows, or are random, nothing is seen."""
+        names = [name for name in read if name in plain.schema.names]
+        if plain.num_rows != batch.num_rows:
+            return False
+        try:
+            made = self._transform(batch.take(pa.array(np.arange(batch.num_rows)[::-1])))
+            one, other = row_hashes(plain, names, "it"), row_hashes(made, names, "it")
+        except Exception:  # noqa: BLE001 - the plain batch is right
+            return False
+        same = np.array_equal(one[np.lexsort(one.T)], other[np.lexsort(other.T)])
+        return same and not np.array_equal(one[::-1], other)
 
     def _send(self, kind: Any, batch: Any, first: int) -> tuple[Any, Array] | None:
         """The transform's result and its rows' numbers; None when they did not come back as they went."""

@@ -94,7 +94,7 @@ class Trial:
         Where the run's data had a transform, rows are numbered while they go through it: outputs stand at the places of
         their rows, also where the transform sorts, and those of rows that it drops are NaN. (Whole numbers and booleans
         are float64 then.) A transform that makes a batch of other columns loses the numbers: a warning says so once,
-        and that the order is trusted.
+        and that the order is trusted; where it is seen to change the order, it is refused.
 
         Args:
             data: a Dataset, a pandas DataFrame, an Arrow table, arrays, or a dict of arrays. The transform and the
@@ -107,7 +107,7 @@ class Trial:
 
         Raises:
             DataError: the rows cannot be encoded as those of the training were; the transform doubles rows, or drops
-                some and loses their numbers.
+                or moves some and loses their numbers.
         """
         built = self._built(which)
         if not isinstance(built.trainable, Predicting):
