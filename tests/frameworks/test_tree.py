@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from hopyard import frameworks
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch.tensors import _DTYPES, copy_into
-from hopyard.frameworks.tree import lift, lower
+from hopyard.frameworks.tree import lift, lower, restore
 from hopyard.store.tree import decode, encode
 
 
@@ -89,8 +88,8 @@ def test_restore_gives_users_copies_and_ours_views() -> None:
 
     data = encode(lower({"t": torch.ones(16), "a": np.ones(16)}))
     mine, ours = Mine(), Ours()
-    frameworks.restore(mine, decode(data))  # type: ignore[arg-type]
-    frameworks.restore(ours, decode(data))  # type: ignore[arg-type]
+    restore(mine, decode(data))  # type: ignore[arg-type]
+    restore(ours, decode(data))  # type: ignore[arg-type]
     data[-192:] = bytes(192)  # 16 float32 and 16 float64
     assert mine.tree["t"].sum() == 16 and mine.tree["a"].sum() == 16
     assert ours.tree["a"].sum() == 0 and not isinstance(ours.tree["t"], torch.Tensor)

@@ -263,7 +263,9 @@ class TestFiles:
         scored = again.transform(df)
         assert scored.columns[-1] == "prediction"
         assert scored.orderBy("row").collect() == model.transform(df).orderBy("row").collect()
-        with pytest.raises(RunDirectoryError, match=r"holds a hopyard\.spark\.model\.HopyardModel, not a HopyardEst"):
+        with pytest.raises(
+            RunDirectoryError, match=r"holds a hopyard\.spark\.ml\.model\.HopyardModel, not a HopyardEst"
+        ):
             HopyardEstimator.load(str(tmp_path / "model"))
 
     def test_estimator(self, df: Any, make: Any, tmp_path: Path) -> None:
