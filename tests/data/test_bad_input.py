@@ -147,6 +147,13 @@ def test_bad_numbers_are_counted_and_placed(cache: Path, tmp_path: Path, value: 
     assert made.rows == 497
 
 
+@pytest.mark.parametrize("features", ["a", ["a"], ["a", "y"]])
+def test_half_precision_has_infinities_too(cache: Path, features: Any) -> None:
+    table = pa.table({"a": np.array([1, np.inf, 2, 4], np.float16), "y": [0.0, 1.0, 0.0, 1.0]})
+    with pytest.raises(DataError, match=r"column 'a': 1 of its rows .*\n?.*row 1 of"):
+        arrow(table, features=features, partitions=1).prepare(cache)
+
+
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
@@ -236,6 +243,26 @@ def test_a_masked_label_far_behind_is_a_null_too(cache: Path, monkeypatch: pytes
     items = Broken((0.5, label) for label in np.ma.masked_equal([0, 1, 1, 7], 7))
     with pytest.raises(DataError, match=r"'targets': 1 of its rows hold null.*first is row 3 of"):
         Dataset.torch(items, partitions=1).prepare(cache)
+
+
+def test_masked_items_leave_integers_as_they_are(cache: Path) -> None:
+    """Bug: they were stacked as floats, which round integers beyond 2**53."""
+    labels = np.ma.array([2**60 + 1, 2**60 + 3, 0], mask=[False, False, True])
+    items = Broken((0.5, label) for label in labels)
+    seen: list[Any] = []
+
+    def fill(batch: Any) -> Any:
+        seen.extend(batch.column("targets").to_pylist())
+        return batch.set_column(1, "targets", pc.fill_null(batch.column("targets"), 5))
+
+    Dataset.torch(items, transform=fill, partitions=1).prepare(cache)
+    assert set(seen) == {2**60 + 1, 2**60 + 3, None}
+
+
+def test_masked_arrays_in_cells_are_not_taken() -> None:
+    cells = [np.array([1.0, 2.0]), np.ma.masked_equal([1.0, -9999.0], -9999.0)]
+    with pytest.raises(DataError, match="column 'm', row 1: masked arrays are not taken as cells; fill them"):
+        Dataset.pandas(pd.DataFrame({"m": cells}), features="m")
 
 
 def test_masks_that_hide_nothing_in_keys_and_for_a_transform(cache: Path) -> None:

@@ -32,6 +32,12 @@ def test_arrays_keep_their_shape() -> None:
         list(blocks_of([{"image": image} for image in (images[0], images[0].T)]))
 
 
+@pytest.mark.parametrize("values", [np.array([[[1.0, -9.0]], [[2.0, 3.0]]]), np.array([[1.0, -9.0], [2.0, 3.0]])])
+def test_what_a_mask_hides_is_no_value(values: Any) -> None:
+    with pytest.raises(DataError, match=r"column 'm': .*a mask hides some of them; fill them"):
+        list(blocks_of([{"m": value} for value in np.ma.masked_equal(values, -9.0)]))
+
+
 def test_an_input_keeps_its_name_and_its_rows() -> None:
     n = np.arange(3.0, dtype=np.float32)
     data = hy.Dataset.numpy({"weights": n, "a": n + 1}, {"a": n + 2}, weight=n + 3, partitions=1)

@@ -126,6 +126,7 @@ def test_vectors_are_arrays(tmp_path: Path) -> None:
         (column([{"a": 1}]), "column 'c' .*no array"),
         ([["a", None]], "'value' .*holds None"),
         ([np.ma.masked_equal([[1, 2], [3, 4]], 4)], "'value' .*holds None or masked"),
+        ([[np.ma.masked, 1.0]], "'value' .*holds None or masked"),
         ([[("a", [1]), ("b", [1, 2])]], "column '_2' .*differ in length"),
     ],
 )

@@ -69,5 +69,18 @@ def test_a_kill_of_before_a_process_began_is_no_kill_of_it(tmp_path: Path, monke
     assert known.killed(second)
 
 
+def test_one_kill_is_told_of_one_worker_after_kills_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: what was told did not catch up with what had happened before the workers began."""
+    file = tmp_path / "memory.events"
+    file.write_text("oom_kill 0\n")
+    monkeypatch.setattr(oom, "counter", lambda pid: file)
+    known = Kills()
+    known.watch(1)
+    file.write_text("oom_kill 10\n")
+    second, third = known.watch(2), known.watch(3)
+    file.write_text("oom_kill 11\n")
+    assert known.killed(second) and not known.killed(third)
+
+
 def test_a_process_that_is_gone_has_no_count() -> None:
     assert counter(2**30) is None

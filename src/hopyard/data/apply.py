@@ -34,7 +34,7 @@ TRUSTED = (
 
 MOVED = (
     f"the Dataset's transform gives rows in another order, and does not give back the column {NAME!r} that numbers "
-    "them, so nobody can tell which answer is whose; let it keep the columns that it is given, or sort before predict"
+    "them, so nobody can tell which answer is whose; let it keep the columns that it is given"
 )
 
 

@@ -118,7 +118,8 @@ def _of_rows(rows: list[Any], feed: str) -> dict[str, Array]:
     names = list(getattr(rows[0], "__fields__", None) or [f"_{n + 1}" for n in range(len(rows[0]))]) if wide else []
     parts = zip(*rows, strict=True) if wide else [rows]
     for name, values in zip(names or ["value"], parts, strict=True):
-        if any(value is None or np.ma.is_masked(value) for value in values):
+        masks = any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values)))
+        if any(value is None for value in values) or (masks and any(map(np.ma.is_masked, values))):
             raise DataError(
                 f"column {name!r} of feed {feed!r} holds None or masked values; leave such rows out, or take feed.rows"
             )

@@ -88,7 +88,15 @@ def _of_objects(column: Any) -> Any:
 
 
 def _column(values: list[Any]) -> Any:
-    """Arrays of one shape keep it; those of one dimension may differ in length."""
+    """Arrays of one shape keep it; those of one dimension may differ in length.
+
+    Raises:
+        ValueError: a mask hides some of their values.
+    """
+    if any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values))) and any(
+        map(np.ma.is_masked, values)
+    ):
+        raise ValueError("a mask hides some of them; fill them, or leave such rows out")
     if all(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
         return to_arrow(np.stack(values), "its arrays")
     return pa.array(values)

@@ -44,7 +44,7 @@ class Kills:
         with self._lock:
             found = kills(file) > max(before, self._told[file])
             if found:
-                self._told[file] += 1
+                self._told[file] = max(before, self._told[file]) + 1
         return found
 
 

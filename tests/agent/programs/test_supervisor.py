@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hopyard.agent.programs.supervisor import TaskSupervisor
 from hopyard.agent.programs.tensorboard import Board
+from hopyard.core.programs.messages import FeedAllowed, FeedQuery
 from hopyard.engines.local import AGENT, python_path
 
 
@@ -34,3 +36,30 @@ def test_an_agent_looks_where_this_process_does(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(sys, "path", ["/a", "", "/b"])
         found = python_path()
     assert found == os.pathsep.join(["/a", str(Path.cwd()), "/b"])
+
+
+def test_how_far_a_feed_may_go_waits_for_a_task_that_does_not_read() -> None:
+    """Bug: a question behind it took its place, and nobody said it again."""
+
+    class Full:
+        def __init__(self) -> None:
+            self.sent: list[object] = []
+            self.reads = False
+
+        def writable(self) -> bool:
+            return self.reads
+
+        def send(self, message: object) -> None:
+            self.sent.append(message)
+
+    supervisor = TaskSupervisor.__new__(TaskSupervisor)
+    supervisor._allowed = {}
+    supervisor._pipe = pipe = Full()  # type: ignore[assignment]
+    first, last = (FeedAllowed(feed="train", batches=n, final=n == 2) for n in (1, 2))
+    supervisor._tell(first)
+    supervisor._tell(last)
+    supervisor._tell(FeedQuery(feed="train", question=1))
+    assert supervisor._allowed == {"train": last} and not pipe.sent
+    pipe.reads = True
+    supervisor._tell(FeedQuery(feed="train", question=2))
+    assert supervisor._allowed == {"train": last}, "it goes by the next step"

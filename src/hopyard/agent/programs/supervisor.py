@@ -302,7 +302,8 @@ class TaskSupervisor:
         if self._pipe is None:
             return
         if isinstance(message, (FeedQuery, FeedAllowed)):  # there may be many of them
-            self._allowed.pop(message.feed, None)
+            if isinstance(message, FeedAllowed):
+                self._allowed.pop(message.feed, None)
             if not self._pipe.writable():  # a process that is stopped would stop this one, too
                 if isinstance(message, FeedAllowed):
                     self._allowed[message.feed] = message

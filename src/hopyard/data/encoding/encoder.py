@@ -23,7 +23,7 @@ from hopyard.formats.arrow import Array, null_rows, to_numpy
 
 WHOLE = 1 << 53
 """Floating point of 64 bits has all integers up to here."""
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = np.finfo(np.float32).max
 ONE_HOT_LIMIT = 16_384
 """Values of a one-hot column: beyond it, one row of float32 is more than 64 KiB, and the column is rather a key."""
 _STEP = 4096

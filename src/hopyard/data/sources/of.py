@@ -85,6 +85,10 @@ def from_pandas(frame: Any) -> pa.Table:
     """A data frame as a table, without its index."""
     if not all(hasattr(frame, name) for name in ("iloc", "columns", "dtypes")):
         raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
+    for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        if kind.kind == "O" and np.ma.MaskedArray in set(map(type, frame.iloc[:, at])):
+            row = next(row for row, value in enumerate(frame.iloc[:, at]) if np.ma.isMaskedArray(value))
+            raise DataError(f"column {str(name)!a}, row {row}: masked arrays are not taken as cells; fill them first")
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -157,8 +161,9 @@ def _stacked(values: list[Array]) -> Array:
     """
     if not any(map(np.ma.isMaskedArray, values)):
         return np.stack(values)
-    kinds = {value.dtype for value in values if value is not np.ma.masked} or {np.dtype(np.float64)}
-    made: Array = np.ma.stack(values).astype(np.result_type(*kinds))
+    kind = np.result_type(*({value.dtype for value in values if value is not np.ma.masked} or {np.dtype(np.float64)}))
+    nothing = np.ma.array(np.zeros((), kind), mask=True)
+    made: Array = np.ma.stack([nothing if value is np.ma.masked else value for value in values]).astype(kind)
     return made
 
 
