@@ -111,7 +111,7 @@ def test_its_slot_is_replaced_and_its_agent_ended(placed: Placed, agent_too: boo
     placed.replace(slot)
     until(lambda: placed.waits() == 0 and len(placed.look()) == 2)
     now = placed.look()
-    assert supervisor not in now and not alive([supervisor, agent])
+    assert supervisor not in now and not alive([agent]) and gone([supervisor], 5.0)
     assert others < set(now.values()), "an agent that nothing was wrong with was ended"
 
 

@@ -167,7 +167,7 @@ def test_a_program_loses_nothing_and_nobody(
     assert between.lost > 0
     facts = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
     assert not [fact for fact in facts if isinstance(fact, Lost)]
-    begun = [(fact.slot, fact.life) for fact in facts if isinstance(fact, Running)]
+    begun = [(fact.slot, fact.incarnation) for fact in facts if isinstance(fact, Running)]
     assert len(begun) == len(set(begun)) >= 5  # a parameter server may be ended before it has begun again
-    ended = [(fact.slot, fact.life) for fact in facts if isinstance(fact, Ended)]
+    ended = [(fact.slot, fact.incarnation) for fact in facts if isinstance(fact, Ended)]
     assert len(ended) == len(set(ended))
