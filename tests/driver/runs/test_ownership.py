@@ -511,6 +511,50 @@ def test_a_run_that_ended_is_told_of_without_its_store(tmp_path: Path, caplog: A
     assert "cannot be told whether its States are there" in caplog.text
 
 
+@pytest.mark.parametrize("mount_point", [False, True])
+def test_a_run_that_ended_trains_nothing_where_its_store_is_not_mounted(
+    tmp_path: Path, caplog: Any, mount_point: bool
+) -> None:
+    """Bug: the folder that was made in its place counted as one whose States are gone, and all trials trained again."""
+    run = select(tmp_path / "run", configs=CONFIGS[:1], store=tmp_path / "store")
+    folder, before = Path(about_of(Layout(run.directory)).store), journal(run.directory)
+    (tmp_path / "store").rename(tmp_path / "away")
+    if mount_point:
+        folder.mkdir(parents=True)
+    assert hy.resume(run.directory).status == "completed"
+    assert journal(run.directory) == before
+    assert folder.exists() == mount_point
+    assert "cannot be told whether its States are there" in caplog.text
+    assert str(folder) in caplog.text and "mount it or bring it back, then resume" in caplog.text
+
+
+@pytest.mark.parametrize("mount_point", [False, True])
+def test_a_run_does_not_go_on_where_its_store_is_not_mounted(
+    interrupted: Callable[..., Path], undisturbed: list[str], tmp_path: Path, mount_point: bool
+) -> None:
+    run = interrupted(tmp_path / "store")
+    folder, before = Path(about_of(Layout(run)).store), journal(run)
+    (tmp_path / "store").rename(tmp_path / "away")
+    if mount_point:
+        folder.mkdir(parents=True)
+    missing = "has none of the marks" if mount_point else "is not there"
+    with pytest.raises(hy.ResourceError, match=rf"^store: {folder}: the folder {missing}.*names \d+ States.*mount it"):
+        hy.resume(run)
+    assert journal(run) == before
+    assert folder.exists() == mount_point
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    (tmp_path / "away").rename(tmp_path / "store")
+    assert digests(hy.resume(run)) == undisturbed
+
+
+def test_a_folder_that_somebody_deleted_in_the_run_directory_is_made_again(tmp_path: Path, caplog: Any) -> None:
+    run = select(tmp_path / "run")
+    kept = digests(run)
+    shutil.rmtree(place(Layout(run.directory), about_of(Layout(run.directory))))
+    assert digests(hy.resume(run.directory)) == kept
+    assert caplog.text.count("is gone") == 3 and "more; what is not there is made again" in caplog.text
+
+
 def test_rows_stay_as_long_as_a_run_may_go_on(interrupted: Callable[..., Path]) -> None:
     run = interrupted()
     rows = dataset().prepare().path

@@ -282,9 +282,10 @@ def _go_on(
     machine, earlier = recovered or recover(layout)
     again = chosen(layout, machine, recipe) if failed else ()
     ended = machine.status in ("completed", "partial", "failed") and not again
-    gone = lost(layout, about_of(layout), machine) if ended else []
+    gone = lost(layout, about_of(layout), machine, earlier) if ended else []
     if gone:
-        log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, ", ".join(gone))
+        words = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
+        log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, words)
     elif ended:
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""

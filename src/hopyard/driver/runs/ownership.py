@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from hopyard.filesystems import absolute, reaching
 from hopyard.spec import Ref
 from hopyard.store.journal import read, write_whole
 from hopyard.store.layout import Layout
-from hopyard.store.states import FsspecStore, LocalStore, claim, open_store
+from hopyard.store.states import FsspecStore, LocalStore, claim, open_store, private
 from hopyard.store.tree import digest
 
 log = logging.getLogger(__name__)
@@ -89,11 +89,13 @@ def take_new(layout: Layout, about: About) -> tuple[About, Owned]:
     return about, Owned(url, mark)
 
 
-def lost(layout: Layout, about: About, machine: Machine) -> list[str]:
+def lost(layout: Layout, about: About, machine: Machine, earlier: Earlier) -> list[str]:
     """The States of completed trials that are not in the store, or have another size than the journal says, in words.
-    Where the store cannot be asked a warning says so, and none are known."""
+    Where the store cannot be asked, or is not mounted, a warning says so, and none are known."""
     url = place(layout, about)
     try:
+        if missing := _unmounted(url, about, earlier.marks):
+            raise ResourceError(f"store: {url}: {missing}; mount it or bring it back, then resume")
         store = open_store(url)
         with using(url):
             sizes = store.sizes()
@@ -116,12 +118,17 @@ def take_over(layout: Layout, about: About, machine: Machine, earlier: Earlier) 
     what this one needs, which `run.json` then names. The caller holds the lock of the run directory.
 
     Raises:
-        SpecError, ResourceError: the store cannot be used; names it.
+        SpecError, ResourceError: the store cannot be used, or is not mounted; names it.
     """
     url, mark = place(layout, about), secrets.token_hex(8)
-    store = open_store(url)
     states = [state for trial in machine.trials.values() for state in trial.states.values() if state.digest]
     kept = {state.ref: state.digest for state in states}
+    if kept and (missing := _unmounted(url, about, earlier.marks)):
+        raise ResourceError(
+            f"store: {url}: {missing}, but the journal names {len(kept)} States there; mount it or bring it back, then "
+            "resume; where they were deleted for good, start the run again in another directory"
+        )
+    store = open_store(url)
     known = earlier.marks
     marks = {} if known & about.marks.keys() else about.marks  # what came before a mark in the journal is over
     with using(url):
@@ -158,6 +165,29 @@ def take_over(layout: Layout, about: About, machine: Machine, earlier: Earlier) 
         ", the others are made again" if gone else "",
     )
     return Owned(new, mark, tuple(gone))
+
+
+def _unmounted(url: str, about: About, known: Collection[str]) -> str:
+    """What is missing where a file server is not mounted: then nothing tells whether States are there. "": nothing is.
+    A folder in the run directory, or in the memory of a process, is what it is.
+
+    Args:
+        url: of the States.
+        about: the run.
+        known: the marks that its drivers put there. Whoever takes a folder over puts a newer one first.
+
+    Raises:
+        SpecError, ResourceError: the store cannot be asked.
+    """
+    if _is_inside(about.store) or private(url) or not any(known):
+        return ""
+    store = open_store(url, make=False)
+    with using(url):
+        try:
+            marks = store.marks()
+        except FileNotFoundError:
+            return "the folder is not there"
+    return "" if marks else "the folder has none of the marks that the drivers of this run left there"
 
 
 @contextmanager
