@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,46 @@ def test_a_store_that_cannot_be_opened_is_tried_again() -> None:
     with pytest.raises(ConnectionRefusedError):
         store.has(REF)
     assert not store.has(REF) and not store.has(REF)
+
+
+def test_a_store_that_is_back_is_used_without_the_driver(
+    agent: Callable[..., Reach], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: all States of an agent whose store was away at first went through the driver for the rest of the run."""
+    one, now = agent("alpha"), time.monotonic()
+    monkeypatch.setattr("hopyard.agent.runs.storage.time.monotonic", lambda: now)
+    there, away = tmp_path / "states", tmp_path / "away"
+    there.rename(away)
+    assert isinstance(one.store.opened, RemoteStore)
+    away.rename(there)
+    now += 59.0
+    assert isinstance(one.store.opened, RemoteStore)
+    now += 2.0
+    assert isinstance(one.store.opened, LocalStore)
+    there.rename(away)
+    now += 1000.0
+    assert isinstance(one.store.opened, LocalStore)
+
+
+def test_a_store_that_hangs_when_it_is_asked_again_holds_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    detour, now, asked, free = RemoteStore(None, ""), 0.0, threading.Event(), threading.Event()  # type: ignore[arg-type]
+    monkeypatch.setattr("hopyard.agent.runs.storage.time.monotonic", lambda: now)
+
+    def open_it() -> Any:
+        if now:
+            asked.set()
+            assert free.wait(60)
+        return detour
+
+    store = Later(open_it)
+    assert store.opened is detour
+    now = 61.0
+    thread = threading.Thread(target=lambda: store.opened)
+    thread.start()
+    assert asked.wait(60)
+    assert store.opened is detour
+    free.set()
+    thread.join()
 
 
 def test_a_state_comes_from_a_peer(agent: Callable[..., Reach]) -> None:

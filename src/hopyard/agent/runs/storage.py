@@ -6,6 +6,7 @@ Told by looking: the run's folder in shared memory has the driver's lock, the pl
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import tempfile
 import threading
@@ -29,7 +30,7 @@ from hopyard.system.network import address_towards, parted
 log = logging.getLogger(__name__)
 
 AWAY_SECONDS = 60.0
-"""After which a peer that could not be dialled is asked again."""
+"""After which a peer that could not be dialled, or a store that could not be reached from here, is asked again."""
 
 
 class Network:
@@ -79,7 +80,7 @@ class Network:
 
 class Later:
     """A Store that is opened at its first use, so that an agent can begin while the place is away. Where that fails the
-    next use tries again.
+    next use tries again. Where it gave the detour through the driver, it is tried again every `AWAY_SECONDS`.
 
     Args:
         open_it: gives the store, or raises what every method then raises.
@@ -89,14 +90,28 @@ class Later:
         self._open = open_it
         self._lock = threading.Lock()
         self._store: Store | None = None
+        self._again = math.inf
+        """When it is tried again."""
 
     @property
     def opened(self) -> Store:
         """The store itself."""
         with self._lock:
             if self._store is None:
-                self._store = self._open()
-            return self._store
+                return self._opened()
+            if time.monotonic() < self._again:
+                return self._store
+            self._again = math.inf  # the other threads go on with the detour: a place that hangs holds one alone
+        return self._opened()
+
+    def _opened(self) -> Store:
+        lasts = False
+        try:
+            self._store = store = self._open()
+            lasts = not isinstance(store, RemoteStore)
+            return store
+        finally:
+            self._again = math.inf if lasts else time.monotonic() + AWAY_SECONDS
 
     def put(self, ref: Ref, data: memoryview) -> None:
         """As the store's."""
