@@ -65,6 +65,17 @@ def test_gives_back_what_was_put(store: Store) -> None:
     assert isinstance(got, (bytearray, memoryview)) and got == data and not memoryview(got).readonly
 
 
+def test_each_piece_that_is_read_counts(own: LocalStore | FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a slow read through fsspec was told as one that moved no byte."""
+    monkeypatch.setattr("hopyard.store.states._BLOCK", 1000, raising=False)
+    data = os.urandom(2500)
+    own.put(REF, memoryview(data))
+    moved: list[int] = []
+    monkeypatch.setattr("hopyard.meter.moved", moved.append)
+    assert own.get(REF) == data
+    assert moved == ([2500] if isinstance(own, LocalStore) else [1000, 1000, 500])
+
+
 def test_a_missing_state_is_file_not_found(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.get(REF)

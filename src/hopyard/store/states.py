@@ -42,6 +42,10 @@ _OWNER = ".owner-"
 _PIECE = 64 << 20
 """Bytes of one call to write: each is counted."""
 
+_BLOCK = 8 << 20
+"""Bytes of one call to read from fsspec: each is counted. A slow network has to end one within half a minute, or the
+store counts as away."""
+
 _PRIVATE = {"memory"}
 """Protocols of file systems in the memory of one process."""
 
@@ -286,7 +290,13 @@ class FsspecStore:
 
     def get(self, ref: Ref) -> bytearray:
         """The bytes as stored. Raises FileNotFoundError."""
-        return bytearray(self._files.cat_file(self._path(_file(ref))))
+        data = bytearray()
+        self._files.invalidate_cache()  # or a State younger than the last listing counts as missing
+        with self._files.open(self._path(_file(ref)), "rb", block_size=_BLOCK) as file:
+            while piece := file.read(_BLOCK):
+                data += piece
+                meter.moved(len(piece))
+        return data
 
     def has(self, ref: Ref) -> bool:
         """Whether it is stored."""
