@@ -261,7 +261,7 @@ def test_masked_items_leave_integers_as_they_are(cache: Path) -> None:
 
 def test_masked_arrays_in_cells_are_not_taken() -> None:
     cells = [np.array([1.0, 2.0]), np.ma.masked_equal([1.0, -9999.0], -9999.0)]
-    with pytest.raises(DataError, match="column 'm', row 1: masked arrays are not taken as cells; fill them"):
+    with pytest.raises(DataError, match="column 'm', row 1: a mask hides a part of this cell; fill it"):
         Dataset.pandas(pd.DataFrame({"m": cells}), features="m")
 
 

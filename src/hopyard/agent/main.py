@@ -1,6 +1,6 @@
 """An agent: a process that dials home, is told what it is for, and does that until it is told to end.
 
-It runs units (`hands.py`), or hosts a task of a program (`host.py`).
+It runs units (`runs/service.py`), or hosts a task of a program (`programs/supervisor.py`).
 
 Three threads where it runs units. The main one takes a unit, runs it and answers. A second seals and stores States. The
 third is the connection's (`connection.py`).

@@ -1,3 +1,3 @@
-"""The rows: what the user names (`dataset`), what is made of it once (`plan`, `encode`, `build`, `cache`, `manifest`)
-and how a trial goes over it (`feed`). Knows nothing of models, trials or agents.
+"""The rows: what the user names (`dataset`), what is made of it once (`sources`, `encoding`, `partitions`,
+`manifest`) and how a trial goes over it (`partitions.loader`). Knows nothing of models, trials or agents.
 """

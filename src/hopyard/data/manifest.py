@@ -1,7 +1,7 @@
 """What a prepared data set is: its partitions, the shape of its columns, and how to encode more rows the same way.
 
 The manifest is one JSON file. Its copies (in run directories, beside saved models) are as good as the first: they
-point at the cache entry, and `encode.apply` needs nothing but the manifest.
+point at the cache entry, and `data.apply` needs nothing but the manifest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a Spark task starts: it minds one agent, as the driver tells it to; the task holds the slot in Spark's books.
 
 A supervisor dials the driver (its *line*: one plain socket, JSON lines, let in by a token that came with the task) and
-says where it sits. The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints, and
+says where it is. The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints, and
 says when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the JVM of
 the executor, the task, the agent. Only where the driver orders "aside" does the task end alone: its slot is then free
 for other jobs, and supervisor and agent go on, until a task of a second supervisor holds a slot for them again.
@@ -86,7 +86,7 @@ def supervise(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def _supervised(ticket: Ticket, given: Iterator[Any]) -> str:
-    """Sit in a task until the supervisor leaves; the host's name."""
+    """Stay in a task until the supervisor leaves; the host's name."""
     for _ in given:
         pass
     hold(ticket, _gpus(), java_above() or os.getppid())

@@ -6,7 +6,8 @@ free again, so a new agent needs nothing new from the cluster. A supervisor that
 whoever placed it cancels its job, and its slot gets another once it is gone, as an agent and its successor have one
 name on the wire. Tasks of supervisors can be told to step aside: they end, and their agents go on. The slot of such an
 agent is then held by nobody, and later by the task of another supervisor that is free. Knows no Spark: whoever places
-supervisors is a function."""
+supervisors is a function.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ class Supervisors:
     """Owner of the supervisors of one run. A thread of its own listens; everything else is called by the driver's loop.
 
     Args:
-        host: by which supervisors dial; see `hosts.address_to_bind`.
+        host: by which supervisors dial; see `network.address_to_bind`.
         port: 0: any that is free.
         token: lets supervisors in.
         log_of: slot → the file that takes what its agent prints.

@@ -13,7 +13,7 @@ from hopyard.errors import DataError
 from hopyard.feeds.protocol import PICKLE
 from hopyard.feeds.rows import unpacked
 from hopyard.feeds.streams import Block
-from hopyard.formats.arrow import Array, is_list, is_text, null_rows, to_numpy
+from hopyard.formats.arrow import Array, is_list, is_text, masked_at, null_rows, to_numpy
 from hopyard.formats.vectors import is_vector, lists
 
 Pieces = Sequence[tuple[Block, int, int]]
@@ -118,8 +118,7 @@ def _of_rows(rows: list[Any], feed: str) -> dict[str, Array]:
     names = list(getattr(rows[0], "__fields__", None) or [f"_{n + 1}" for n in range(len(rows[0]))]) if wide else []
     parts = zip(*rows, strict=True) if wide else [rows]
     for name, values in zip(names or ["value"], parts, strict=True):
-        masks = any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values)))
-        if any(value is None for value in values) or (masks and any(map(np.ma.is_masked, values))):
+        if any(value is None for value in values) or masked_at(values) is not None:
             raise DataError(
                 f"column {name!r} of feed {feed!r} holds None or masked values; leave such rows out, or take feed.rows"
             )

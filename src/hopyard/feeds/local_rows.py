@@ -1,4 +1,4 @@
-"""Blocks of rows that this process holds, to be sent into a program."""
+"""Blocks of rows that this process holds, to be sent to a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from hopyard.data.partitions.cache import open_partition
 from hopyard.data.sources.of import named_parts
 from hopyard.errors import DataError
-from hopyard.formats.arrow import to_arrow
+from hopyard.formats.arrow import masked_at, to_arrow
 
 ROWS = 4096
 """Of a block."""
@@ -93,9 +93,7 @@ def _column(values: list[Any]) -> Any:
     Raises:
         ValueError: a mask hides some of their values.
     """
-    if any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values))) and any(
-        map(np.ma.is_masked, values)
-    ):
+    if masked_at(values) is not None:
         raise ValueError("a mask hides some of them; fill them, or leave such rows out")
     if all(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
         return to_arrow(np.stack(values), "its arrays")

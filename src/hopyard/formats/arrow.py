@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,13 @@ def plain(value: Any) -> Array:
     subclasses only the values count.
     """
     return value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
+
+
+def masked_at(values: Sequence[Any]) -> int | None:
+    """The first of these values of which a mask hides something; None: there is none."""
+    if not any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values))):
+        return None
+    return next((at for at, value in enumerate(values) if np.ma.is_masked(value)), None)
 
 
 def to_arrow(array: Any, name: str) -> Any:

@@ -1,20 +1,11 @@
 """What trains: Trainables for torch, Keras and NumPy, and how their States become plain arrays and come back.
 
-    tree.py              States as plain arrays, and back
-    array.py             a linear model in NumPy, the framework of the tests
-    torch.py             `Model`, and the names users need
-    torch_state.py       what a torch model's State is, and how it is copied into a model that is already built
-    torch_metrics.py     accuracy, AUC, F1, and sums over a partition
-    torch_leaf.py        torch tensors ↔ NumPy arrays
-    keras.py             `Model`, a compiled Keras model as a Trainable
-    keras_state.py       what a Keras model's State is; which models differ in nothing else
-    keras_sums.py        Keras' metrics as sums over rows
-    keras_rows.py        rows and batches as Keras' loops take them
-    keras_shapes.py      whether a model and a dataset fit
-    keras_callbacks.py   the hooks of epochs and batches
-    keras_tensorflow.py  keras_jax.py  keras_torch.py: going over rows, on each backend
-    *_tools.py           of each framework: seeds, threads, determinism, files
-    onednn.py            lines of TensorFlow that no setting keeps it from
+    tree.py      States as plain arrays, and back
+    linear.py    a linear model in NumPy, the framework of the tests
+    torch/       `Model`; its state, metrics, tensors ↔ NumPy arrays, files
+    keras/       `Model`, a compiled Keras model as a Trainable; its state, metrics, rows, and loops on each backend
+    tensorflow/  jax/: their processes
+    runtime.py   in each: seeds, threads, determinism of the process
 
 This module imports no framework: it looks for one only among the modules that are imported already.
 """

@@ -4,8 +4,10 @@
     hopyard.spark.HopyardEstimator(…)      fit(df) → HopyardModel, transform(df)
     hopyard.spark.save_tfrecords(df, path), load_tfrecords(spark, path)
 
-    local.py    the session          launch.py   what Spark is launched with: variables, and whether all is there
-    java.py     looks for a Java     folders.py  a JAVA_HOME and a SPARK_HOME of links, in the user's cache
+    local/      the session, what Spark is launched with, and a Java where there is none
+    inference/  predictions and functions over the rows of a DataFrame
+    ml/         the Estimator and its Model
+    tfrecord/   files of records
 
 Names are looked up when they are first used: importing this package imports neither pyspark nor a framework.
 """

@@ -5,4 +5,5 @@ layout.py   the one place that knows the paths of a run directory
 tree.py     the codec of States
 arena.py    shared memory between the agents of one host
 states.py   where States are kept: a directory, or any fsspec URL
+bulk/       States by network
 """

@@ -31,7 +31,7 @@ class Ports:
         self._task = held()
         self._coordinator = held()
         self._address = address
-        self.connected = socket.create_server((address, 0), backlog=BACKLOG)
+        self.store_listener = socket.create_server((address, 0), backlog=BACKLOG)
         """Readable when somebody wants torch's store."""
         self._store: subprocess.Popen[bytes] | None = None
 
@@ -39,11 +39,11 @@ class Ports:
     def numbers(self) -> tuple[int, int, int]:
         """Of the task, of torch's store, of JAX's coordinator."""
         task, coordinator = (int(held.getsockname()[1]) for held in (self._task, self._coordinator))
-        return task, int(self.connected.getsockname()[1]), coordinator
+        return task, int(self.store_listener.getsockname()[1]), coordinator
 
     def open_store(self) -> None:
         """Start torch's store; it takes over the socket, and who waits there."""
-        file = self.connected.fileno()
+        file = self.store_listener.fileno()
         self._store = subprocess.Popen(
             [sys.executable, "-P", "-m", "hopyard.agent.programs.torch_store", str(file), self._address],
             stdin=subprocess.DEVNULL,
@@ -78,5 +78,5 @@ class Ports:
         """Give all back."""
         with contextlib.suppress(OSError):
             self.close_store()
-        for held in (self._task, self._coordinator, self.connected):
+        for held in (self._task, self._coordinator, self.store_listener):
             held.close()

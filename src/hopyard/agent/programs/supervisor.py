@@ -65,7 +65,7 @@ class TaskSupervisor:
         self._ports = Ports(self._address)
         self._poll = zmq.Poller()
         self._poll.register(connection.socket, zmq.POLLIN)
-        self._poll.register(self._ports.connected, zmq.POLLIN)
+        self._poll.register(self._ports.store_listener, zmq.POLLIN)
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Pipe | None = None
         self._watch = -1
@@ -80,7 +80,7 @@ class TaskSupervisor:
         self._board: Board | None = None
         self._allowed: dict[str, FeedAllowed] = {}
         """Feed → how far it may go, for a process that did not read when it was to be told."""
-        self._knocks = 0
+        self._stores_ended = 0
         """Stores of torch's that ended by themselves."""
         self._folder = scratch("task")
         """For what its tasks keep on the host."""
@@ -111,14 +111,14 @@ class TaskSupervisor:
             self._listen()
         if self._child is not None and (self._watch in ready or self._watch < 0) and self._child.poll() is not None:
             self._ended()
-        if self._ports.connected.fileno() in ready and not self._ports.has_store:
-            self._poll.unregister(self._ports.connected)
+        if self._ports.store_listener.fileno() in ready and not self._ports.has_store:
+            self._poll.unregister(self._ports.store_listener)
             self._ports.open_store()
         if self._ports.store_ended():
-            self._knocks += 1
-            if self._knocks < STORES:
+            self._stores_ended += 1
+            if self._stores_ended < STORES:
                 print("torch's store ended; the next client gets another", flush=True)  # noqa: T201 - the log
-                self._poll.register(self._ports.connected, zmq.POLLIN)
+                self._poll.register(self._ports.store_listener, zmq.POLLIN)
             else:
                 print(f"torch's store ended {STORES} times; there is none any more", flush=True)  # noqa: T201
         if self._allowed and self._pipe is not None and self._pipe.writable():
@@ -150,7 +150,7 @@ class TaskSupervisor:
             if message.restart:
                 self._ports.close_store()
             if not self._ports.has_store:
-                self._poll.register(self._ports.connected, zmq.POLLIN)
+                self._poll.register(self._ports.store_listener, zmq.POLLIN)
             self._spawn()
         self._task, self._told, self._begun = message, False, False
         self._allowed.clear()
@@ -301,12 +301,12 @@ class TaskSupervisor:
     def _tell(self, message: Begin | Host | Feeding | StopRequested) -> None:
         if self._pipe is None:
             return
-        if isinstance(message, (FeedQuery, FeedAllowed)):  # there may be many of them
+        if isinstance(message, FeedAllowed):
+            self._allowed.pop(message.feed, None)
+        # there may be many of these, and a process that is stopped would stop this one, too
+        if isinstance(message, (FeedQuery, FeedAllowed)) and not self._pipe.writable():
             if isinstance(message, FeedAllowed):
-                self._allowed.pop(message.feed, None)
-            if not self._pipe.writable():  # a process that is stopped would stop this one, too
-                if isinstance(message, FeedAllowed):
-                    self._allowed[message.feed] = message
-                return
+                self._allowed[message.feed] = message
+            return
         with contextlib.suppress(OSError):
             self._pipe.send(message)

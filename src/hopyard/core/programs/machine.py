@@ -122,7 +122,7 @@ class ProgramMachine:
         self._verdict: Status = "done"
         self._out: list[ProgramCommand] = []
 
-    # ------------------------------------------------------------------------------------------------ the endpoints
+    # ------------------------------------------------------------------------------------------------ asked by the loop
 
     def handle(self, event: ProgramEvent) -> list[ProgramCommand]:
         """Apply one event, decide what follows."""

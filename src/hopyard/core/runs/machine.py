@@ -5,8 +5,8 @@ machine stood. `handle` applies one event and then decides what follows; the dec
 `Check`, `Deferred`) are applied like events and belong in the journal behind the event that led to them; a slot whose
 time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever, whatever later
 versions would decide. The table at the end of this file holds every
-transition; `chain` says what a trial's States go through, `board` and `policy` who gets what next, `lease` whose
-answers count.
+transition; `retention` says what a trial's States go through, `scheduler` and `policy` who gets what next, `leases`
+whose answers count.
 
 A trial is a chain: State k, a unit over partition (i + k) mod P, State k+1, … At most one unit of a trial trains at a
 time; the validations of its epochs' ends are units of their own and may run beside it. A State is used as soon as its
@@ -29,8 +29,7 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard.core.facts import Lost, Tick
-from hopyard.core.runs import faults
-from hopyard.core.runs import retention as chain
+from hopyard.core.runs import faults, retention
 from hopyard.core.runs.durability import Durability
 from hopyard.core.runs.events import (
     Began,
@@ -117,7 +116,7 @@ class Machine:
         self._out: list[Command] = []
         self._at = 0.0
 
-    # ---------------------------------------------------------------- the doors
+    # ---------------------------------------------------------------- asked by the loop
 
     def handle(self, event: Event) -> list[Command]:
         """Apply one event, decide what follows. Costs O(log n) for n trials, and O(n) when a slot is lost."""
@@ -172,7 +171,7 @@ class Machine:
             for slot in self.slots.values()
             if not slot.busy
             and at - slot.since >= patience
-            and not any(chain.held(self.trials[made], slot.id) for made in slot.made)
+            and not any(retention.held(self.trials[made], slot.id) for made in slot.made)
         ]
         found = found[: len(self.slots) - 1] if self.status == "running" and not self._board.alone else []
         return [] if found and any(map(_held_up, self.trials.values())) else found
@@ -367,7 +366,7 @@ class Machine:
             self._durability.made(ref, slot.id, event.at, trial.patience)
         slot.made.add(trial.id)
         self._board.learn(trial, sum([part.seconds for part in parts]), len(parts))
-        chain.spend(trial, before, partitions, self.slots, self._out)
+        retention.spend(trial, before, partitions, self.slots, self._out)
         if step < self._steps:
             self._board.offer(trial)
         if epoch in trial.history:  # it was done again, for its States
@@ -430,8 +429,8 @@ class Machine:
         trial.enter(epoch, values, spec)
         step = (epoch + 1) * spec.partitions
         if step < trial.step or step == self._steps:
-            chain.spend(trial, step, spec.partitions, self.slots, self._out)
-        chain.collect(trial, spec.partitions, self._out)
+            retention.spend(trial, step, spec.partitions, self.slots, self._out)
+        retention.collect(trial, spec.partitions, self._out)
         self._complete(trial)
 
     def _durable(self, event: Durable) -> None:
@@ -464,9 +463,9 @@ class Machine:
         state.sealed = self.leases.last
         if state.parked:
             self._unpark(trial, state)
-        if chain.advance(trial, self.spec.partitions):
+        if retention.advance(trial, self.spec.partitions):
             trial.forget()
-            chain.collect(trial, self.spec.partitions, self._out)
+            retention.collect(trial, self.spec.partitions, self._out)
             self._complete(trial)
 
     def _failed(self, event: Failed) -> None:
@@ -496,7 +495,7 @@ class Machine:
         state = trial.states.get(ref.step)
         if state is not None and state.ref == ref:
             if not state.digest and state.maker in self.slots:
-                chain.park(trial, state, self.spec.partitions)
+                retention.park(trial, state, self.spec.partitions)
                 self._board.offer(trial)  # what does not start from it
                 self._out.append(Keep(state.maker, ref, state.where))
             elif state.digest and unit.lease > state.sealed:  # it was stored before the unit was given out
@@ -508,7 +507,7 @@ class Machine:
         self._mend(trial)
 
     def _unpark(self, trial: TrialBook, state: StateBook) -> None:
-        chain.unpark(trial, state, self.spec.partitions, self.slots, self._out)
+        retention.unpark(trial, state, self.spec.partitions, self.slots, self._out)
         self._awaken(trial)
 
     def _forgotten(self, event: Forgotten) -> None:
@@ -757,7 +756,7 @@ class Machine:
     def _mend(self, trial: TrialBook) -> None:
         """If a State that the trial needs is gone: back to the safe step."""
         partitions = self.spec.partitions
-        if trial.ended or not chain.broken(trial, partitions, self.slots):
+        if trial.ended or not retention.broken(trial, partitions, self.slots):
             return
         self._revoke(trial)
         self._rewind(trial)
@@ -807,7 +806,7 @@ class Machine:
         for step, state in trial.states.items():
             if step > trial.safe and not state.digest:
                 self._durability.settled(state.ref)
-        chain.cut(trial, self.slots, self._out)
+        retention.cut(trial, self.slots, self._out)
 
     def _complete(self, trial: TrialBook) -> None:
         if trial.safe == self._steps and len(trial.history) == self.spec.epochs and not trial.ended:
@@ -836,8 +835,8 @@ class Machine:
         trial.stamp += 1
         self._open -= 1
         self._board.expect(trial, 0)
-        chain.released(trial, self.slots, self._out)
-        chain.collect(trial, self.spec.partitions, self._out)
+        retention.released(trial, self.slots, self._out)
+        retention.collect(trial, self.spec.partitions, self._out)
 
     # ---------------------------------------------------------------- decisions
 

@@ -1,6 +1,6 @@
 """Which ready unit goes to which idle slot.
 
-Pure choices over what waits; who waits where is kept by `board`. An idle slot takes
+Pure choices over what waits; who waits where is kept by `scheduler`. An idle slot takes
 
 1. a fold (milliseconds, and it ends an epoch),
 2. the validation of the State that it has in memory,

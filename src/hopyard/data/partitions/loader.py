@@ -29,9 +29,9 @@ class PartitionFeed:
     """The rows of `columns` in the order that `shuffle` fixes; a `ports.Feed`.
 
     Args:
-        columns: from `cache.open_partition` or `encode.apply`.
+        columns: from `cache.open_partition` or `data.apply.apply`.
         batch_size: rows of a batch, at least 1.
-        shuffle: seed of the visit order (`core.order.shuffle_seed`); None: as stored.
+        shuffle: seed of the visit order (`core.runs.order.shuffle_seed`); None: as stored.
         seed: what each Batch carries for whatever the model draws.
 
     Batches are always copies, also when rows are visited as stored: a model that changes its batch in place then

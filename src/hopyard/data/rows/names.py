@@ -1,6 +1,6 @@
 """Names of rows where they have no number: which rows validate, which partition a row is in, and in which order.
 
-A name is a hash of what a row holds (`row_hash`), behind a hash of its key where there is one. Nothing here knows how
+A name is a hash of what a row holds (`hash`), behind a hash of its key where there is one. Nothing here knows how
 rows were batched or who reads them, so nothing that follows from it can depend on that.
 """
 

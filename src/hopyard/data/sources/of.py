@@ -11,7 +11,7 @@ import pyarrow as pa
 from hopyard.checks import sendable, unwritable
 from hopyard.data.sources.memory import BYTES, ROWS, Reader, Source, Table
 from hopyard.errors import DataError, SpecError
-from hopyard.formats.arrow import Array, plain, to_arrow
+from hopyard.formats.arrow import Array, masked_at, plain, to_arrow
 
 
 def from_numpy(
@@ -86,9 +86,8 @@ def from_pandas(frame: Any) -> pa.Table:
     if not all(hasattr(frame, name) for name in ("iloc", "columns", "dtypes")):
         raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
     for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
-        if kind.kind == "O" and np.ma.MaskedArray in set(map(type, frame.iloc[:, at])):
-            row = next(row for row, value in enumerate(frame.iloc[:, at]) if np.ma.isMaskedArray(value))
-            raise DataError(f"column {str(name)!a}, row {row}: masked arrays are not taken as cells; fill them first")
+        if kind.kind == "O" and (row := masked_at(frame.iloc[:, at])) is not None:
+            raise DataError(f"column {str(name)!a}, row {row}: a mask hides a part of this cell; fill it first")
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

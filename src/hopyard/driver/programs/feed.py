@@ -1,4 +1,4 @@
-"""FeedSession one feed into a program: what is sent when, what happens meanwhile, and when it is over.
+"""One feed of a program, from its driver's side: what is sent when, what happens meanwhile, and when it is over.
 
 Rows of Spark go from Spark's tasks, the driver never sees them; rows that are here already go from here. While rows go,
 the program is watched: when it fails, the feed fails with *its* error; when it was started again, all rows go again;
@@ -195,7 +195,7 @@ class FeedSession:
     def _all(
         self, source: Source, epochs: int, timeout: float | None, sent: Incarnations | None
     ) -> tuple[int, Incarnations | None]:
-        """Send all rows so often: how many, and to which tasks. `sent`: those that have what was sent before."""
+        """Send all rows `epochs` times; gives how many, and to which tasks. `sent`: who has what went before."""
         rows = 0
         for epoch in range(epochs):
             incarnations, endpoints = self.endpoints(begun=epoch > 0)

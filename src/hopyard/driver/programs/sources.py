@@ -83,7 +83,7 @@ class Here:
     def __init__(self, data: Any) -> None:
         self._data = data
         self._stopped = threading.Event()
-        """Of the present send_partition."""
+        """Of the present call of `send`."""
 
     def send(self, route: Route) -> int:
         """A partition for each worker, which a thread sends."""

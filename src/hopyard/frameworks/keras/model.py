@@ -1,7 +1,7 @@
 """`Model`: a compiled Keras 3 model as a Trainable, on TensorFlow, JAX or PyTorch.
 
 What a step is stays Keras' own: `train_step` and `test_step` of the model, also where the user wrote them. How steps
-follow each other depends on the backend (`keras_tensorflow`, `keras_jax`, `keras_torch`). Losses and metrics stay in
+follow each other depends on the backend (`loops/`). Losses and metrics stay in
 the variables where Keras adds them up, and are read once for each partition.
 """
 

@@ -1,7 +1,7 @@
 """`Model`: a torch module with its optimizer and loss, as a Trainable.
 
 The loop is plain and waits for nothing: losses stay on the device as tensors until the partition ends. Whatever
-training changes is in the State (see `torch_state`); whatever is drawn while training follows the seed that the agent
+training changes is in the State (see `state`); whatever is drawn while training follows the seed that the agent
 sets before each partition.
 """
 

@@ -64,7 +64,7 @@ class Server:
     """Answers requests, each connection in a thread of its own. One thread more lets connections in.
 
     Args:
-        host: name under which clients reach this one; see `hosts.address_to_bind`.
+        host: name under which clients reach this one; see `network.address_to_bind`.
         credentials: of the run.
         services: what → how it is answered.
         port: 0: any.
