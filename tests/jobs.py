@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.runs.events import Joined, Line
+from hopyard.core.runs.events import CODEC, Joined, Line
 from hopyard.driver.runs.run import Run
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch
@@ -138,7 +138,7 @@ def digests(run: Run) -> list[str]:
 
 
 def journal(directory: Path) -> list[Line]:
-    return list(read(Layout(directory).journal))
+    return list(read(Layout(directory).journal, CODEC))
 
 
 def agents(directory: Path) -> list[int]:

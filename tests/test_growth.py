@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import hopyard as hy
 from hopyard.cli import app
-from hopyard.core.runs.events import Began, Durable, Interrupted, Proposed
+from hopyard.core.runs.events import CODEC, Began, Durable, Interrupted, Proposed
 from hopyard.core.runs.machine import fold
 from hopyard.driver.runs import session as drive
 from hopyard.driver.runs.loop import Loop
@@ -96,19 +96,19 @@ def test_arrays_take_little_more_than_their_bytes(tmp_path: Path, small: tuple[P
 
 def test_reading_takes_the_memory_of_a_line(middle: tuple[Path, int]) -> None:
     path, _ = middle
-    assert peak(lambda: sum(1 for _ in read(path))) < 1 << 20
-    assert peak(lambda: chart(read(path))) < 1 << 20
+    assert peak(lambda: sum(1 for _ in read(path, CODEC))) < 1 << 20
+    assert peak(lambda: chart(read(path, CODEC))) < 1 << 20
 
 
 def test_a_fold_takes_the_memory_of_its_trials(middle: tuple[Path, int], small: tuple[Path, int]) -> None:
     """10,000 trials must leave room for the rest in 300 MB."""
-    each = (peak(lambda: fold(read(middle[0]))) - peak(lambda: fold(read(small[0])))) / 50
+    each = (peak(lambda: fold(read(middle[0], CODEC))) - peak(lambda: fold(read(small[0], CODEC)))) / 50
     assert each < 15_000
 
 
 def test_a_chart_takes_little_for_each_unit(middle: tuple[Path, int], small: tuple[Path, int]) -> None:
     def drawn(path: Path) -> int:
-        return sum(map(len, gantt.html(read(path))))
+        return sum(map(len, gantt.html(read(path, CODEC))))
 
     more = peak(lambda: drawn(middle[0])) - peak(lambda: drawn(small[0]))
     assert more / (middle[1] - small[1]) < 200
@@ -121,7 +121,7 @@ def test_a_journal_of_arrays_is_not_kept_either(tmp_path: Path) -> None:
     played(few, 2, bins=800)
     played(more, 8, bins=800)
     longer = more.stat().st_size - few.stat().st_size
-    assert peak(lambda: fold(read(more))) - peak(lambda: fold(read(few))) < longer / 3
+    assert peak(lambda: fold(read(more, CODEC))) - peak(lambda: fold(read(few, CODEC))) < longer / 3
 
 
 def test_who_goes_on_knows_what_was_before(tmp_path: Path, small: tuple[Path, int]) -> None:
@@ -129,7 +129,7 @@ def test_who_goes_on_knows_what_was_before(tmp_path: Path, small: tuple[Path, in
     layout.journal.write_bytes(small[0].read_bytes())
     machine, earlier = recover(layout)
     assert (earlier.slots, earlier.trained, len(machine.trials)) == (64, True, 15)
-    assert machine.snapshot() == fold(read(layout.journal)).snapshot()
+    assert machine.snapshot() == fold(read(layout.journal, CODEC)).snapshot()
 
 
 def test_defects_are_seen() -> None:
@@ -174,7 +174,7 @@ def test_ls_says_the_same_with_and_without_a_summary(tmp_path: Path, monkeypatch
         layout.summary.write_bytes(wrong)
         assert rows(tmp_path / "runs") == quick
     layout.summary.write_bytes(noted)
-    journal = Journal(layout.journal, resume=True)  # as another driver would append
+    journal = Journal(layout.journal, CODEC, resume=True)  # as another driver would append
     journal.append([Interrupted(at=1.0, reason="x")])
     journal.close()
     assert summary.read(layout) is None

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hopyard.core.runs.events import Began, Exhausted, Interrupted, Line, Proposed, encode
+from hopyard.core.runs.events import CODEC, Began, Exhausted, Interrupted, Line, Proposed, encode
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT, RunSpec
 from hopyard.store import journal as journals
@@ -39,12 +39,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = Journal(tmp_path / "journal.jsonl", CODEC)
     journal.append(LINES[:1])
     journal.append([])
     journal.append(LINES[1:])
     journal.close()
-    assert (list(read(journal.path)), whole_bytes(journal.path)) == (LINES, len(DATA))
+    assert (list(read(journal.path, CODEC)), whole_bytes(journal.path)) == (LINES, len(DATA))
 
 
 def test_lines_come_one_by_one_however_many_there_are(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_lines_come_one_by_one_however_many_there_are(tmp_path: Path) -> None:
         for _ in range(20_000):
             file.write(line)
     tracemalloc.start()
-    count = sum(1 for _ in read(path))
+    count = sum(1 for _ in read(path, CODEC))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert count == len(LINES) + 20_000
@@ -67,13 +67,13 @@ def test_the_end_of_the_last_whole_line_is_found_from_behind(path: Path, size: i
     with path.open("ab") as file:
         file.write(b"x" * size)
     assert whole_bytes(path) == len(DATA)
-    assert Journal(path, resume=True).path == path
+    assert Journal(path, CODEC, resume=True).path == path
     assert path.read_bytes() == DATA
 
 
 def test_a_journal_that_is_there_is_not_written_over(path: Path) -> None:
     with pytest.raises(FileExistsError):
-        Journal(path)
+        Journal(path, CODEC)
     assert path.read_bytes() == DATA
 
 
@@ -81,16 +81,16 @@ def test_torn_at_every_byte_of_the_last_line(path: Path) -> None:
     whole = len(DATA) - len(encode(LINES[-1])) - 1
     for cut in range(whole, len(DATA)):
         path.write_bytes(DATA[:cut])
-        assert (list(read(path)), whole_bytes(path)) == (LINES[:-1], whole)
-        journal = Journal(path, resume=True)
+        assert (list(read(path, CODEC)), whole_bytes(path)) == (LINES[:-1], whole)
+        journal = Journal(path, CODEC, resume=True)
         journal.append([Interrupted(at=4.0, reason="x")])
         journal.close()
-        assert list(read(path)) == [*LINES[:-1], Interrupted(at=4.0, reason="x")]
+        assert list(read(path, CODEC)) == [*LINES[:-1], Interrupted(at=4.0, reason="x")]
 
 
 def test_torn_before_its_first_line_was_whole(path: Path) -> None:
     path.write_bytes(DATA[:20])
-    assert (list(read(path)), whole_bytes(path)) == ([], 0)
+    assert (list(read(path, CODEC)), whole_bytes(path)) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_damage_in_the_middle_names_the_line(path: Path, junk: bytes) -> None:
     lines = DATA.splitlines()
     path.write_bytes(b"\n".join([lines[0], junk, *lines[1:]]) + b"\n")
     with pytest.raises(JournalError, match=r"journal\.jsonl, line 2: .*damaged here.*Restore") as caught:
-        list(read(path))
+        list(read(path, CODEC))
     assert caught.value.exit_code == 1
 
 
@@ -112,7 +112,7 @@ def test_whatever_bytes_are_changed_it_reads_or_says_that_it_is_damaged(path: Pa
             data[dice.randrange(len(data))] = dice.randrange(256)
         path.write_bytes(data)
         try:
-            list(read(path))
+            list(read(path, CODEC))
         except JournalError:
             pass
 
@@ -120,13 +120,13 @@ def test_whatever_bytes_are_changed_it_reads_or_says_that_it_is_damaged(path: Pa
 def test_nested_too_deep_is_damage(path: Path) -> None:
     path.write_bytes(DATA + b'{"type":"Proposed","at":1,"trial":1,"config":{"a":' + b"[" * 100_000 + b"\n")
     with pytest.raises(JournalError, match="line 4"):
-        list(read(path))
+        list(read(path, CODEC))
 
 
 def test_it_begins_with_began(path: Path) -> None:
     path.write_bytes(b"".join(encode(line) + b"\n" for line in LINES[1:]))
     with pytest.raises(JournalError, match="line 1: a journal begins with Began, not Proposed"):
-        list(read(path))
+        list(read(path, CODEC))
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_it_begins_with_began(path: Path) -> None:
 def test_a_newer_format_is_called_newer_not_damaged(path: Path, head: dict[str, Any]) -> None:
     path.write_bytes(json.dumps(head).encode() + b'\n{"type":"Teleported","at":2.0,"slot":1}\n')
     with pytest.raises(JournalError, match="newer Hopyard") as caught:
-        list(read(path))
+        list(read(path, CODEC))
     assert "damaged" not in str(caught.value)
     assert f"format {FORMAT + 1}" in str(caught.value)
 
 
 def test_without_room_nothing_of_an_append_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = Journal(tmp_path / "journal.jsonl", CODEC)
     journal.append(LINES[:1])
     write = os.write
 
@@ -160,16 +160,16 @@ def test_without_room_nothing_of_an_append_is_there(tmp_path: Path, monkeypatch:
         journal.append(LINES[1:])
     assert caught.value.exit_code == 4
     monkeypatch.undo()
-    assert list(read(journal.path)) == LINES[:1]
+    assert list(read(journal.path, CODEC)) == LINES[:1]
     journal.append(LINES[1:])
     journal.close()
-    assert (list(read(journal.path)), whole_bytes(journal.path)) == (LINES, len(DATA))
+    assert (list(read(journal.path, CODEC)), whole_bytes(journal.path)) == (LINES, len(DATA))
 
 
 def test_interrupted_while_it_writes_nothing_of_an_append_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = Journal(tmp_path / "journal.jsonl", CODEC)
     journal.append(LINES[:1])
 
     def interrupt(file: int) -> None:
@@ -180,12 +180,12 @@ def test_interrupted_while_it_writes_nothing_of_an_append_is_there(
         journal.append(LINES[1:])
     monkeypatch.undo()
     journal.close()
-    assert list(read(journal.path)) == LINES[:1]
+    assert list(read(journal.path, CODEC)) == LINES[:1]
 
 
 def test_a_disk_that_is_really_full(small_disk: Callable[[str], Path]) -> None:
     disk = small_disk("1m")
-    journal = Journal(disk / "journal.jsonl")
+    journal = Journal(disk / "journal.jsonl", CODEC)
     journal.append(LINES[:2])
     filler = disk / "filler"
     fill(filler)
@@ -195,11 +195,11 @@ def test_a_disk_that_is_really_full(small_disk: Callable[[str], Path]) -> None:
     with pytest.raises(ResourceError, match="no room"):
         write_whole(disk / "run.json", bytes(20_000))
     assert sorted(path.name for path in disk.iterdir()) == ["filler", "journal.jsonl"]
-    assert list(read(journal.path)) == LINES[:2]
+    assert list(read(journal.path, CODEC)) == LINES[:2]
     filler.unlink()
     journal.append([LINES[2], long])
     journal.close()
-    assert list(read(journal.path)) == [*LINES, long]
+    assert list(read(journal.path, CODEC)) == [*LINES, long]
 
 
 def test_a_lock_says_who_holds_it(tmp_path: Path) -> None:

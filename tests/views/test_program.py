@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from hopyard.core.facts import Lost
-from hopyard.core.programs.events import Assigned, Ended, Launched, Over, Reported, Reserved, Running, spec_of
+from hopyard.core.programs.events import CODEC, Assigned, Ended, Launched, Over, Reported, Reserved, Running, spec_of
 from hopyard.core.programs.placement import Place, Task
 from hopyard.errors import JournalError
-from hopyard.views.program import read, report, story
+from hopyard.store.journal import read
+from hopyard.views.program import report, story
 
 PLACE = Place(0, "a", 1, "10.0.0.1", (1, 2, 3))
 TASKS = (Task("worker", 0, 0, 0, 0, 2, 0), Task("worker", 1, 1, 1, 1, 2, 0))
@@ -39,17 +40,17 @@ def test_a_torn_last_line_had_no_effect_and_damage_is_told(tmp_path: Path) -> No
     path = tmp_path / "program.jsonl"
     whole = b"".join(msgspec.json.encode(line) + b"\n" for line in LINES)
     path.write_bytes(whole + b'{"type":"Ov')
-    assert list(read(path)) == LINES
+    assert list(read(path, CODEC)) == LINES
     path.write_bytes(whole + b"rubbish\n")
     with pytest.raises(JournalError, match="line 9"):
-        list(read(path))
+        list(read(path, CODEC))
 
 
 def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "program.jsonl"
     path.write_bytes(b'{"type":"Launched","at":1.0,"format":2,"purpose":{"roles":[]}}\n{"type":"Renamed"}\n')
     with pytest.raises(JournalError, match=r"has format 2, this Hopyard reads up to 1: it was written by a newer"):
-        list(read(path))
+        list(read(path, CODEC))
 
 
 def test_a_journal_begins_with_the_launch() -> None:

@@ -80,11 +80,13 @@ def _row(layout: Layout) -> dict[str, Any]:
 
 
 def _program_row(layout: Layout) -> dict[str, Any]:
+    from hopyard.core.programs.events import CODEC
+    from hopyard.store.journal import read
     from hopyard.store.standing import standing
-    from hopyard.views.program import read, story
+    from hopyard.views.program import story
 
     try:
-        told = story(read(layout.program))
+        told = story(read(layout.program, CODEC))
     except HopyardError as error:
         return {"name": layout.root.name, "status": "damaged", "error": str(error)}
     return {
@@ -101,6 +103,7 @@ def _program_row(layout: Layout) -> dict[str, Any]:
 @verb
 def show(run: RunName, as_json: AsJson = False) -> None:
     """The report of a run: the best, all trials, the account."""
+    from hopyard.core.runs.events import CODEC
     from hopyard.store.journal import read
     from hopyard.store.layout import find
     from hopyard.store.standing import standing
@@ -115,19 +118,21 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     about = json.loads(layout.about.read_bytes()) if layout.about.exists() else {}
     about["directory"] = str(layout.root)
     if as_json:
-        state = {"directory": str(layout.root), **facts(read(layout.journal), machine, status)}
+        state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status)}
         typer.echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
         return
-    typer.echo(report(read(layout.journal), machine, about, status), nl=False)
+    typer.echo(report(read(layout.journal, CODEC), machine, about, status), nl=False)
     if layout.gantt.exists():
         typer.echo(f"Chart: {layout.gantt}")
 
 
 def _show_program(layout: Layout, as_json: bool) -> None:
+    from hopyard.core.programs.events import CODEC
+    from hopyard.store.journal import read
     from hopyard.store.standing import standing
     from hopyard.views import program
 
-    told = program.story(program.read(layout.program))
+    told = program.story(read(layout.program, CODEC))
     told.stands(standing(layout, told.status))
     typer.echo(as_text(asdict(told)) if as_json else program.report(told, layout.root), nl=as_json)
 
@@ -181,12 +186,13 @@ def _show_rest(path: Path, start: int, named: list[str], several: bool) -> int:
 
 def _fold(layout: Layout, watch: Callable[[Line], object] = lambda line: None) -> Machine:
     """The machine at the end of the journal; `watch` is shown each line on the way."""
+    from hopyard.core.runs.events import CODEC
     from hopyard.core.runs.machine import fold
     from hopyard.errors import RunDirectoryError
     from hopyard.store.journal import read, whole_bytes
 
     def watched() -> Iterator[Line]:
-        for line in read(layout.journal):
+        for line in read(layout.journal, CODEC):
             watch(line)
             yield line
 

@@ -1,12 +1,16 @@
-"""What the journals of runs and of programs share: the base of their facts, two facts of both, and words for numbers
-that JSON lacks."""
+"""What the journals of runs and of programs share: the base of their facts, two facts of both, words for numbers that
+JSON lacks, and what tells a journal of one from a journal of the other."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+
+from hopyard.checks import escaped_tree
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding of anything may raise."""
@@ -31,6 +35,42 @@ class Lost(Fact, frozen=True):
 class Tick(Fact, frozen=True):
     """Time passed: trials that waited until now go on. The slots whose deadline is over (`unit_timeout`,
     `durable_timeout`) are named by the `Lost` behind it."""
+
+
+Line = TypeVar("Line")
+"""A line of a journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[Line]):
+    """What a journal has to know of the product whose facts it holds.
+
+    Attributes:
+        format: the newest format that can be read.
+        first: class of the first line, which names the journal's format.
+        encode: a line as JSON, without a newline.
+        decode: the reverse; raises JournalError.
+        resume: how the user goes on from a journal; `{directory}` stands for its folder.
+    """
+
+    format: int
+    first: type[Fact]
+    encode: Callable[[Line], bytes]
+    decode: Callable[[bytes], Line]
+    resume: str
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def as_json(fact: Any, finite: bool = True) -> bytes:
+    """A fact as JSON. `finite`: whether all its numbers are; those that are not become words."""
+    if not finite:
+        return _encoder.encode(worded(msgspec.to_builtins(fact)))
+    try:
+        return _encoder.encode(fact)
+    except UnicodeEncodeError:  # in the words of an error, or in the name of a directory
+        return _encoder.encode(escaped_tree(msgspec.to_builtins(fact)))
 
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -1,7 +1,8 @@
 """The journal: JSON Lines, append only, one `fdatasync` for all that is appended at once.
 
 A driver that dies while it appends leaves a torn last line; it is cut off when the run is resumed, because nothing in
-it had an effect yet. Damage anywhere else is an error: what follows it cannot be trusted.
+it had an effect yet. Damage anywhere else is an error: what follows it cannot be trusted. What a line means is the
+codec's: of a run (`core.runs.events.CODEC`), or of a program (`core.programs.events.CODEC`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Generic
 
 import msgspec
 
-from hopyard.core.facts import UNREADABLE
-from hopyard.core.runs.events import Began, Line, decode, encode
+from hopyard.core.facts import UNREADABLE, Codec, Line
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
-from hopyard.spec import FORMAT
 from hopyard.system.files import FULL, replacing, sync_directory
 from hopyard.system.locks import still_there
 
@@ -30,36 +30,30 @@ _TEMPORARY = re.compile(r"\.[^.].*\.\d+")
 """Names that `write_whole` uses."""
 
 
-def read(path: Path) -> Iterator[Line]:
+def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
     """The lines one by one, so that a journal of any length needs little memory. A torn last line is left out.
 
     Raises:
         JournalError: damaged before its end, or of a newer format. Nothing before is known to be wrong then.
         FileNotFoundError: there is none.
     """
-    return (line for line, _ in _numbered(path))
-
-
-def _numbered(path: Path) -> Iterator[tuple[Line, int]]:
-    """Each line, and the bytes up to its end."""
-    whole = 0
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):  # torn, or being written right now
                 return
             if number == 1:
-                _refuse_newer(path, text)
+                _refuse_newer(path, text, codec)
             try:
-                line = decode(text)
+                line = codec.decode(text)
             except JournalError as error:
                 raise JournalError(
                     f"{path}, line {number}: {error}. The journal is damaged here; what follows cannot be trusted. "
                     "Restore the file from a copy, or cut it off before this line to go on from there"
                 ) from error
-            if number == 1 and not isinstance(line, Began):
-                raise JournalError(f"{path}, line 1: a journal begins with Began, not {type(line).__name__}")
-            whole += len(text)
-            yield line, whole
+            if number == 1 and not isinstance(line, codec.first):
+                first, found = codec.first.__name__, type(line).__name__
+                raise JournalError(f"{path}, line 1: a journal begins with {first}, not {found}")
+            yield line
 
 
 def whole_bytes(path: Path) -> int:
@@ -83,29 +77,31 @@ class _Head(msgspec.Struct):
     format: int
 
 
-def _refuse_newer(path: Path, text: bytes) -> None:
+def _refuse_newer(path: Path, text: bytes, codec: Codec[Line]) -> None:
     """A newer format may have changed all but these two fields, so they are looked at alone."""
     try:
         head = msgspec.json.decode(text, type=_Head)
     except UNREADABLE:
         return  # damaged, as whoever decodes the line will say
-    if head.type == "Began" and head.format > FORMAT:
+    if head.type == codec.first.__name__ and head.format > codec.format:
         raise JournalError(
-            f"{path} has format {head.format}, this Hopyard reads up to {FORMAT}: it was written by a newer Hopyard; "
-            "use that one, or a newer one still"
+            f"{path} has format {head.format}, this Hopyard reads up to {codec.format}: it was written by a newer "
+            "Hopyard; use that one, or a newer one still"
         )
 
 
-class Journal:
-    """The journal of a live run. Owner of the file: the driver that holds the lock.
+class Journal(Generic[Line]):
+    """The journal of a live run or program. Owner of the file: the driver that holds the lock.
 
     Args:
         path: where it is.
+        codec: of the run's or the program's facts.
         resume: go on with one that is there, which has been read (so it is known to be sound): a torn line is cut off.
     """
 
-    def __init__(self, path: Path, resume: bool = False) -> None:
+    def __init__(self, path: Path, codec: Codec[Line], resume: bool = False) -> None:
         self.path = path
+        self._codec = codec
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         if resume:
             self._size = whole_bytes(path)
@@ -122,7 +118,7 @@ class Journal:
         Raises:
             ResourceError: there is no room. Nothing of them is there then, whatever is raised.
         """
-        data = b"".join([encode(line) + b"\n" for line in lines])
+        data = b"".join([self._codec.encode(line) + b"\n" for line in lines])
         if not data:
             return
         try:
@@ -134,7 +130,8 @@ class Journal:
             os.ftruncate(self._file, self._size)
             if not isinstance(error, OSError) or error.errno not in FULL:
                 raise
-            how = f"`hopyard resume {self.path.parent}`" if self.begun else "start again, with resume=True"
+            resume = self._codec.resume.format(directory=self.path.parent)
+            how = resume if self.begun else "start again, with resume=True"
             raise ResourceError(
                 f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then {how}"
             ) from error

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopyard.core.programs.events import FORMAT, Launched, ProgramLine, decode, format_of
+from hopyard.core.programs.events import Launched, ProgramLine
 from hopyard.core.programs.machine import begun
-from hopyard.errors import JournalError
 from hopyard.views import words
 
 
@@ -44,27 +43,6 @@ class Story:
         for task in self.tasks.values():
             if status == "interrupted" and task.status in ("starting", "running"):
                 task.status = status
-
-
-def read(path: Path) -> Iterator[ProgramLine]:
-    """All whole lines of a program's journal, in turn.
-
-    Raises:
-        JournalError: damaged before its end, or of a newer format.
-    """
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if not text.endswith(b"\n"):  # torn: nothing in it had an effect
-                return
-            if number == 1 and format_of(text) > FORMAT:
-                raise JournalError(
-                    f"{path} has format {format_of(text)}, this Hopyard reads up to {FORMAT}: it was written by a "
-                    "newer Hopyard; use that one, or a newer one still"
-                )
-            try:
-                yield decode(text)
-            except JournalError as error:
-                raise JournalError(f"{path}, line {number}: {error}") from error
 
 
 def story(lines: Iterable[ProgramLine]) -> Story:

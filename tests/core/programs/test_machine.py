@@ -26,12 +26,12 @@ from hopyard.core.programs.events import (
     Stop,
     Warned,
     decode,
+    encode,
     fitted,
     spec_of,
 )
 from hopyard.core.programs.machine import ELASTIC, LAST, SETTLE, STILLBORN, ProgramMachine, fold
 from hopyard.core.programs.placement import Place, Role, assign, environment, roles_of
-from hopyard.core.runs.events import encode
 from hopyard.errors import JournalError, SpecError
 
 
@@ -378,6 +378,34 @@ def test_a_stop_ends_all_at_once() -> None:
     play.tell(Stop(at=0, reason="stopped by the user"))
     assert len(play.said) == 3
     assert play.halted()[-1] == Finish("stopped")
+
+
+def test_a_stop_with_a_grace_time_warns_and_then_ends_what_still_runs() -> None:
+    play = Play({"worker": 2, "ps": 1})
+    play.up()
+    play.tell(Stop(at=0, reason="stopped by the user", grace=20.0))
+    assert [type(command) for command in play.said] == [Warned] * 3
+    play.tell(Stop(at=0, reason="later", grace=60.0), 5.0)  # the first one ends the time
+    play.end("worker 0")
+    assert play.tell(Tick(at=0), 14.0) == []
+    play.tell(Tick(at=0), 1.1)
+    assert [command.slot for command in play.said if isinstance(command, Halt)] == [2, 1]
+    assert play.halted()[-1] == Finish("stopped") and play.machine.cause == "stopped by the user"
+
+
+def test_a_program_that_ends_within_the_grace_time_of_a_stop_is_done() -> None:
+    play = Play({"worker": 1})
+    play.up()
+    play.tell(Stop(at=0, reason="stopped by the user", grace=20.0))
+    assert play.end("worker 0")[-1] == Finish("done")
+
+
+def test_a_second_stop_does_not_wait_for_the_grace_time_of_the_first() -> None:
+    play = Play({"worker": 1})
+    play.up()
+    play.tell(Stop(at=0, reason="x", grace=20.0))
+    play.tell(Stop(at=0, reason="x"))
+    assert play.kinds() == ["Halt"]
 
 
 def test_a_task_that_cannot_be_ended_does_not_hold_the_program() -> None:

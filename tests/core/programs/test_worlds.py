@@ -9,7 +9,6 @@ import pytest
 
 from hopyard.core.programs.events import Over, decode
 from hopyard.core.programs.machine import fold
-from hopyard.core.runs.events import encode
 from program_worlds import World
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import hopyard as hy
 import programs
-from hopyard.core.programs.events import Assigned, Closing, Launched, Over, decode
+from hopyard.core.programs.events import CODEC, Assigned, Closing, Launched, Over, decode
 from jobs import gone
 
 
@@ -581,9 +581,10 @@ class TestOddPrograms:
 
         program = launch(tmp_path, main, roles={"worker": 1})
         assert program.wait(60) == "done"
-        from hopyard.views.program import read, story
+        from hopyard.store.journal import read
+        from hopyard.views.program import story
 
-        assert str(story(read(tmp_path / "program" / "program.jsonl")).tasks[0].values["loss"]) == "nan"
+        assert str(story(read(tmp_path / "program" / "program.jsonl", CODEC)).tasks[0].values["loss"]) == "nan"
 
 
 def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +26,8 @@ from hopyard.core.programs.events import (
     spec_of,
 )
 from hopyard.core.programs.machine import LAST, ProgramMachine
-from hopyard.core.programs.messages import Host
+from hopyard.core.programs.messages import Host, StopRequested
 from hopyard.core.programs.placement import Place
-from hopyard.driver.programs import loop as module
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.store.journal import Lock
 from hopyard.store.layout import Layout
@@ -60,37 +58,38 @@ class Played:
 
 
 class Turns:
-    """A program of two workers that run; worker 1 reports in every turn."""
+    """A program of workers that run; worker 1 reports in every turn."""
 
-    def __init__(self, folder: Path, clock: Callable[[float], None], **how: Any) -> None:
-        self.layout, self._clock, self.now = Layout(folder), clock, 1000.0
+    def __init__(self, folder: Path, workers: int = 2, **how: Any) -> None:
+        self.layout, self.at = Layout(folder), 1000.0
         folder.mkdir(parents=True)
-        spec = spec_of({"worker": 2}, None, run_id="x", **how)
+        spec = spec_of({"worker": workers}, None, run_id="x", **how)
         self.machine = ProgramMachine(spec)
-        engine = hy.Local(workers=2, devices=None)
+        engine = hy.Local(workers=workers, devices=None)
         self.lock = Lock(self.layout.lock)
         order = Host(b"", False, str(folder), 15.0, "t", "127.0.0.1", False)
         self.loop = ProgramLoop(self.layout, self.lock, self.machine, engine, order, {})
         self.link = Played()
         self.loop._link = self.link  # type: ignore[assignment]
-        self.loop._waiting, self.loop._over = [], False
-        clock(self.now)
-        self.loop._take(Launched(at=0.0, spec=spec))
-        for slot in (0, 1):
-            self.turn(Reserved(at=0.0, place=Place(slot, "h", 10 + slot, "127.0.0.1", (1, 2, 3), ())))
-        for slot in (0, 1):
-            self.turn(Running(at=0.0, slot=slot, incarnation=self.machine.tasks[slot].incarnation))
+        self.loop._clock = self  # type: ignore[assignment]
+        self.loop._commit([Launched(at=0.0, spec=spec)])
+        slots = range(workers)
+        self.turn(*(Reserved(at=0.0, place=Place(slot, "h", 10 + slot, "127.0.0.1", (1, 2, 3), ())) for slot in slots))
+        self.turn(*(Running(at=0.0, slot=slot, incarnation=self.machine.tasks[slot].incarnation) for slot in slots))
 
     def turn(self, *messages: Any, seconds: float = 0.13) -> None:
-        self.now += seconds
-        self._clock(self.now)
+        self.at += seconds
         self.link.came = list(messages)
         self.loop._turn()
 
+    def now(self) -> float:
+        """As the loop's clock has it."""
+        return self.at
+
     def reports(self, seconds: float) -> None:
         """Worker 1 reports in each turn, and does as it is told."""
-        end = self.now + seconds
-        while self.now < end and not self.loop._over:
+        end = self.at + seconds
+        while self.at < end and not self.loop._over:
             halts = [message for message in self.link.sent if isinstance(message, Halt)]
             self.link.sent = [message for message in self.link.sent if not isinstance(message, Halt)]
             book = self.machine.tasks[1]
@@ -122,16 +121,11 @@ class Turns:
 
 
 @pytest.fixture
-def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Turns]]:
+def turns(tmp_path: Path) -> Iterator[Callable[..., Turns]]:
     made: list[Turns] = []
-    clock = SimpleNamespace(time=lambda: 0.0, monotonic=module.time.monotonic)
-    monkeypatch.setattr(module, "time", clock)
-
-    def set_to(now: float) -> None:
-        clock.time = lambda: now
 
     def make(**how: Any) -> Turns:
-        made.append(Turns(tmp_path / "program", set_to, **how))
+        made.append(Turns(tmp_path / "program", **how))
         return made[-1]
 
     yield make
@@ -164,3 +158,38 @@ def test_max_time_ends_a_program_that_reports_all_the_time(turns: Callable[..., 
     assert [line.halted for line in it.lines(Closing)] == [False, True]
     (over,) = it.lines(Over)
     assert over.status == "failed" and "max_time=20" in over.cause
+
+
+def test_all_that_comes_in_one_turn_is_one_sync(turns: Callable[..., Turns], monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("hopyard.store.journal.os.fdatasync", synced.append)
+    it = turns(workers=8)
+    assert all(book.status == "running" for book in it.machine.tasks.values())
+    assert len(synced) == 3  # the launch, eight that reserved and were assigned, eight that run
+    it.turn()
+    assert len(synced) == 3
+
+
+def test_nothing_is_told_before_it_is_on_disk(turns: Callable[..., Turns], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr("hopyard.store.journal.os.fdatasync", lambda file: told.append(len(it.link.sent) if it else 0))
+    it: Any = None
+    it = turns(max_restarts=1, restart_scope="program")
+    sent = len(it.link.sent)
+    it.fails(0)
+    it.turn(seconds=1.0)
+    assert told[-1] == sent  # the fdatasync of `Restarting`
+    assert any(isinstance(message, Halt) for message in it.link.sent[sent:])
+
+
+def test_tasks_of_a_program_that_is_stopped_may_end_by_themselves(turns: Callable[..., Turns]) -> None:
+    it = turns()
+    it.loop.stop("stopped by the user", grace=5.0)
+    it.turn()
+    asked = [message.slot for message in it.link.sent if isinstance(message, StopRequested)]
+    assert (asked, it.machine.phase) == ([0, 1], "running")
+    it.turn(seconds=4.0)
+    assert it.machine.phase == "running"
+    it.reports(3.0)
+    (closing,) = it.lines(Closing)
+    assert (closing.status, closing.halted) == ("stopped", True)

@@ -15,6 +15,7 @@ import pytest
 from hopyard.core.facts import Lost
 from hopyard.core.messages import Down, End, Examine, NoRoom, Ready, Store, Unfit, Up, Work
 from hopyard.core.runs.events import (
+    CODEC,
     Began,
     Checked,
     Deferred,
@@ -94,7 +95,7 @@ class Stage:
     def __init__(
         self, folder: Path, *receives: Any, spec: RunSpec = SPEC, configs: int = 1, workers: int = 1, **more: Any
     ) -> None:
-        self.journal = Journal(folder / "journal.jsonl")
+        self.journal = Journal(folder / "journal.jsonl", CODEC)
         self.store = LocalStore(folder / "states")
         self.machine = Machine(spec)
         self.link = Script(*receives)
@@ -122,7 +123,7 @@ class Stage:
         self.seen.append("closed")
 
     def lines(self) -> list[Any]:
-        return list(read(self.journal.path))
+        return list(read(self.journal.path, CODEC))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hopyard as hy
-from hopyard.core.runs.events import Began, Durable, Proposed, Retried
+from hopyard.core.runs.events import CODEC, Began, Durable, Proposed, Retried
 from hopyard.driver.runs.replay import _digests, replay
 from hopyard.spec import Ref, RunSpec
 from hopyard.store.journal import Journal
@@ -66,7 +66,7 @@ def test_states_of_a_recipe_that_was_replaced_are_not_compared(tmp_path: Path) -
         Retried(at=2.0, trial=1),
         stored(0, 4, 9, "new"),
     ]
-    Journal(layout.journal).append(lines)
+    Journal(layout.journal, CODEC).append(lines)
     assert _digests(tmp_path) == {(0, 4): "new", (1, 2): "kept"}
 
 

@@ -86,6 +86,7 @@ def test_the_last_model_of_a_completed_trial_has_its_epoch(runs: dict[str, hy.Ru
 
 
 def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
+    from hopyard.core.runs.events import CODEC
     from hopyard.core.runs.machine import fold
     from hopyard.store.journal import read
     from jobs import Troubled
@@ -93,7 +94,7 @@ def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
     class Interrupting(Troubled):
         def train(self, batch: Any) -> Any:
             time.sleep(0.005)
-            trial = fold(read(Path(self._config["journal"]))).trials.get(0)
+            trial = fold(read(Path(self._config["journal"]), CODEC)).trials.get(0)
             if trial is not None and trial.history and trial.safe % 4:
                 raise KeyboardInterrupt
             return super().train(batch)

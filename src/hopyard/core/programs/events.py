@@ -7,11 +7,13 @@ would decide.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 
-from hopyard.core.facts import UNREADABLE, Fact, Lost, Tick, reworded
+from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, reworded
 from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Role, Task, roles_of, shares
 from hopyard.errors import JournalError, SpecError
 
@@ -217,6 +219,8 @@ class Stop(Fact, frozen=True):
 
     reason: str
     failed: bool = False
+    grace: float = 0.0
+    """Seconds that the tasks of a program that runs have to end by themselves before."""
 
 
 class Over(Fact, frozen=True):
@@ -275,7 +279,19 @@ ProgramLine = Happened | Decision
 """What a line of the journal may hold."""
 ProgramCommand = Decision | Begin | Halt | Warned | Renew | Finish
 
+
+def journaled(event: ProgramEvent, commands: Iterable[ProgramCommand]) -> list[ProgramLine]:
+    """The lines of an event: itself, unless it only tells that time has passed, and the decisions behind it."""
+    lines: list[ProgramLine] = [] if isinstance(event, Tick) else [event]
+    return lines + [command for command in commands if isinstance(command, Fact)]
+
+
 _decoder: msgspec.json.Decoder[ProgramLine] = msgspec.json.Decoder(ProgramLine)
+
+
+def encode(line: ProgramLine) -> bytes:
+    """One line of a program's journal, without its newline."""
+    return as_json(line, not isinstance(line, Reported) or all(map(math.isfinite, line.values.values())))
 
 
 def decode(text: bytes) -> ProgramLine:
@@ -297,17 +313,5 @@ def decode(text: bytes) -> ProgramLine:
         return line
 
 
-class _Head(msgspec.Struct):
-    """What the first line has in every format."""
-
-    type: Literal["Launched"]
-    format: int
-
-
-def format_of(text: bytes) -> int:
-    """The format that the first line of a journal names; 0: it is damaged, as `decode` will say. A newer format may
-    have changed all but two fields, so these are looked at alone."""
-    try:
-        return msgspec.json.decode(text, type=_Head).format
-    except UNREADABLE:
-        return 0
+CODEC: Codec[ProgramLine] = Codec(FORMAT, Launched, encode, decode, "hy.launch(…, resume=True)")
+"""For a program's journal."""

@@ -118,6 +118,8 @@ class ProgramMachine:
         self._stillborn: dict[int, int] = {}
         """Slot → how many of its agents ended, one after the other, before the program began."""
         self._failures: list[_Failure] = []
+        self._stopping: Stop | None = None
+        """A stop whose grace time has begun."""
         self._halted = False
         self._verdict: Status = "done"
         self._out: list[ProgramCommand] = []
@@ -138,8 +140,10 @@ class ProgramMachine:
                 out += [Renew(slot) for slot in range(self.spec.slots)]
             case Lost() if before == "reserving":
                 self._stillborn_or_renewed(event)
+            case Stop() if event.grace > 0 and self.phase == "running":
+                self._warn()
             case Stop():
-                self._stop(event)
+                self._stop(event, event.at)
         self._advance(event.at)
         return out
 
@@ -256,7 +260,9 @@ class ProgramMachine:
             self._came = at
 
     def _stopped(self, fact: Stop) -> None:
-        pass  # `Closing` follows
+        """`Closing` follows, at once or when the grace time is over; of several the first counts."""
+        if fact.grace > 0 and self.phase == "running":
+            self._stopping = min(self._stopping or fact, fact, key=lambda stop: stop.at + stop.grace)
 
     def _closing(self, line: Closing) -> None:
         if self.phase != "closing":
@@ -290,7 +296,7 @@ class ProgramMachine:
             case Restarting() | Closing(halted=True):
                 self._halt()
             case Closing():
-                self._out += [Warned(book.task.slot, book.incarnation) for book in self.tasks.values() if book.up]
+                self._warn()
             case Over():
                 self._out.append(Finish(decision.status))
         self._renew(before)
@@ -308,6 +314,10 @@ class ProgramMachine:
         )
         return Begin(book.task, book.incarnation, self.restart, told, peers(tasks, self.known))
 
+    def _warn(self) -> None:
+        """Tell what still runs that it may end by itself."""
+        self._out += [Warned(book.task.slot, book.incarnation) for book in self.tasks.values() if book.up]
+
     def _halt(self) -> None:
         """End what still runs: parameter servers, evaluators, then the others."""
         order = {name: number for number, name in enumerate(SERVING)}
@@ -317,6 +327,8 @@ class ProgramMachine:
 
     def _advance(self, at: float) -> None:
         """Decide what is due."""
+        if self._stopping is not None and at - self._stopping.at >= self._stopping.grace:
+            self._stop(self._stopping, at)
         if self.phase == "failing" and at - self._since >= SETTLE:
             self._judge(at)
         if self.phase == "running":
@@ -434,11 +446,11 @@ class ProgramMachine:
         gone = any(failure.lost for failure in self._failures) or any(book.up for book in failed)
         return self.spec.restart_scope == "task" and not gone and all(book.task.role != "ps" for book in failed)
 
-    def _stop(self, fact: Stop) -> None:
+    def _stop(self, fact: Stop, at: float) -> None:
         if self.phase != "closing":
-            self._close(fact.at, "failed" if fact.failed else "stopped", fact.reason)
+            self._close(at, "failed" if fact.failed else "stopped", fact.reason)
         elif not self._halted:
-            self._close(fact.at, self._verdict, self.cause, slot=self.failed_slot, no_slots=self.no_slots)
+            self._close(at, self._verdict, self.cause, slot=self.failed_slot, no_slots=self.no_slots)
 
     def _close(
         self, at: float, status: Status, cause: str = "", *, slot: int = -1, halted: bool = True, no_slots: bool = False

@@ -14,12 +14,12 @@ State lay in shared memory, which no later driver can use, and what a unit carri
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import escaped_tree
-from hopyard.core.facts import UNREADABLE, Fact, Lost, Tick, reworded, worded
+from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, reworded
 from hopyard.errors import JournalError
 from hopyard.spec import FORMAT, Config, Fault, Kind, Part, Ref, RunSpec, Timeouts, Unit
 
@@ -269,6 +269,17 @@ Line = Event | Decision
 Command = Decision | Keep | Release | Delete | Replace | Warn | Finish
 
 
+def journaled(event: Event, commands: Iterable[Command]) -> list[Line]:
+    """The lines of an event: itself, and what followed from it and changes the machine's state."""
+    lines: list[Line] = [event]
+    for command in commands:
+        if isinstance(command, DECISIONS):
+            lines.append(command)
+        elif isinstance(command, Replace):  # the machine knows; whoever reads the journal should too
+            lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
+    return lines
+
+
 class _Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A Unit as the journal has it."""
 
@@ -287,7 +298,6 @@ class _Dispatch(Fact, frozen=True, tag="Dispatch"):
     unit: _Given
 
 
-_encoder = msgspec.json.Encoder()
 _Written = Event | _Dispatch | Check | Deferred
 _decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
 
@@ -297,15 +307,10 @@ def encode(line: Line) -> bytes:
     if isinstance(line, Dispatch):
         unit = line.unit
         given = _Given(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
-        return _encoder.encode(_Dispatch(at=line.at, slot=line.slot, unit=given))
-    if isinstance(line, Done) and line.where:
-        line = msgspec.structs.replace(line, where="")
-    if not (_all_finite(line) if isinstance(line, Done) else _finite(getattr(line, "values", None))):
-        return _encoder.encode(worded(msgspec.to_builtins(line)))
-    try:
-        return _encoder.encode(line)
-    except UnicodeEncodeError:  # in the words of an error, or in the name of a directory
-        return _encoder.encode(escaped_tree(msgspec.to_builtins(line)))
+        return as_json(_Dispatch(at=line.at, slot=line.slot, unit=given))
+    if isinstance(line, Done):
+        return as_json(msgspec.structs.replace(line, where="") if line.where else line, _all_finite(line))
+    return as_json(line)
 
 
 def decode(text: bytes) -> Line:
@@ -346,3 +351,7 @@ def _all_finite(line: Done) -> bool:
             if not (math.isfinite(total) if type(total) is float else _finite(total)) or not math.isfinite(rows):
                 return False
     return not line.values or _finite(line.values)
+
+
+CODEC: Codec[Line] = Codec(FORMAT, Began, encode, decode, "`hopyard resume {directory}`")
+"""For a run's journal."""

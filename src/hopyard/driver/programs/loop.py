@@ -13,14 +13,15 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from hopyard.core.facts import Fact, Lost, Tick
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.messages import Feeding
 from hopyard.core.programs.events import (
+    CODEC,
     Assigned,
     Begin,
     Ended,
@@ -36,6 +37,7 @@ from hopyard.core.programs.events import (
     Running,
     Stop,
     Warned,
+    journaled,
 )
 from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import (
@@ -46,6 +48,7 @@ from hopyard.core.programs.messages import (
     StopRequested,
     TensorBoardStarted,
 )
+from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Router
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import Engine
@@ -83,8 +86,9 @@ class ProgramLoop:
         self.machine = machine
         self._order = msgspec.structs.replace(order, home=engine.address[0], apart=engine.apart)
         self._about = about
-        self._journal = Journal(layout.program)
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._clock = Clock()
+        self._journal = Journal(layout.program, CODEC)
+        self._orders: queue.SimpleQueue[Stop | Feeding] = queue.SimpleQueue()
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._ringer, False)
@@ -106,6 +110,7 @@ class ProgramLoop:
         """Whether there are inferences: tasks of Spark, whose errors are not the program's."""
         self._renewed: deque[int] = deque()
         """Slots that want an agent."""
+        self._over = False
         self.ended = threading.Event()
         self.opened = threading.Event()
         self.error: BaseException | None = None
@@ -121,23 +126,13 @@ class ProgramLoop:
             self._thread.join()
             raise self.error
 
-    def stop(self, reason: str, grace: float = 0.0, failed: bool = False) -> None:
+    def stop(self, reason: str, grace: float = 0.0) -> None:
         """End the program."""
-
-        def order() -> None:
-            if grace > 0 and self.machine.phase == "running":
-                for book in self.machine.tasks.values():
-                    self._do(Warned(book.task.slot, book.incarnation))
-                deadline = time.monotonic() + grace
-                self._later(deadline, lambda: self._take(Stop(at=0.0, reason=reason, failed=failed)))
-            else:
-                self._take(Stop(at=0.0, reason=reason, failed=failed))
-
-        self._put(order)
+        self._put(Stop(at=0.0, reason=reason, grace=grace))
 
     def tell(self, message: Feeding) -> None:
         """Send this to all tasks that are fed."""
-        self._put(lambda: self._tell_all(message))
+        self._put(message)
 
     @property
     def fed(self) -> list[int]:
@@ -184,7 +179,7 @@ class ProgramLoop:
                 self._changed.wait(0.1)
         return frozenset(), []
 
-    def _put(self, order: Callable[[], None]) -> None:
+    def _put(self, order: Stop | Feeding) -> None:
         self._orders.put(order)
         with contextlib.suppress(OSError):
             os.write(self._ringer, b"x")
@@ -196,9 +191,7 @@ class ProgramLoop:
             timeout = self._order.heartbeat_timeout
             self._link = Router(self._engine, lambda device: self._order, self._layout.log, timeout)
             self.opened.set()
-            self._waiting: list[tuple[float, Callable[[], None]]] = []
-            self._over = False
-            self._take(Launched(at=0.0, spec=self.machine.spec, about=self._about))
+            self._commit([Launched(at=0.0, spec=self.machine.spec, about=self._about)])
             while not self._over:
                 self._turn()
         except BaseException as error:
@@ -208,13 +201,16 @@ class ProgramLoop:
             if self._link is None or not self._journal.begun:
                 return  # nothing has happened
             with contextlib.suppress(Exception):  # a full disk, perhaps: then the error itself must do
-                self._journal.append([Over(at=time.time(), status="failed", cause=str(error))])  # type: ignore[list-item]
+                self._journal.append([Over(at=self._clock.now(), status="failed", cause=str(error))])
         finally:
             self.opened.set()
             self._close()
 
     def _turn(self) -> None:
+        """Wait for something to happen, and see it through: all facts first, then what is said of feeds."""
         assert self._link is not None
+        facts: list[ProgramEvent] = []
+        others: list[Any] = []
         try:
             messages = self._link.receive(0.0 if self._renewed else TICK, self._bell)
         except ResourceError as error:  # there will be no (more) slots
@@ -222,37 +218,39 @@ class ProgramLoop:
                 raise
             messages = []
             if self.machine.phase != "closing":
-                self._take(Stop(at=0.0, reason=str(error), failed=True))
+                facts.append(Stop(at=0.0, reason=str(error), failed=True))
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 4096)
-        reports = [message for message in messages if isinstance(message, Reported)]
-        self._take_all(reports)
         for message in messages:
-            if not isinstance(message, Reported):
-                self._heard(message)
-        self._link.confirm()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._orders.get_nowait()()
-        now = time.monotonic()
-        for due in [item for item in self._waiting if item[0] <= now]:
-            self._waiting.remove(due)
-            due[1]()
-        self._take(Tick(at=0.0))
+            if isinstance(message, Gone):
+                facts.append(Lost(at=0.0, slot=message.slot, reason=message.reason))
+            elif isinstance(message, (Reserved, Running, Reported, Ended)):
+                facts.append(message)
+            else:
+                others.append(message)
+        asked = self._asked()
+        facts += [order for order in asked if isinstance(order, Stop)]
+        self._commit([*facts, Tick(at=0.0)])
+        for message in others:
+            self._heard(message)
+        for order in asked:
+            if not isinstance(order, Stop):
+                self._tell_all(order)
         if self.machine.phase in ("closing", "over"):
             self._renewed.clear()
         if self._renewed:  # one by one: there may be hundreds, and an order to stop
             self._link.start(self._renewed.popleft())
 
-    def _later(self, deadline: float, order: Callable[[], None]) -> None:
-        self._waiting.append((deadline, order))
+    def _asked(self) -> list[Stop | Feeding]:
+        """What was asked for since the last turn."""
+        asked = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                asked.append(self._orders.get_nowait())
+        return asked
 
     def _heard(self, message: Any) -> None:
         match message:
-            case Gone():
-                self._take(Lost(at=0.0, slot=message.slot, reason=message.reason))
-            case Reserved() | Running() | Ended():
-                self._take(message)
             case FeedEndpoint():
                 with self._changed:
                     self._endpoints[message.slot] = message.incarnation, message.endpoint
@@ -268,26 +266,15 @@ class ProgramLoop:
             case _:
                 log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
 
-    def _take_all(self, reports: list[Reported]) -> None:
-        """Reports change nothing but what is shown, and there may be many: one sync for all. Nothing is decided here:
-        what is due by now the tick of the same turn decides, whose commands are journaled and carried out."""
-        now = time.time()
-        facts = [msgspec.structs.replace(report, at=now) for report in reports]
-        self._journal.append(facts)  # type: ignore[arg-type]
-        for fact in facts:
-            self.machine.apply(fact)
-
-    def _take(self, fact: ProgramEvent) -> None:
-        """A fact: to the journal, then to the machine; then what follows from it."""
-        fact = msgspec.structs.replace(fact, at=time.time())
-        if not isinstance(fact, Tick):
-            self._journal.append([fact])  # type: ignore[list-item]
-        commands = self.machine.handle(fact)
-        decided = [command for command in commands if isinstance(command, Fact)]
-        if decided:
-            self._journal.append(decided)  # type: ignore[arg-type]
+    def _commit(self, facts: Sequence[ProgramEvent]) -> None:
+        assert self._link is not None
+        now = self._clock.now()
+        events = [msgspec.structs.replace(fact, at=now) for fact in facts]
+        _, commands = commit(events, self.machine.handle, journaled, self._journal, self._link)
         for command in commands:
             self._do(command)
+        if any(isinstance(command, Assigned) for command in commands):  # the tasks have been told to begin
+            self.assigned()
 
     def _do(self, command: ProgramCommand) -> None:
         link = self._link
@@ -299,8 +286,6 @@ class ProgramLoop:
                     self._renewed.append(command.slot)
             case Begin():
                 link.send(command.task.slot, command)
-            case Assigned():
-                self._waiting.append((0.0, self.assigned))  # once the tasks have been told to begin
             case Halt():
                 link.send(command.slot, command)
             case Warned():

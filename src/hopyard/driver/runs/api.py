@@ -15,7 +15,7 @@ import msgspec
 from hopyard import __version__
 from hopyard.checks import unwritable
 from hopyard.code.digest import Unseen, digest
-from hopyard.core.runs.events import Dispatch
+from hopyard.core.runs.events import CODEC, Dispatch
 from hopyard.core.runs.machine import Machine
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
@@ -458,7 +458,7 @@ def _holds_a_run(layout: Layout, lock: Lock, again: bool) -> bool:
         JournalError: the journal is damaged.
     """
     if layout.exists:
-        if not any(isinstance(line, Dispatch) for line in read(layout.journal)):
+        if not any(isinstance(line, Dispatch) for line in read(layout.journal, CODEC)):
             return False
         if again:
             return True

@@ -1,16 +1,12 @@
 """The loop around the machine: what arrives becomes events, events go to the machine and the journal, then commands to
-the agents. Nothing clever: what happens next is decided in `core`, what it means to the user in `run.py`.
-
-All events that one receive brought, and the decisions that follow from them, reach the disk by one `fdatasync` before
-any of them has an effect. If the disk is full the loop ends: the machine is ahead of the journal then, and is thrown
-away; `hopyard resume` folds the journal and goes on.
+the agents. Nothing clever: what happens next is decided in `core`, what it means to the user in `run.py`, and how facts
+take effect in `driver/commit.py`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -22,7 +18,7 @@ from hopyard.core.facts import Lost, Tick
 from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.core.messages import Store as StoreNow
 from hopyard.core.runs.events import (
-    DECISIONS,
+    CODEC,
     Check,
     Checked,
     Command,
@@ -49,8 +45,10 @@ from hopyard.core.runs.events import (
     StoreAway,
     StoreBack,
     Warn,
+    journaled,
 )
 from hopyard.core.runs.machine import Machine
+from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Link
 from hopyard.driver.runs.deletions import DRAIN_SECONDS, Deletions
 from hopyard.driver.runs.recovery import Earlier, named
@@ -81,21 +79,6 @@ class View(Protocol):
         ...
 
 
-class Clock:
-    """Seconds since the epoch of Unix that never run backwards, but stand while the driver does."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def now(self) -> float:
-        """The time, in whole microseconds: a journal has millions of times."""
-        return round(self._offset + time.monotonic(), 6)
-
-    def skip(self, seconds: float) -> None:
-        """Time in which the driver did not run does not count: no deadline passes in it."""
-        self._offset -= seconds
-
-
 class Loop:
     """Drives one run to its end.
 
@@ -118,7 +101,7 @@ class Loop:
     def __init__(
         self,
         machine: Machine,
-        journal: Journal,
+        journal: Journal[Line],
         link: Link,
         store: Store,
         sampler: Sampler,
@@ -228,7 +211,7 @@ class Loop:
 
         def choice(stored: set[Ref]) -> Collection[Ref]:
             left = {ref for ref in stored - kept if ref.attempt <= last}
-            return named(read(self._journal.path), left) if left else ()
+            return named(read(self._journal.path, CODEC), left) if left else ()
 
         self._deletions.sweep(choice)
 
@@ -394,18 +377,7 @@ class Loop:
 
     def _commit(self, events: Iterable[Event]) -> None:
         """Machine, journal, effects, views: in this order. What the journal has, agents may forget."""
-        lines: list[Line] = []
-        commands: list[Command] = []
-        for event in events:
-            lines.append(event)
-            for command in self.machine.handle(event):
-                commands.append(command)
-                if isinstance(command, DECISIONS):
-                    lines.append(command)
-                elif isinstance(command, Replace):  # the machine knows; whoever reads the journal should too
-                    lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
-        self._journal.append(lines)
-        self._link.confirm()
+        lines, commands = commit(events, self.machine.handle, journaled, self._journal, self._link)
         for command in commands:
             self._do(command)
         self._show(lambda view: view.see(lines, self.machine))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from hopyard.core.runs.events import CODEC
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.runs.recovery import Earlier, named
 from hopyard.driver.runs.run import About, place
@@ -134,7 +135,7 @@ def take_over(layout: Layout, about: About, machine: Machine, earlier: Earlier) 
     with using(url):
         sizes = store.sizes()
     there = set(sizes)
-    if there == named(read(layout.journal), there) and not _is_copy(layout, about, earlier.directories, marks):
+    if there == named(read(layout.journal, CODEC), there) and not _is_copy(layout, about, earlier.directories, marks):
         about = msgspec.structs.replace(about, marks={**marks, mark: here(layout)})
         write_whole(layout.about, msgspec.json.encode(about))
         with using(url):

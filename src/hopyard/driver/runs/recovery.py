@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopyard.core.runs.events import Began, Dispatch, Joined, Line, Resumed
+from hopyard.core.runs.events import CODEC, Began, Dispatch, Joined, Line, Resumed
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.errors import RunDirectoryError
 from hopyard.spec import Ref
@@ -59,7 +59,7 @@ def recover(layout: Layout) -> tuple[Machine, Earlier]:
             "with resume=True or in another directory"
         )
     earlier = Earlier()
-    return fold(earlier.see(read(layout.journal))), earlier
+    return fold(earlier.see(read(layout.journal, CODEC))), earlier
 
 
 def named(lines: Iterable[Line], refs: Collection[Ref]) -> set[Ref]:

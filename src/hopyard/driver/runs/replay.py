@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopyard.core.runs.events import Durable, Retried
+from hopyard.core.runs.events import CODEC, Durable, Retried
 from hopyard.driver.pickling import Cargo
 from hopyard.driver.runs.api import Order, begin
 from hopyard.driver.runs.run import load
@@ -84,7 +84,7 @@ def _digests(directory: Path) -> dict[tuple[int, int], str]:
     """(trial, step) → digest of every State that the run ever stored, but of recipes that were replaced: a trial that
     began anew with another recipe is trained again with that one only."""
     found: dict[tuple[int, int], str] = {}
-    for line in read(Layout(directory).journal):
+    for line in read(Layout(directory).journal, CODEC):
         if isinstance(line, Durable):
             found[line.ref.trial, line.ref.step] = line.digest
         elif isinstance(line, Retried) and line.recipe:

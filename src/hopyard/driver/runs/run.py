@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hopyard.core.runs.events import Line
+from hopyard.core.runs.events import CODEC, Line
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialBook
 from hopyard.data.dataset import Dataset
@@ -194,14 +194,14 @@ class Run:
 
     def lines(self) -> list[Line]:
         """The journal, all of it in memory: a line of a unit takes about a kilobyte there."""
-        return list(read(self._layout.journal))
+        return list(read(self._layout.journal, CODEC))
 
     def report(self) -> str:
         """The report, plain text."""
         from hopyard.views.report import report
 
         about = {**msgspec.to_builtins(about_of(self._layout)), "directory": str(self.directory)}
-        return report(read(self._layout.journal), self._machine, about, self.status)
+        return report(read(self._layout.journal, CODEC), self._machine, about, self.status)
 
     def gantt(self, path: str | Path | None = None) -> Path:
         """A chart of who did what when: HTML that opens without network, or PNG by the name's ending."""
@@ -209,10 +209,10 @@ class Run:
 
         target = Path(path) if path is not None else self._layout.gantt
         if target.suffix == ".png":
-            gantt.png(read(self._layout.journal), target)
+            gantt.png(read(self._layout.journal, CODEC), target)
         else:
             with target.open("w", encoding="utf-8") as file:
-                file.writelines(gantt.html(read(self._layout.journal), self.directory.name))
+                file.writelines(gantt.html(read(self._layout.journal, CODEC), self.directory.name))
         return target
 
     def to_pandas(self) -> Any:

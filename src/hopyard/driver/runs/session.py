@@ -16,15 +16,16 @@ import msgspec
 
 from hopyard import __version__
 from hopyard.core.messages import LIMIT, Bulk, Setup
-from hopyard.core.runs.events import Began, Resumed, Retried
+from hopyard.core.runs.events import CODEC, Began, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
 from hopyard.data.manifest import Manifest
 from hopyard.data.shared.needed import need, spare
+from hopyard.driver.commit import Clock
 from hopyard.driver.directory import room
 from hopyard.driver.links import Direct, Link, Router
 from hopyard.driver.pickling import PYTHON, Cargo
 from hopyard.driver.runs.again import for_workers
-from hopyard.driver.runs.loop import Clock, Loop, View
+from hopyard.driver.runs.loop import Loop, View
 from hopyard.driver.runs.ownership import Owned, here, using
 from hopyard.driver.runs.recovery import Earlier
 from hopyard.driver.runs.run import Run, reasons
@@ -108,7 +109,7 @@ def drive(it: Drive, wait: bool) -> Run:
             stacklevel=4,
         )
     with room(it.layout.root):
-        journal = Journal(it.layout.journal, resume=it.earlier is not None)
+        journal = Journal(it.layout.journal, CODEC, resume=it.earlier is not None)
     run = Run(it.layout, it.machine, it.cargo)
     DRIVEN.append(run)
     if wait:
@@ -141,7 +142,7 @@ def _over(run: Run) -> None:
     OUTCOMES.add(Outcome(run.status, 0 if run._error is None else getattr(run._error, "exit_code", 1)))
 
 
-def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
+def _to_the_end(it: Drive, run: Run, journal: Journal[Line]) -> None:
     """Bring up the agents, loop to the end, leave nothing behind but the run directory."""
     layout, machine = it.layout, it.machine
     spec, earlier = machine.spec, it.earlier or Earlier()
@@ -220,7 +221,7 @@ def _to_the_end(it: Drive, run: Run, journal: Journal) -> None:
         write_whole(layout.report, run.report().encode())
         run.gantt()
         found = Chart(keep=False)
-        for line in read(layout.journal):
+        for line in read(layout.journal, CODEC):
             found.see(line)
         summary.write(layout, brief(found, machine))
     except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` tells the same from the journal
