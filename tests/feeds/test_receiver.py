@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from feed_servers import TOKEN, feed_server, later, numbers
+from hopyard.core.programs.messages import Endpoint
 from hopyard.errors import DataError, HopyardError
-from hopyard.feeds.protocol import END, SCHEMA, Endpoint, connect
+from hopyard.feeds.protocol import END, SCHEMA, connect
 from hopyard.feeds.reader import Feed
 from hopyard.feeds.receiver import FeedServer
 from hopyard.feeds.sender import FeedConnection, Route, SendResult, framed, send_partition
@@ -64,7 +65,8 @@ def test_a_door_is_for_its_user_alone_and_told_as_json(tmp_path: Path) -> None:
 
 DIALS = """
 import sys
-from hopyard.feeds.protocol import Endpoint, machine
+from hopyard.core.programs.messages import Endpoint
+from hopyard.feeds.protocol import machine
 from hopyard.feeds.sender import Route, send_partition
 print(send_partition(Route((Endpoint(machine(), sys.argv[1]),), "a token"), 0, 0, [[1, 2, 3]]).rows)
 """

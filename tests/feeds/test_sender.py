@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from feed_servers import TOKEN, feed_server, later, numbers
+from hopyard.core.programs.messages import Endpoint
 from hopyard.errors import DataError
 from hopyard.feeds import sender as feed_session
 from hopyard.feeds.inference import answered, inferring, inferring_rows
-from hopyard.feeds.protocol import ARROW, PICKLE, SCHEMA, Endpoint, machine
+from hopyard.feeds.protocol import ARROW, PICKLE, SCHEMA, machine
 from hopyard.feeds.reader import Feed
 from hopyard.feeds.receiver import FeedServer
 from hopyard.feeds.rows import packed, unpacked

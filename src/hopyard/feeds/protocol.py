@@ -16,10 +16,10 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hopyard.core.programs.messages import Endpoint
 from hopyard.system.network import java_above, keep_alive
 
 WORDS, SCHEMA, ARROW, PICKLE, END = b"J", b"S", b"A", b"P", b"E"
@@ -35,26 +35,6 @@ _ANSWER_SECONDS = 60.0
 """For an endpoint to answer: its process may be busy with an import that lets no other thread run."""
 _BUFFER = 1 << 20
 """Bytes of a socket's buffers: with the system's 208 KB a block of 4 MB takes 20 switches between two processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where one process of a program takes rows. Plain values, so that it can be told as JSON."""
-
-    machine: str
-    """`machine()` of the process."""
-    path: str
-    """Its unix socket."""
-    host: str = ""
-    port: int = 0
-    """Of its TCP socket; 0: it has none."""
-    executor: str = ""
-    """`executor()` of the process: which of Spark's executors hosts it; empty: none."""
-
-    @property
-    def near(self) -> bool:
-        """Whether its unix socket can be reached from here: same machine, and the same file system."""
-        return self.machine == machine() and os.access(self.path, os.W_OK)  # another user's is not
 
 
 class Head(NamedTuple):
@@ -84,13 +64,18 @@ def executor() -> str:
     return f"{socket.gethostname()}-{process}" if process else ""
 
 
+def near(endpoint: Endpoint) -> bool:
+    """Whether its unix socket can be reached from here: same machine, and the same file system."""
+    return endpoint.machine == machine() and os.access(endpoint.path, os.W_OK)  # another user's is not
+
+
 def connect(endpoint: Endpoint, token: str, hello: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
     """Dial an endpoint and say what for; gives the line and the answer to `hello`.
 
     Raises:
         OSError: nobody answers there, or somebody who does not know the token.
     """
-    if endpoint.near:
+    if near(endpoint):
         line = socket.socket(socket.AF_UNIX)
         where: Any = endpoint.path
     elif endpoint.port:

@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hopyard.core.programs.messages import Endpoint
 from hopyard.core.programs.uneven import Count, Uneven
 from hopyard.errors import HopyardError
 from hopyard.feeds.protocol import (
@@ -31,7 +32,6 @@ from hopyard.feeds.protocol import (
     END,
     PICKLE,
     SCHEMA,
-    Endpoint,
     Handshake,
     Head,
     executor,

@@ -20,13 +20,13 @@ import cloudpickle
 import pyarrow as pa
 from blake3 import blake3
 
+from hopyard.core.programs.messages import Endpoint
 from hopyard.errors import HopyardError
 from hopyard.feeds.protocol import (
     ARROW,
     END,
     PICKLE,
     SCHEMA,
-    Endpoint,
     connect,
     executor,
     machine,

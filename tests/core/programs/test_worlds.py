@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from hopyard.core.programs.events import Over, decode
+from hopyard.core.programs.events import Over, decode, encode
 from hopyard.core.programs.machine import fold
 from program_worlds import World
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,57 +14,61 @@ from typing import Any
 import pytest
 
 from hopyard.core.programs.feeding import FeedRecord
-from hopyard.core.programs.messages import BatchesReady, FeedOpened, FeedQuery, RowsTaken
+from hopyard.core.programs.messages import BatchesReady, Endpoint, FeedOpened, FeedQuery, RowsTaken
+from hopyard.core.programs.placement import Task
 from hopyard.driver.programs import feed as feed_session
 from hopyard.driver.programs.feed import FeedSession
 from hopyard.driver.programs.feeding import Feeding
+from hopyard.driver.programs.status import ProgramStatus, TaskStatus
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
 from hopyard.store.layout import Layout
 
-DOOR = {"machine": "m", "path": "/nowhere"}
+ENDPOINT = Endpoint("m", "/nowhere")
+
+
+def tasks(*incarnations: int) -> tuple[TaskStatus, ...]:
+    return tuple(
+        TaskStatus(Task("worker", slot, slot, slot, 0, 1, slot), incarnation, "running", "h", 1, {}, None, ENDPOINT)
+        for slot, incarnation in enumerate(incarnations)
+    )
 
 
 class ProgramLoop:
     """Two workers that take what they are sent at once. `said` is all that went to them, in its order."""
 
     def __init__(self, restart: str = "program", restarts: int = 1) -> None:
-        self.machine: Any = SimpleNamespace(
-            phase="running",
-            status="running",
-            restart=0,
-            tasks={},
-            spec=SimpleNamespace(restart_scope=restart, max_restarts=restarts),
-        )
-        self.incarnations = frozenset({1, 2})
-        self.fed = [0, 1]
-        self.ended, self.error = threading.Event(), None
+        self.spec: Any = SimpleNamespace(restart_scope=restart, max_restarts=restarts)
+        self.changed = threading.Condition()
+        self.status = ProgramStatus("running", "running", "", -1, False, 0, tasks(1, 2))
         self.said: list[Any] = []
-        self.link: Any = SimpleNamespace(
-            agents=SimpleNamespace(release_cores=lambda slots: None, reacquire_cores=lambda: None)
-        )
+        self.agents: Any = SimpleNamespace(release_cores=lambda slots: None, reacquire_cores=lambda: None)
         self.answers = True
-        self.heard: Callable[[Any], None]
-        self.assigned: Callable[[], None]
+        self.listener: Any = None
 
     def tell(self, message: Any) -> None:
         if isinstance(message, FeedQuery):
-            for slot in self.fed if self.answers else []:
-                self.heard(RowsTaken(feed=message.feed, slot=slot, rows=7, waiting=False, question=message.question))
+            for slot in self.status.slots if self.answers else []:
+                answer = RowsTaken(feed=message.feed, slot=slot, rows=7, waiting=False, question=message.question)
+                with self.changed:
+                    self.listener.heard(answer)
+                    self.changed.notify_all()
         elif not isinstance(message, FeedOpened):
             self.said.append(type(message).__name__.removeprefix("Feed").lower())
 
-    @staticmethod
-    def names(slots: list[int]) -> str:
-        return ", ".join(f"worker {slot}" for slot in slots)
+    def wait_for(self, predicate: Callable[[ProgramStatus], Any], timeout: float | None = None) -> Any:
+        with self.changed:
+            return self.changed.wait_for(lambda: predicate(self.status), timeout)
 
-    def endpoints(self, until: float) -> Any:
-        return (frozenset(), []) if self.ended.is_set() else (self.incarnations, [DOOR, DOOR])
+    def stands(self, **status: Any) -> None:
+        """It stands otherwise now."""
+        with self.changed:
+            self.status = replace(self.status, **status)
+            self.changed.notify_all()
 
-    def start_again(self, incarnations: frozenset[int]) -> None:
-        self.machine.restart += 1
-        self.incarnations = incarnations
+    def start_again(self, *incarnations: int) -> None:
         self.said.append("again")
-        self.assigned()
+        self.stands(phase="running", restart=self.status.restart + 1, tasks=tasks(*incarnations))
+        self.listener.assigned()
 
 
 class Rows:
@@ -95,7 +100,8 @@ def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ProgramLoop:
 
 
 def feeding(loop: Any, tmp_path: Path) -> Any:
-    return Feeding(loop, Layout(tmp_path), "token")
+    loop.listener = Feeding(loop, Layout(tmp_path), "token")
+    return loop.listener
 
 
 def call(feeds: Any, rows: Any, end: bool, name: str = "train", epochs: int = 1) -> int:
@@ -110,13 +116,13 @@ def settled(loop: ProgramLoop) -> list[Any]:
     return loop.said
 
 
-ALL_NEW = frozenset({3, 4})
+ALL_NEW = 3, 4
 
 
 def test_the_end_comes_after_the_last_row_also_after_a_restart(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
     call(feeds, Rows(loop, "A"), end=False)
-    assert call(feeds, Rows(loop, "B", lambda: loop.start_again(ALL_NEW)), end=True) == 5
+    assert call(feeds, Rows(loop, "B", lambda: loop.start_again(*ALL_NEW)), end=True) == 5
     said = settled(loop)
     after = said[said.index("again") + 1 :]
     assert [word for word in after if word != "ended"] == ["A", "B"]
@@ -126,7 +132,7 @@ def test_the_end_comes_after_the_last_row_also_after_a_restart(loop: ProgramLoop
 def test_started_again_while_all_is_sent_and_not_yet_taken(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
     loop.answers = False
-    later = threading.Timer(0.3, lambda: (setattr(loop, "answers", True), loop.start_again(ALL_NEW)))
+    later = threading.Timer(0.3, lambda: (setattr(loop, "answers", True), loop.start_again(*ALL_NEW)))
     later.start()
     assert call(feeds, Rows(loop, "A"), end=True) == 5
     said = settled(loop)
@@ -141,7 +147,7 @@ def test_an_end_that_is_said_while_rows_go_again_comes_after_them(loop: ProgramL
     call(feeds, slow, end=False)
     gate = threading.Event()
     slow.send = lambda route: (gate.wait(5), loop.said.append("A"), 5)[2]  # type: ignore[method-assign]
-    loop.start_again(ALL_NEW)
+    loop.start_again(*ALL_NEW)
     ending = threading.Thread(target=feeds.end, args=("train",))
     ending.start()
     time.sleep(0.1)
@@ -153,17 +159,18 @@ def test_an_end_that_is_said_while_rows_go_again_comes_after_them(loop: ProgramL
 def test_an_end_without_rows_is_said_again(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
     feeds.end("valid")
-    loop.start_again(ALL_NEW)
+    loop.start_again(*ALL_NEW)
     assert settled(loop) == ["ended", "again", "ended"]
 
 
 def test_an_end_before_anybody_is_there_is_said_when_they_come(loop: ProgramLoop, tmp_path: Path) -> None:
-    loop.machine.phase, there, loop.incarnations = "reserving", loop.incarnations, frozenset()
+    there = loop.status.tasks
+    loop.stands(phase="reserving", tasks=())
     feeds = feeding(loop, tmp_path)
     assert call(feeds, Rows(loop, "A"), end=True, epochs=0) == 0
     loop.said.clear()
-    loop.incarnations, loop.machine.phase = there, "running"
-    loop.assigned()
+    loop.stands(phase="running", tasks=there)
+    feeds.assigned()
     assert settled(loop) == ["ended"]
 
 
@@ -194,41 +201,38 @@ def test_names_of_feeds_are_texts(loop: ProgramLoop, tmp_path: Path, name: Any) 
 def test_no_epochs_are_nothing_to_send_again(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
     assert call(feeds, Rows(loop, "A"), end=False, epochs=0) == 0
-    loop.start_again(ALL_NEW)
+    loop.start_again(*ALL_NEW)
     assert settled(loop) == ["again"]
 
 
-def test_a_restart_that_waits_for_slots_is_waited_for(loop: ProgramLoop, tmp_path: Path) -> None:
+def test_a_restart_that_waits_for_slots_is_waited_for(
+    loop: ProgramLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Longer than words of a program that breaks off may take."""
     feeds = feeding(loop, tmp_path)
 
     def lost() -> None:
-        loop.machine.phase = "reserving"
-        loop.incarnations = frozenset()
+        loop.stands(phase="reserving", tasks=())
+        threading.Timer(0.4, loop.start_again, ALL_NEW).start()
 
-        def there() -> None:
-            loop.start_again(ALL_NEW)
-            loop.machine.phase = "running"
-
-        threading.Timer(3.6, there).start()
-
+    monkeypatch.setattr(feed_session, "BREAK_SECONDS", 0.1)
     assert call(feeds, Rows(loop, "A", lost), end=True) == 5
     assert [word for word in settled(loop) if word != "ended"] == ["A", "again", "A"]
 
 
 @pytest.mark.parametrize("when", ["sending", "waiting", "later"])
 def test_one_task_by_itself_makes_it_fail(loop: ProgramLoop, tmp_path: Path, when: str) -> None:
-    loop.machine.spec.restart_scope = "task"
+    loop.spec.restart_scope = "task"
     feeds = feeding(loop, tmp_path)
-    one = frozenset({1, 5})
+    one = 1, 5
     if when == "later":
         call(feeds, Rows(loop, "A"), end=True)
-        loop.start_again(one)
+        loop.start_again(*one)
     else:
         loop.answers = False
-        during = [lambda: loop.start_again(one)] if when == "sending" else []
+        during = [lambda: loop.start_again(*one)] if when == "sending" else []
         if when == "waiting":
-            threading.Timer(0.3, lambda: loop.start_again(one)).start()
+            threading.Timer(0.3, lambda: loop.start_again(*one)).start()
         with pytest.raises(HopyardError, match="started again by itself"):
             call(feeds, Rows(loop, "A", *during), end=True)
     said = settled(loop)
@@ -236,10 +240,10 @@ def test_one_task_by_itself_makes_it_fail(loop: ProgramLoop, tmp_path: Path, whe
 
 
 def test_a_host_that_is_lost_starts_all_again_whatever_the_rule(loop: ProgramLoop, tmp_path: Path) -> None:
-    loop.machine.spec.restart_scope = "task"
+    loop.spec.restart_scope = "task"
     feeds = feeding(loop, tmp_path)
     call(feeds, Rows(loop, "A"), end=True)
-    loop.start_again(ALL_NEW)
+    loop.start_again(*ALL_NEW)
     assert [word for word in settled(loop) if word != "ended"] == ["A", "again", "A"]
 
 
@@ -247,11 +251,7 @@ def test_a_program_that_was_stopped_has_not_taken_all(loop: ProgramLoop, tmp_pat
     feeds = feeding(loop, tmp_path)
     loop.answers = False
 
-    def stop() -> None:
-        loop.machine.phase, loop.machine.status = "over", "stopped"
-        loop.ended.set()
-
-    threading.Timer(0.2, stop).start()
+    threading.Timer(0.2, lambda: loop.stands(phase="over", status="stopped", ended=True)).start()
     with pytest.raises(ProgramFailed, match=r"is over \(stopped\)"):
         call(feeds, Rows(loop, "A"), end=True)
 
@@ -260,8 +260,7 @@ def test_a_program_that_had_enough(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
 
     def enough() -> None:
-        loop.machine.phase, loop.machine.status = "over", "done"
-        loop.ended.set()
+        loop.stands(phase="over", status="done", ended=True)
 
     assert call(feeds, Rows(loop, "A", enough), end=True, epochs=3) == 0
 
@@ -280,7 +279,8 @@ def test_what_dead_tasks_counted_is_forgotten(loop: ProgramLoop, tmp_path: Path)
     feed.feed(Rows(loop, "A"), 1, False, None)
     for slot in (0, 1):
         feed.heard(BatchesReady(feed="train", slot=slot, incarnation=1, batches=3, final=True))
-    loop.incarnations, loop.said = ALL_NEW, []
+    loop.said = []
+    loop.stands(tasks=tasks(*ALL_NEW))
     feed.catch_up()
     for slot in (0, 1):
         feed.heard(BatchesReady(feed="train", slot=slot, incarnation=3, batches=3, final=True))
@@ -292,10 +292,10 @@ def test_nobody_stalls_while_the_program_comes_up(loop: ProgramLoop) -> None:
     stall = feed_session._Stall(book, loop, 0.1)  # type: ignore[arg-type]
     book.takes(0, 3, True, book.question)
     stall.look()
-    loop.machine.phase = "reserving"
+    loop.stands(phase="reserving")
     time.sleep(0.15)
-    stall.look()
-    loop.machine.phase = "running"
+    assert stall.look() is None
+    loop.stands(phase="running")
     stall.look()
     time.sleep(0.15)
     with pytest.raises(HopyardError, match="has taken no row"):

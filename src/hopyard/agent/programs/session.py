@@ -51,8 +51,6 @@ class TaskSession:
         """The endpoint for rows, made when it is first wanted."""
         with self._lock:
             if self._feed_server is None:
-                from dataclasses import asdict
-
                 from hopyard.feeds.receiver import FeedServer
 
                 task = self.begin.task
@@ -69,7 +67,7 @@ class TaskSession:
                     self.host.apart,
                     tell=self._count,
                 )
-                self.pipe.send(FeedEndpoint(self.slot, self.incarnation, asdict(self._feed_server.endpoint)))
+                self.pipe.send(FeedEndpoint(self.slot, self.incarnation, self._feed_server.endpoint))
             return self._feed_server
 
     def drain(self, error: str = "") -> bool:

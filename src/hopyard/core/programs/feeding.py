@@ -30,8 +30,7 @@ def feed_named(name: Any, where: str) -> str:
 
 
 class FeedRecord:
-    """Owner of what is known of one feed. The program's loop tells it what workers say, the thread that sends all else:
-    each call changes one table at a time, so that neither sees half of a change.
+    """Owner of what is known of one feed. Not for several threads at a time: they take turns by a lock of their own.
 
     Args:
         name: of the feed.
@@ -82,20 +81,16 @@ class FeedRecord:
 
     def silent(self, fed: Sequence[int]) -> list[int]:
         """Workers that hold the others up: they have said nothing of their batches, as they ask for none."""
-        return [] if self.uneven == "join" else [slot for slot in fed if slot not in self._counts.copy()]
+        return [] if self.uneven == "join" else [slot for slot in fed if slot not in self._counts]
 
     @property
     def ended_empty(self) -> list[int]:
         """Under "min": the workers without a batch, where the feed has ended for all because of them, and others had
         some."""
-        counts = self._counts.copy()
-        if (
-            self.uneven != "min"
-            or self._allowed != Count(0, True)
-            or not any(count.batches for count in counts.values())
-        ):
+        some = any(count.batches for count in self._counts.values())
+        if self.uneven != "min" or self._allowed != Count(0, True) or not some:
             return []
-        return [slot for slot, count in counts.items() if count == Count(0, True)]
+        return [slot for slot, count in self._counts.items() if count == Count(0, True)]
 
     @property
     def question(self) -> int:
@@ -113,12 +108,12 @@ class FeedRecord:
     @property
     def taken(self) -> int:
         """Rows that the programs of all workers took, as far as is known."""
-        return sum(rows for rows, _, _ in self._taken.copy().values())
+        return sum(rows for rows, _, _ in self._taken.values())
 
     @property
     def said(self) -> dict[int, tuple[int, bool]]:
         """Slot → rows that its program took, and whether more wait; of those that answered the present question."""
-        known = self._taken.copy().items()
+        known = self._taken.items()
         return {slot: (rows, more) for slot, (rows, more, question) in known if question == self._question}
 
     def all_taken(self, fed: Collection[int]) -> bool:

@@ -6,7 +6,7 @@ Down go `Host` once, then `Begin` (a task), `Halt`, and words about feeds. Up go
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 
@@ -39,12 +39,27 @@ class Host(HostMessage, frozen=True):
     """Whether collectives are told which network interface leads to the peers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one process of a program takes rows."""
+
+    machine: str
+    """`feeds.protocol.machine` of the process."""
+    path: str
+    """Its unix socket."""
+    host: str = ""
+    port: int = 0
+    """Of its TCP socket; 0: it has none."""
+    executor: str = ""
+    """`feeds.protocol.executor` of the process: which of Spark's executors hosts it; empty: none."""
+
+
 class FeedEndpoint(HostMessage, frozen=True):
     """Up: rows can be sent to this slot's process."""
 
     slot: int
     incarnation: int
-    endpoint: dict[str, Any]
+    endpoint: Endpoint
 
 
 class TensorBoardStarted(HostMessage, frozen=True):

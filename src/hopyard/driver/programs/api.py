@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import logging
 import math
@@ -24,8 +23,8 @@ from hopyard.core.programs.messages import Host
 from hopyard.driver.directory import claimed, freed_on_error, room
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeding import Feeding
-from hopyard.driver.programs.loop import ProgramLoop, token
-from hopyard.driver.programs.program import Program, end_all, forget, remember
+from hopyard.driver.programs.loop import ProgramLoop
+from hopyard.driver.programs.program import Program
 from hopyard.engines.local import Local
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.frameworks.keras import strategies as keras3
@@ -35,9 +34,6 @@ from hopyard.store.journal import retire, sweep_temporary
 from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
-
-_ENDED: list[bool] = []
-"""Whether the end of this process ends its programs already."""
 
 
 def launch(
@@ -138,9 +134,9 @@ def launch(
     with claimed(directory) as (layout, lock):
         _make_free(layout, resume)
     with freed_on_error(lock):
-        key = token()
+        key = secrets.token_hex(16)  # lets rows into the program
         board = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
-        order = Host(
+        setup = Host(
             main=cargo,
             script=script,
             directory=str(layout.root.absolute()),
@@ -155,21 +151,11 @@ def launch(
         )
         about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
         with room(layout.root):
-            loop = ProgramLoop(layout, lock, ProgramMachine(spec), chosen, order, about)
+            loop = ProgramLoop(layout, lock, ProgramMachine(spec), chosen, setup, about)
         feeding = Feeding(loop, layout, key, lend)
         program = Program(layout, loop, feeding)
-        if not _ENDED:
-            _ENDED.append(True)
-            atexit.register(end_all)
-        remember(program)
-
-        def over() -> None:
-            forget(program)
-            feeding.over()
-
-        loop.over = over
         try:
-            loop.open()
+            loop.open(feeding)
         except BaseException:
             if not layout.program.stat().st_size:
                 layout.program.unlink()  # nothing has happened

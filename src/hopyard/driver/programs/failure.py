@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hopyard.core.programs.machine import ProgramMachine
+from hopyard.driver.programs.status import ProgramStatus
 from hopyard.errors import ProgramFailed, ResourceError
 from hopyard.store.layout import Layout
 
@@ -13,23 +13,21 @@ TAIL = 40
 TAIL_BYTES = 1 << 16
 
 
-def failure(machine: ProgramMachine, layout: Layout) -> ProgramFailed | ResourceError:
+def failure(status: ProgramStatus, layout: Layout) -> ProgramFailed | ResourceError:
     """What a failed program raises."""
-    if machine.no_slots:
-        return ResourceError(f"{layout.root}: {machine.cause}")
-    book = machine.tasks.get(machine.failed_slot)
-    if book is None:
-        words, path = f"{layout.root}: {machine.cause}", layout.log(max(machine.failed_slot, 0))
-        return ProgramFailed(words if machine.failed_slot < 0 else f"{words}\n  log {path}{_last_lines(path)}")
-    path = layout.log(book.task.slot)
-    place = machine.known.get(book.task.slot)
-    host = "" if place is None else place.host
-    words = f"{machine.cause}\n  on host {host}, log {path}"
-    if machine.restart:
-        words += f", after {machine.restart} restart(s)"
-    if "Traceback" not in machine.cause:
+    if status.no_slots:
+        return ResourceError(f"{layout.root}: {status.cause}")
+    path = layout.log(max(status.failed_slot, 0))
+    failed = next((task for task in status.tasks if task.task.slot == status.failed_slot), None)
+    if failed is None:
+        words = f"{layout.root}: {status.cause}"
+        return ProgramFailed(words if status.failed_slot < 0 else f"{words}\n  log {path}{_last_lines(path)}")
+    words = f"{status.cause}\n  on host {failed.host}, log {path}"
+    if status.restart:
+        words += f", after {status.restart} restart(s)"
+    if "Traceback" not in status.cause:
         words += _last_lines(path)
-    return ProgramFailed(words, book.task.name, host, str(path))
+    return ProgramFailed(words, failed.task.name, failed.host, str(path))
 
 
 def _last_lines(path: Path) -> str:

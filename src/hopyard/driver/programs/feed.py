@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import NoReturn
 
 from hopyard.core.programs.feeding import FeedRecord
 from hopyard.core.programs.machine import STARTING
 from hopyard.core.programs.messages import (
     BatchesReady,
+    Endpoint,
     FeedAllowed,
     FeedEnded,
     FeedFailed,
@@ -28,20 +30,22 @@ from hopyard.core.programs.uneven import Count
 from hopyard.driver.programs.failure import failure
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.sources import Source
+from hopyard.driver.programs.status import ProgramStatus
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
-from hopyard.feeds.protocol import Endpoint
 from hopyard.feeds.sender import Route
 from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.01
-"""Between looks at how far the workers are."""
 ASK_SECONDS = 0.5
-"""Between questions to the workers. Where their answer is waited for: a tenth of the time that has passed, but no
-more than this."""
+"""Between questions to the workers how far they are. They are asked again and again, as a process that does not read is
+not told more, and one that hangs tells nothing."""
+SOON_SECONDS = 0.01
+"""The same, at first, where only their answer is waited for: a tenth of the time that has passed."""
 OPEN_SECONDS = 120.0
 """Until each worker of a program that runs has opened its endpoint."""
+BREAK_SECONDS = 3.0
+"""For the program to begin to restart or to end, once a feed broke off."""
 LAST_WORDS = 15.0
 """For the program to say why a feed broke off."""
 
@@ -74,6 +78,8 @@ class FeedSession:
     ) -> None:
         self.book = book
         self._loop, self._layout, self._token, self._room = loop, layout, token, room
+        self._changed = loop.changed
+        """Held while what is known of the feed is read or changed, as the loop's thread does so too."""
         self._serial = threading.RLock()
         """Held while rows of this feed go."""
         self._vain = False
@@ -98,10 +104,11 @@ class FeedSession:
                         self._taken(timeout, incarnations)
                     break
                 except _Again:
-                    self.book.begin_again()
-                    if not self.book.lacked(self._loop.incarnations):
+                    self._begin_again()
+                    if not self._lacked():
                         self._say_again()
-            self.book.keep(source, epochs, incarnations)
+            with self._changed:
+                self.book.keep(source, epochs, incarnations)
             if self._make_whole(timeout) and self.book.ended:
                 self._loop.tell(FeedEnded(feed=self.book.name))
             return rows
@@ -109,9 +116,14 @@ class FeedSession:
     def end(self) -> None:
         """No more rows come, after those that go."""
         with self._serial:
-            self.book.ended = True
-            if not self.book.lacked(self._loop.incarnations):  # else once they have gone again
+            with self._changed:
+                self.book.ended = True
+            if not self._lacked():  # else once they have gone again
                 self._loop.tell(FeedEnded(feed=self.book.name))
+
+    def behind(self) -> bool:
+        """Whether tasks that were started again lack rows, or the word that no more come."""
+        return bool(self._lacked()) or self.book.ended
 
     def catch_up(self) -> None:
         """After the program was started again: feed again what no call of the user's is about to, and say its end."""
@@ -126,7 +138,7 @@ class FeedSession:
                 log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.book.name, error)
                 self._loop.tell(FeedFailed(feed=self.book.name, error=str(error)))
 
-    def endpoints(self, begun: bool = False) -> tuple[Incarnations, list[Endpoint]]:
+    def endpoints(self, begun: bool = False) -> tuple[Incarnations, tuple[Endpoint, ...]]:
         """Which tasks are fed, and where. Waits for a program that starts, or starts again. Nowhere, if the program
         had enough of what was begun.
 
@@ -135,26 +147,30 @@ class FeedSession:
             HopyardError: a worker does not open its endpoint.
         """
         name = self.book.name
-        while self._loop.machine.phase in STARTING and not self._loop.ended.is_set():
-            time.sleep(LOOK_SECONDS)  # the program's own patience ends this
+        self._loop.wait_for(lambda now: now.phase not in STARTING or now.ended)  # `start_timeout` ends this
         self._loop.tell(FeedOpened(feed=name, uneven=self.book.uneven))
-        try:
-            incarnations, found = self._loop.endpoints(time.monotonic() + OPEN_SECONDS)
-        except TimeoutError:
+        now = self._loop.wait_for(_opened, OPEN_SECONDS)
+        if now is None:
             raise HopyardError(
                 f"feed {name!r}: not every worker opened its endpoint within {OPEN_SECONDS:.0f} seconds; "
                 "program.status() and program.logs() say what they do"
-            ) from None
-        if not found and not (begun and self._loop.machine.status == "done"):
-            self._is_over()
-        return incarnations, [Endpoint(**endpoint) for endpoint in found]
+            )
+        if now.ended:
+            if not (begun and now.status == "done"):
+                self._is_over()
+            return frozenset(), ()
+        endpoints = tuple(task.endpoint for task in now.fed if task.endpoint is not None)
+        if len(endpoints) < len(now.fed):
+            gone = [task.task.slot for task in now.fed if task.status == "done" and task.endpoint is None]
+            raise HopyardError(f"{now.names(gone)} has ended and never asked for rows: nothing can be fed to it")
+        return now.incarnations, endpoints
 
     def heard(self, message: RowsTaken | BatchesReady) -> None:
-        """What a worker says of this feed."""
+        """What a worker says of this feed; the caller holds the loop's `changed`."""
         if isinstance(message, RowsTaken):
             self.book.takes(message.slot, message.rows, message.waiting, message.question)
         else:
-            allowed = self.book.says(message.slot, Count(message.batches, message.final), self._loop.fed)
+            allowed = self.book.says(message.slot, Count(message.batches, message.final), self._loop.status.slots)
             if allowed is not None:
                 self._loop.tell(FeedAllowed(feed=message.feed, batches=allowed.batches, final=allowed.ended))
             if not self._vain and (vain := self.book.ended_empty):
@@ -162,7 +178,7 @@ class FeedSession:
                 log.warning(
                     '%s: feed %r with uneven="min" has ended without a batch, as %s had none; all rows that came '
                     "to others are dropped: repartition the data, so that each gets some, if they asked for any",
-                    self._layout.root, message.feed, self._loop.names(vain),
+                    self._layout.root, message.feed, self._loop.status.names(vain),
                 )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- sending
@@ -170,27 +186,35 @@ class FeedSession:
     def _make_whole(self, timeout: float | None) -> bool:
         """Feed again what tasks that were started again lack, until none was meanwhile. False: none lack anything."""
         again = False
-        while self.book.lacked(self._loop.incarnations):
+        while self._lacked():
             again = True
             try:
                 self._repeat(timeout)
             except _Again:
-                self.book.begin_again()
+                self._begin_again()
         return again
 
     def _repeat(self, timeout: float | None) -> None:
         """What was fed before, for a program that was started again since."""
-        incarnations = self._loop.incarnations
-        lacked = self.book.lacked(incarnations)
+        lacked = self._lacked()
         if not lacked:
             return
-        self._unless_doubled(self.book.incarnations, incarnations)
-        self.book.begin_again()  # what was said is the former tasks'
+        self._unless_doubled(self.book.incarnations, self._loop.status.incarnations)
+        self._begin_again()  # what was said is the former tasks'
         self._say_again()
         sent: Incarnations | None = None
         for source, epochs in lacked:
             _, sent = self._all(source, epochs, timeout, sent)
-        self.book.caught_up(self._loop.incarnations if sent is None else sent)
+        with self._changed:
+            self.book.caught_up(self._loop.status.incarnations if sent is None else sent)
+
+    def _lacked(self) -> list[tuple[Source, int]]:
+        with self._changed:
+            return self.book.lacked(self._loop.status.incarnations)
+
+    def _begin_again(self) -> None:
+        with self._changed:
+            self.book.begin_again()
 
     def _all(
         self, source: Source, epochs: int, timeout: float | None, sent: Incarnations | None
@@ -205,7 +229,7 @@ class FeedSession:
                 self._unless_doubled(sent, incarnations)
                 raise _Again
             sent = incarnations
-            route = Route(tuple(endpoints), self._token, self.book.name, self.book.begin_epoch(), self.book.uneven)
+            route = Route(endpoints, self._token, self.book.name, self.book.begin_epoch(), self.book.uneven)
             with self._room(source.spark):
                 rows += self._watched(source, route, incarnations, timeout)
         return rows, sent
@@ -213,32 +237,20 @@ class FeedSession:
     def _watched(self, source: Source, route: Route, incarnations: Incarnations, timeout: float | None) -> int:
         """Send the rows of one epoch from another thread, and watch the program. How many were sent; of a program
         that had enough, how many it took of them, as far as is known."""
-        before = self.book.taken
-        done: list[int] = []
-        broken: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                done.append(source.send(route))
-            except BaseException as error:  # noqa: BLE001 - raised in the user's thread
-                broken.append(error)
-
-        thread = threading.Thread(target=run, name="hopyard-feed", daemon=True)
-        thread.start()
-        stall = _Stall(self.book, self._loop, timeout)
+        sending = _Sending(source, route, self._changed)
         try:
-            while thread.is_alive():
-                thread.join(LOOK_SECONDS)
-                if self._loop.ended.is_set() or self._loop.incarnations != incarnations:
-                    break
-                stall.look()
+            with self._changed:
+                before = self.book.taken
+                stall = _Stall(self.book, self._loop, timeout)
+                while not (sending.over or self._is_broken_off(incarnations)):
+                    self._changed.wait(stall.look())
         except BaseException as error:
             source.cancel()
             if not isinstance(error, HopyardError):  # Ctrl-C: some rows went, and the rest never will
                 self._loop.tell(FeedFailed(feed=route.feed, error=f"feed {route.feed!r}: interrupted while rows went"))
             raise
-        if done:
-            return done[0]
+        if sending.rows is not None:
+            return sending.rows
         try:
             again = self._over_or_again(incarnations)
         except BaseException:  # the program failed, or was ended: nobody takes the rest
@@ -246,40 +258,44 @@ class FeedSession:
             raise
         if again is None:  # it had enough
             source.cancel()
-            return self.book.taken - before
+            with self._changed:
+                return self.book.taken - before
         if again:
             source.cancel()
-            self._unless_doubled(incarnations, self._loop.incarnations)
+            self._unless_doubled(incarnations, self._loop.status.incarnations)
             raise _Again
-        if thread.is_alive():
+        if not sending.over:
             source.cancel()
-            thread.join(LAST_WORDS)
-        if done:
-            return done[0]
-        words = f"feed {route.feed!r} broke off: {_short(broken[0]) if broken else 'its source does not end'}"
+            self._loop.wait_for(lambda now: sending.over, LAST_WORDS)
+        if sending.rows is not None:
+            return sending.rows
+        why = "its source does not end" if sending.error is None else _short(sending.error)
+        words = f"feed {route.feed!r} broke off: {why}"
         self._loop.tell(FeedFailed(feed=route.feed, error=words))  # who waits for the rest would wait for ever
-        raise HopyardError(words) from broken[0] if broken else None
+        raise HopyardError(words) from sending.error
 
     def _taken(self, timeout: float | None, incarnations: Incarnations | None) -> None:
         """Wait until the program has taken all rows, or wants no more."""
-        incarnations = self._loop.incarnations if incarnations is None else incarnations
+        incarnations = self._loop.status.incarnations if incarnations is None else incarnations
         if not incarnations:
             return  # nobody is there yet, so nothing was sent
-        stall = _Stall(self.book, self._loop, timeout, eager=True)
-        while not self._loop.ended.is_set():
-            if self._loop.incarnations != incarnations:
-                if self._over_or_again(incarnations):
-                    self._unless_doubled(incarnations, self._loop.incarnations)
-                    raise _Again
-                return
-            stall.look()
-            if self.book.all_taken(self._loop.fed):
-                return
-            time.sleep(LOOK_SECONDS)
-        if self._loop.machine.status != "done" or self._loop.error is not None:
-            self._is_over()
+        with self._changed:
+            stall = _Stall(self.book, self._loop, timeout, eager=True)
+            while not (self._is_broken_off(incarnations) or self.book.all_taken(self._loop.status.slots)):
+                self._changed.wait(stall.look())
+            now = self._loop.status
+        if now.ended:
+            if not now.well:
+                self._is_over()
+        elif now.incarnations != incarnations and self._over_or_again(incarnations):
+            self._unless_doubled(incarnations, self._loop.status.incarnations)
+            raise _Again
 
     # ------------------------------------------------------------------------------------------- the program
+
+    def _is_broken_off(self, incarnations: Incarnations) -> bool:
+        """Whether the tasks to which rows go are not there any more."""
+        return self._loop.status.ended or self._loop.status.incarnations != incarnations
 
     def _over_or_again(self, incarnations: Incarnations) -> bool | None:
         """A feed broke off: wait for what the program has to say. True: it was started again; None: it is done.
@@ -287,18 +303,18 @@ class FeedSession:
         Raises:
             ProgramFailed: it is over.
         """
-        until = time.monotonic() + 3.0
-        while True:
-            if self._loop.ended.is_set():
-                if self._loop.machine.status == "done" and self._loop.error is None:
-                    return None
-                self._is_over()
-            phase = self._loop.machine.phase
-            if phase == "running" and self._loop.incarnations != incarnations:
-                return True
-            if time.monotonic() > until and phase not in (*STARTING, "closing"):
-                return False
-            time.sleep(LOOK_SECONDS)
+
+        def decided(now: ProgramStatus) -> bool:
+            return now.ended or (now.phase == "running" and now.incarnations != incarnations)
+
+        self._loop.wait_for(decided, BREAK_SECONDS)
+        self._loop.wait_for(lambda now: decided(now) or now.phase not in (*STARTING, "closing", "over"))
+        now = self._loop.status
+        if not now.ended:
+            return now.incarnations != incarnations
+        if not now.well:
+            self._is_over()
+        return None
 
     def _say_again(self) -> None:
         log.warning("%s was started again: the rows of feed %r go again", self._layout.root, self.book.name)
@@ -309,21 +325,54 @@ class FeedSession:
             self._loop.tell(FeedFailed(feed=self.book.name, error=words))
             raise HopyardError(words)
 
-    def _is_over(self) -> None:
+    def _is_over(self) -> NoReturn:
         """Raises what a feed of a program that is over raises."""
-        self._loop.ended.wait(LAST_WORDS)
-        if self._loop.error is not None:
-            raise self._loop.error
-        machine = self._loop.machine
-        if machine.status == "failed":
-            raise failure(machine, self._layout)
+        self._loop.wait_for(lambda now: now.ended, LAST_WORDS)
+        now = self._loop.status
+        if now.error is not None:
+            raise now.error
+        if now.status == "failed":
+            raise failure(now, self._layout)
         raise ProgramFailed(
-            f"{self._layout.root}: feed {self.book.name!r}: the program is over ({machine.status}); launch it again"
+            f"{self._layout.root}: feed {self.book.name!r}: the program is over ({now.status}); launch it again"
         )
 
 
+def _opened(now: ProgramStatus) -> ProgramStatus | None:
+    """How the program stands once all its fed tasks have opened their endpoints, one never will, or it is over."""
+    never = any(task.endpoint is None and task.status == "done" for task in now.fed)
+    return now if now.ended or never or (now.fed and all(task.endpoint for task in now.fed)) else None
+
+
+class _Sending:
+    """The rows of a source on their way, in a thread of their own.
+
+    Attributes:
+        over: whether it has ended.
+        rows: how many were sent; None: not all.
+        error: why not.
+    """
+
+    def __init__(self, source: Source, route: Route, changed: threading.Condition) -> None:
+        self._source, self._route, self._changed = source, route, changed
+        self.over = False
+        self.rows: int | None = None
+        self.error: BaseException | None = None
+        threading.Thread(target=self._run, name="hopyard-feed", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.rows = self._source.send(self._route)
+        except BaseException as error:  # noqa: BLE001 - raised in the user's thread
+            self.error = error
+        finally:
+            with self._changed:
+                self.over = True
+                self._changed.notify_all()
+
+
 class _Stall:
-    """Tells when a worker that has rows takes none."""
+    """Tells when a worker that has rows takes none. Its owner holds the loop's `changed`."""
 
     def __init__(self, book: FeedRecord, loop: ProgramLoop, timeout: float | None, eager: bool = False) -> None:
         self._book, self._loop, self._timeout, self._eager = book, loop, timeout, eager
@@ -331,31 +380,41 @@ class _Stall:
         self._began = self._asked = time.monotonic()
         book.ask_anew()
 
-    def look(self) -> None:
-        """Ask them; raises HopyardError when one has taken nothing for too long."""
-        if self._loop.machine.phase != "running":
+    def look(self) -> float | None:
+        """Ask the workers how far they are; seconds until it should be called again, None: when the program runs.
+
+        Raises:
+            HopyardError: one has taken nothing for too long.
+        """
+        status = self._loop.status
+        if status.phase != "running":
             self._moved.clear()
-            return
-        now, said = time.monotonic(), self._book.said
-        if now - self._asked >= (min(ASK_SECONDS, (now - self._began) / 10) if self._eager else ASK_SECONDS):
+            return None
+        now = time.monotonic()
+        wait = min(ASK_SECONDS, max(SOON_SECONDS, (now - self._began) / 10)) if self._eager else ASK_SECONDS
+        if now - self._asked >= wait:
             self._asked = now
             self._loop.tell(FeedQuery(feed=self._book.name, question=self._book.question))
-        for slot, (rows, waiting) in said.items():
+        for slot, (rows, waiting) in self._book.said.items():
             last, since = self._moved.get(slot, (-1, now))
             if rows != last or not waiting:
                 self._moved[slot] = rows, now
             elif self._timeout is not None and now - since > self._timeout:
-                name = self._book.name
-                silent = self._book.silent(self._loop.fed)
-                who = self._loop.names(silent or [slot])
-                words = (
-                    f"feed {name!r}: {self._loop.names([slot])} has taken no row for {self._timeout:.0f} seconds, "
-                    f"though rows wait for it ({rows:,} taken so far): does the main of {who} read ctx.feed({name!r})? "
-                    + (f'With uneven="{self._book.uneven}" the others wait for it. ' if silent else "")
-                    + "feed(timeout=…) says how long to wait"
-                )
-                self._loop.tell(FeedFailed(feed=self._book.name, error=words))
-                raise HopyardError(words)
+                self._fail(status, slot, rows)
+        return self._asked + wait - now
+
+    def _fail(self, status: ProgramStatus, slot: int, rows: int) -> NoReturn:
+        name = self._book.name
+        silent = self._book.silent(status.slots)
+        words = (
+            f"feed {name!r}: {status.names([slot])} has taken no row for {self._timeout:.0f} seconds, "
+            f"though rows wait for it ({rows:,} taken so far): does the main of {status.names(silent or [slot])} read "
+            f"ctx.feed({name!r})? "
+            + (f'With uneven="{self._book.uneven}" the others wait for it. ' if silent else "")
+            + "feed(timeout=…) says how long to wait"
+        )
+        self._loop.tell(FeedFailed(feed=name, error=words))
+        raise HopyardError(words)
 
 
 def _short(error: BaseException) -> str:

@@ -47,10 +47,10 @@ class Feeding:
         self._needed: dict[str, Manifest] = {}
         """Key → the rows of a Dataset that was fed."""
         self._over = False
-        self._aside = int(lend)
-        """Who needs room in Spark's books right now; an inference needs it to the program's end."""
-        loop.heard = self._heard
-        loop.assigned = self._assigned
+        self._released = int(lend)
+        """How many need the cores of fed workers right now; an inference needs them to the program's end."""
+        self._asked = False
+        """Whether there are inferences: tasks of Spark, whose errors do not say why the program failed."""
 
     def feed(self, data: Any, *, epochs: int, name: str, uneven: Any, end: bool, timeout: float | None) -> int:
         """See `Program.feed`."""
@@ -69,6 +69,8 @@ class Feeding:
 
     def over(self) -> None:
         """Nothing of the program runs any more: rows that it was fed may go."""
+        if self._asked and self._loop.status.status == "failed":
+            log.error("%s: %s", self._layout.root, self._loop.status.cause)
         with self._lock:
             self._over = True
             manifests = list(self._needed.values())
@@ -100,8 +102,8 @@ class Feeding:
         from hopyard.feeds.inference import inferring, inferring_rows
 
         feed = self._named("infer", name, "join")
-        self._loop.asked = True
-        route = Route(tuple(feed.endpoints()[1]), self._token, name, feed.book.epochs, timeout=timeout)
+        self._asked = True
+        route = Route(feed.endpoints()[1], self._token, name, feed.book.epochs, timeout=timeout)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
@@ -113,43 +115,44 @@ class Feeding:
         feed_named(name, what)
         with self._lock:
             if name not in self._feeds:
-                spec = self._loop.machine.spec
+                spec = self._loop.spec
                 book = FeedRecord(name, uneven, spec.restart_scope if spec.max_restarts else "")
                 self._feeds[name] = FeedSession(book, self._loop, self._layout, self._token, self._room)
             return self._feeds[name]
 
     @contextlib.contextmanager
     def _room(self, spark: bool) -> Iterator[None]:
-        """Room for Spark's tasks where each executor has one core: sitters of fed workers step aside."""
+        """Room for Spark's tasks where each executor has one core: fed workers release theirs."""
         if not spark:
             yield
             return
         with self._lock:
-            self._aside += 1
+            self._released += 1
         try:
-            self._loop.link.agents.release_cores(self._loop.fed)
+            self._loop.agents.release_cores(self._loop.status.slots)
             yield
         finally:
             with self._lock:
-                self._aside -= 1
-                if not self._aside and not self._loop.ended.is_set():
-                    self._loop.link.agents.reacquire_cores()
+                self._released -= 1
+                if not self._released and not self._loop.status.ended:
+                    self._loop.agents.reacquire_cores()
 
-    def _assigned(self) -> None:
+    def assigned(self) -> None:
         """Each task has its slot. Other jobs may have their cores, where they are lent or needed; tasks that were
         started again get what was fed before."""
-        if self._aside:
+        if self._released:
             try:
-                self._loop.link.agents.release_cores(self._loop.fed)
+                self._loop.agents.release_cores(self._loop.status.slots)
             except HopyardError as error:
                 log.warning("%s: %s", self._layout.root, error)
         with self._lock:
-            feeds, incarnations = list(self._feeds.values()), self._loop.incarnations
+            feeds = list(self._feeds.values())
         for feed in feeds:
-            if feed.book.lacked(incarnations) or feed.book.ended:
+            if feed.behind():
                 threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()
 
-    def _heard(self, message: RowsTaken | BatchesReady) -> None:
+    def heard(self, message: RowsTaken | BatchesReady) -> None:
+        """A task says this of a feed."""
         with self._lock:
             feed = self._feeds.get(message.feed)
         if feed is not None:

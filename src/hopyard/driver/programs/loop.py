@@ -1,20 +1,21 @@
 """Driving a program: agents up, facts to the journal and the machine, commands to the agents, nothing left behind.
 
-One thread does it all; the user's thread puts orders into a queue. As the loop of a run: nothing clever.
+One thread does it all, and publishes how the program stands as one immutable value. The user's threads put orders into
+a queue, and read that value or wait for it. As the loop of a run: nothing clever.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import queue
-import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -42,6 +43,7 @@ from hopyard.core.programs.events import (
 from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import (
     BatchesReady,
+    Endpoint,
     FeedEndpoint,
     Host,
     RowsTaken,
@@ -50,8 +52,9 @@ from hopyard.core.programs.messages import (
 )
 from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Router
+from hopyard.driver.programs.status import ProgramStatus, status_of
 from hopyard.errors import HopyardError, ResourceError
-from hopyard.ports import Engine
+from hopyard.ports import Agents, Engine
 from hopyard.store.journal import Journal, Lock
 from hopyard.store.layout import Layout
 
@@ -60,6 +63,24 @@ log = logging.getLogger(__name__)
 TICK = 0.2
 """Seconds between ticks, which deadlines need; they are not journaled."""
 
+T = TypeVar("T")
+
+
+class Listener(Protocol):
+    """Is told, in the loop's thread, what concerns feeds."""
+
+    def heard(self, message: RowsTaken | BatchesReady) -> None:
+        """A task says this of a feed. Whoever waits by `wait_for` is woken afterwards."""
+        ...
+
+    def assigned(self) -> None:
+        """Each task has its slot, and was told to begin."""
+        ...
+
+    def over(self) -> None:
+        """Nothing of the program runs any more."""
+        ...
+
 
 class ProgramLoop:
     """Owner of a program's agents, its machine and its journal, in a thread of its own.
@@ -67,10 +88,16 @@ class ProgramLoop:
     Args:
         layout: of its directory.
         lock: held until it is over.
-        machine: of the program.
+        spec: what was asked for.
         engine: brings agents up.
-        order: what each agent is told once; `home` and `apart` are filled in here.
+        setup: what each agent is told once; `home` and `apart` are filled in here.
         about: facts for the journal.
+
+    Attributes:
+        spec: what was asked for.
+        status: how it stands.
+        changed: is notified when `status` changes, or a task has said something of a feed; what the listener's
+            `heard` changes is changed while it is held.
     """
 
     def __init__(
@@ -79,12 +106,13 @@ class ProgramLoop:
         lock: Lock,
         machine: ProgramMachine,
         engine: Engine,
-        order: Host,
+        setup: Host,
         about: dict[str, Any],
     ) -> None:
         self._layout, self._lock, self._engine = layout, lock, engine
-        self.machine = machine
-        self._order = msgspec.structs.replace(order, home=engine.address[0], apart=engine.apart)
+        self._machine = machine
+        self.spec = machine.spec
+        self._setup = msgspec.structs.replace(setup, home=engine.address[0], apart=engine.apart)
         self._about = about
         self._clock = Clock()
         self._journal = Journal(layout.program, CODEC)
@@ -93,91 +121,52 @@ class ProgramLoop:
         os.set_blocking(self._bell, False)
         os.set_blocking(self._ringer, False)
         self._link: Router | None = None
-        self._changed = threading.Condition()
-        self._endpoints: dict[int, tuple[int, dict[str, Any]]] = {}
-        """Slot → incarnation of its task, and where it takes rows."""
-        self.heard: Callable[[RowsTaken | BatchesReady], None] = lambda message: None
-        """Told, in this thread, what tasks say of feeds."""
-        self.assigned: Callable[[], None] = lambda: None
-        """Told, in this thread, when each task has its slot."""
-        self.over: Callable[[], None] = lambda: None
-        """Told when nothing of it runs any more."""
-        self.board = ""
-        """URL of TensorBoard."""
-        self.boardless = ""
-        """Why there is none, though one was asked for."""
-        self.asked = False
-        """Whether there are inferences: tasks of Spark, whose errors are not the program's."""
+        self._listener: Listener | None = None
+        self._endpoints: dict[int, Endpoint] = {}
+        """Incarnation of a task → where it takes rows."""
+        self._tensorboard = TensorBoardStarted(0, "")
         self._renewed: deque[int] = deque()
         """Slots that want an agent."""
         self._over = False
-        self.ended = threading.Event()
-        self.opened = threading.Event()
-        self.error: BaseException | None = None
+        self.changed = threading.Condition()
+        self.status = status_of(machine, {})
+        self._opened = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hopyard-program", daemon=True)
 
     # ------------------------------------------------------------------------------------------------ the user's side
 
-    def open(self) -> None:
-        """Begin. Raises what keeps the engine from being opened."""
+    def open(self, listener: Listener) -> None:
+        """Begin. Raises what keeps the engine from being opened. The end of this process is the program's."""
+        atexit.register(self._end_with_process)
+        self._listener = listener
         self._thread.start()
-        self.opened.wait()
-        if self._link is None and self.error is not None:
+        self._opened.wait()
+        if self._link is None and self.status.error is not None:
             self._thread.join()
-            raise self.error
+            raise self.status.error
 
     def stop(self, reason: str, grace: float = 0.0) -> None:
         """End the program."""
         self._put(Stop(at=0.0, reason=reason, grace=grace))
 
+    def _end_with_process(self) -> None:
+        self.stop("stopped by the user")
+        self.wait_for(lambda now: now.ended, 30.0)
+
     def tell(self, message: Feeding) -> None:
         """Send this to all tasks that are fed."""
         self._put(message)
 
-    @property
-    def fed(self) -> list[int]:
-        """Slots of the tasks that are fed: chiefs and workers."""
-        return [book.task.slot for book in self.machine.tasks.copy().values() if book.task.rank >= 0]
-
-    def names(self, slots: list[int]) -> str:
-        """The tasks there, in words."""
-        books = self.machine.tasks.copy()
-        return ", ".join(books[slot].task.name if slot in books else f"slot {slot}" for slot in slots)
+    def wait_for(self, predicate: Callable[[ProgramStatus], T], timeout: float | None = None) -> T:
+        """Wait until this is true of how the program stands, or has told of its feeds; its last value."""
+        with self.changed:
+            return self.changed.wait_for(lambda: predicate(self.status), timeout)
 
     @property
-    def incarnations(self) -> frozenset[int]:
-        """Which tasks these are; others after a restart."""
-        return frozenset(book.incarnation for book in self.machine.tasks.copy().values() if book.task.rank >= 0)
-
-    def endpoints(self, until: float) -> tuple[frozenset[int], list[dict[str, Any]]]:
-        """Which tasks are fed, and where they take rows, by rank; waits for those that are not there yet. No endpoints:
-        the program is over.
-
-        Raises:
-            TimeoutError: some are not there by then.
-        """
-        while not self.ended.is_set():
-            with self._changed:
-                books = [book for book in self.machine.tasks.copy().values() if book.task.rank >= 0]
-                books.sort(key=lambda book: book.task.rank)
-                gone = [
-                    book.task.name
-                    for book in books
-                    if book.status == "done" and self._endpoints.get(book.task.slot, (0, {}))[0] != book.incarnation
-                ]
-                if gone:
-                    raise HopyardError(
-                        f"{', '.join(gone)} has ended and never asked for rows: nothing can be fed to it"
-                    )
-                known = [self._endpoints.get(book.task.slot, (0, {})) for book in books]
-                if books and all(
-                    incarnation == book.incarnation for (incarnation, _), book in zip(known, books, strict=True)
-                ):
-                    return frozenset(book.incarnation for book in books), [endpoint for _, endpoint in known]
-                if time.monotonic() > until:
-                    raise TimeoutError
-                self._changed.wait(0.1)
-        return frozenset(), []
+    def agents(self) -> Agents:
+        """The agents as their engine sees them; only while the program runs."""
+        assert self._link is not None
+        return self._link.agents
 
     def _put(self, order: Stop | Feeding) -> None:
         self._orders.put(order)
@@ -187,24 +176,23 @@ class ProgramLoop:
     # ------------------------------------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        error: BaseException | None = None
         try:
-            timeout = self._order.heartbeat_timeout
-            self._link = Router(self._engine, lambda device: self._order, self._layout.log, timeout)
-            self.opened.set()
-            self._commit([Launched(at=0.0, spec=self.machine.spec, about=self._about)])
+            timeout = self._setup.heartbeat_timeout
+            self._link = Router(self._engine, lambda device: self._setup, self._layout.log, timeout)
+            self._opened.set()
+            self._commit([Launched(at=0.0, spec=self.spec, about=self._about)])
             while not self._over:
                 self._turn()
-        except BaseException as error:
-            self.error = error
+        except BaseException as caught:
+            error = caught
             if not isinstance(error, HopyardError):
                 log.exception("%s ended", self._layout.root)
-            if self._link is None or not self._journal.begun:
-                return  # nothing has happened
-            with contextlib.suppress(Exception):  # a full disk, perhaps: then the error itself must do
-                self._journal.append([Over(at=self._clock.now(), status="failed", cause=str(error))])
+            if self._link is not None and self._journal.begun:
+                with contextlib.suppress(Exception):  # a full disk, perhaps: then the error itself must do
+                    self._journal.append([Over(at=self._clock.now(), status="failed", cause=str(error))])
         finally:
-            self.opened.set()
-            self._close()
+            self._close(error)
 
     def _turn(self) -> None:
         """Wait for something to happen, and see it through: all facts first, then what is said of feeds."""
@@ -214,10 +202,10 @@ class ProgramLoop:
         try:
             messages = self._link.receive(0.0 if self._renewed else TICK, self._bell)
         except ResourceError as error:  # there will be no (more) slots
-            if not self.machine.tasks:
+            if not self._machine.tasks:
                 raise
             messages = []
-            if self.machine.phase != "closing":
+            if self._machine.phase != "closing":
                 facts.append(Stop(at=0.0, reason=str(error), failed=True))
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 4096)
@@ -228,53 +216,69 @@ class ProgramLoop:
                 facts.append(message)
             else:
                 others.append(message)
-        asked = self._asked()
-        facts += [order for order in asked if isinstance(order, Stop)]
+        orders = self._ordered()
+        facts += [order for order in orders if isinstance(order, Stop)]
         self._commit([*facts, Tick(at=0.0)])
         for message in others:
             self._heard(message)
-        for order in asked:
+        for order in orders:
             if not isinstance(order, Stop):
                 self._tell_all(order)
-        if self.machine.phase in ("closing", "over"):
+        if self._machine.phase in ("closing", "over"):
             self._renewed.clear()
         if self._renewed:  # one by one: there may be hundreds, and an order to stop
             self._link.start(self._renewed.popleft())
 
-    def _asked(self) -> list[Stop | Feeding]:
+    def _ordered(self) -> list[Stop | Feeding]:
         """What was asked for since the last turn."""
-        asked = []
+        orders = []
         with contextlib.suppress(queue.Empty):
             while True:
-                asked.append(self._orders.get_nowait())
-        return asked
-
-    def _heard(self, message: Any) -> None:
-        match message:
-            case FeedEndpoint():
-                with self._changed:
-                    self._endpoints[message.slot] = message.incarnation, message.endpoint
-                    self._changed.notify_all()
-            case TensorBoardStarted():
-                self.board, self.boardless = message.url, message.error
-                if message.error:
-                    log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
-            case RowsTaken() | BatchesReady():
-                book = self.machine.tasks.get(message.slot)
-                if book is not None and book.incarnation == message.incarnation:  # not of a task of the past
-                    self.heard(message)
-            case _:
-                log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
+                orders.append(self._orders.get_nowait())
+        return orders
 
     def _commit(self, facts: Sequence[ProgramEvent]) -> None:
         assert self._link is not None
         now = self._clock.now()
         events = [msgspec.structs.replace(fact, at=now) for fact in facts]
-        _, commands = commit(events, self.machine.handle, journaled, self._journal, self._link)
+        lines, commands = commit(events, self._machine.handle, journaled, self._journal, self._link)
         for command in commands:
             self._do(command)
-        if any(isinstance(command, Assigned) for command in commands):  # the tasks have been told to begin
-            self.assigned()
+        if lines:
+            self._publish()
+        if any(isinstance(command, Assigned) for command in commands) and self._listener is not None:
+            self._listener.assigned()
+
+    def _publish(self, ended: bool = False, error: BaseException | None = None) -> None:
+        status = replace(
+            status_of(self._machine, self._endpoints),
+            tensorboard_url=self._tensorboard.url,
+            tensorboard_error=self._tensorboard.error,
+            ended=ended,
+            error=error,
+        )
+        with self.changed:
+            self.status = status
+            self.changed.notify_all()
+
+    def _heard(self, message: Any) -> None:
+        match message:
+            case FeedEndpoint():
+                self._endpoints[message.incarnation] = message.endpoint
+                self._publish()
+            case TensorBoardStarted():
+                self._tensorboard = message
+                self._publish()
+                if message.error:
+                    log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
+            case RowsTaken() | BatchesReady():
+                book = self._machine.tasks.get(message.slot)
+                if book is not None and book.incarnation == message.incarnation and self._listener is not None:
+                    with self.changed:
+                        self._listener.heard(message)
+                        self.changed.notify_all()
+            case _:
+                log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
 
     def _do(self, command: ProgramCommand) -> None:
         link = self._link
@@ -295,44 +299,36 @@ class ProgramLoop:
                 self._say_failures()
 
     def _say_failures(self) -> None:
-        """Those of a program that is asked: what Spark raises says only that the worker is gone. What failed when the
-        program was done already changes nothing of that, but is no secret."""
-        if self.machine.status == "failed" and self.asked:
-            log.error("%s: %s", self._layout.root, self.machine.cause)
-        if self.machine.status == "done":
-            for book in self.machine.tasks.values():
+        """What failed when the program was done already changes nothing of that, but is no secret."""
+        if self._machine.status == "done":
+            for book in self._machine.tasks.values():
                 if book.status == "failed":
                     words = f"{book.task.name} failed when the program was done: {book.cause}"
                     log.warning("%s: %s; log %s", self._layout.root, words, self._layout.log(book.task.slot))
 
     def _tell_all(self, message: Feeding) -> None:
-        if self._link is None or self.machine.phase == "over":
+        if self._link is None or self._machine.phase == "over":
             return
-        for book in self.machine.tasks.values():
+        for book in self._machine.tasks.values():
             if book.task.rank >= 0 and (book.up or book.status == "done"):
                 self._link.send(
                     book.task.slot, msgspec.structs.replace(message, slot=book.task.slot, incarnation=book.incarnation)
                 )
 
-    @property
-    def link(self) -> Router:
-        """For those who need the agents; only while the program runs."""
-        assert self._link is not None
-        return self._link
-
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None) -> None:
         for step in (self._hang_up, self._journal.close, self._lock.free):
             try:
                 step()
-            except Exception as error:  # noqa: BLE001 - the rest must be closed too
-                log.warning("%s: closing: %s", self._layout.root, error)
-                self.error = self.error or error
+            except Exception as late:  # noqa: BLE001 - the rest must be closed too
+                log.warning("%s: closing: %s", self._layout.root, late)
+                error = error or late
         try:
-            self.over()
+            if self._listener is not None:
+                self._listener.over()
         finally:
-            self.ended.set()
-        with self._changed:
-            self._changed.notify_all()
+            atexit.unregister(self._end_with_process)
+            self._publish(ended=True, error=error)
+            self._opened.set()
 
     def _hang_up(self) -> None:
         if self._link is not None:
@@ -340,8 +336,3 @@ class ProgramLoop:
         os.close(self._bell)
         ringer, self._ringer = self._ringer, -1
         os.close(ringer)
-
-
-def token() -> str:
-    """Lets rows into a program."""
-    return secrets.token_hex(16)

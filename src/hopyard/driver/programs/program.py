@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from hopyard.core.programs.placement import Task
 from hopyard.driver.programs.failure import failure, read_log
-from hopyard.errors import HopyardError, SpecError
+from hopyard.driver.programs.status import ProgramStatus
+from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ class Program:
         self.directory = layout.root
 
     def __repr__(self) -> str:
-        return f"<Program {self._loop.machine.spec.name} {self.directory} {self._loop.machine.status}>"
+        return f"<Program {self._loop.spec.name} {self.directory} {self._loop.status.status}>"
 
     def __enter__(self) -> Program:
         return self
@@ -65,20 +63,18 @@ class Program:
             isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0
         ):
             raise SpecError(f"wait(timeout={timeout!r}): seconds, at least 0, or None are needed")
-        until = None if timeout is None else time.monotonic() + timeout
         try:
-            while not self._loop.ended.wait(0.2 if until is None else min(0.2, max(0.0, until - time.monotonic()))):
-                if until is not None and time.monotonic() >= until:
-                    raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._sentence()}")
+            if not self._loop.wait_for(_ended, timeout):
+                raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._sentence()}")
         except KeyboardInterrupt:
             self.stop()
             raise
-        if self._loop.error is not None:
-            raise self._loop.error
-        machine = self._loop.machine
-        if machine.status == "failed":
-            raise failure(machine, self._layout)
-        return str(machine.status)
+        status = self._loop.status
+        if status.error is not None:
+            raise status.error
+        if status.status == "failed":
+            raise failure(status, self._layout)
+        return str(status.status)
 
     def stop(self, grace: float = 0.0) -> None:
         """End it, and wait until nothing of it runs any more. No error when it is over.
@@ -89,7 +85,7 @@ class Program:
         if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not 0 <= grace <= DAY:
             raise SpecError(f"stop(grace={grace!r}): seconds, from 0 to {DAY} (a day), are needed")
         self._loop.stop("stopped by the user", grace)
-        if not self._loop.ended.wait(grace + 30.0):
+        if not self._loop.wait_for(_ended, grace + 30.0):
             log.warning(
                 "%s: not over %.0f seconds after it was stopped: %s", self.directory, grace + 30, self._sentence()
             )
@@ -97,34 +93,29 @@ class Program:
     def status(self) -> dict[str, Any]:
         """How it stands: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
         its role, index, status, host, process of its agent, log, and last reported values and step (None: none yet)."""
-        machine = self._loop.machine
-        places = machine.known
-        tasks = []
-        for book in sorted(machine.tasks.copy().values(), key=lambda book: book.task.slot):
-            task, place = book.task, places.get(book.task.slot)
-            tasks.append(
-                {
-                    "role": task.role,
-                    "index": task.index,
-                    "status": book.status,
-                    "host": "" if place is None else place.host,
-                    "agent": 0 if place is None else place.pid,
-                    "log": str(self._layout.log(task.slot)),
-                    "values": dict(book.values),
-                    "step": book.step,
-                }
-            )
-        error = self._loop.error
-        order = list(machine.spec.roles)
-        tasks.sort(key=lambda told: (order.index(str(told["role"])), told["index"]))
-        status = "failed" if error is not None else machine.status
-        cause = machine.cause if error is None else machine.cause or str(error)
-        return {"status": status, "restarts": machine.restart, "cause": cause, "tasks": tasks}
+        status, order = self._loop.status, list(self._loop.spec.roles)
+        tasks = [
+            {
+                "role": task.task.role,
+                "index": task.task.index,
+                "status": task.status,
+                "host": task.host,
+                "agent": task.agent,
+                "log": str(self._layout.log(task.task.slot)),
+                "values": dict(task.values),
+                "step": task.step,
+            }
+            for task in sorted(status.tasks, key=lambda task: (order.index(task.task.role), task.task.index))
+        ]
+        name, cause = status.status, status.cause
+        if status.error is not None:
+            name, cause = "failed", cause or str(status.error)
+        return {"status": name, "restarts": status.restart, "cause": cause, "tasks": tasks}
 
     @property
     def over(self) -> bool:
         """Whether nothing of it runs any more."""
-        return self._loop.ended.is_set()
+        return self._loop.status.ended
 
     def logs(self, role: str | None = None, index: int | None = None) -> str:
         """What its tasks printed, all or those of a role.
@@ -132,30 +123,26 @@ class Program:
         Raises:
             SpecError: there is no such task.
         """
-        counts = {name: wanted.count for name, wanted in self._loop.machine.spec.wanted.items()}
+        counts = {name: wanted.count for name, wanted in self._loop.spec.wanted.items()}
         named = [(name, number) for name, count in counts.items() for number in range(count)]
         if not any(role in (None, name) and index in (None, number) for name, number in named):
             there = ", ".join(f"{count} {name}" for name, count in counts.items())
             raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {there}, counted from 0")
-        chosen = [
-            book.task
-            for book in self._loop.machine.tasks.copy().values()
-            if role in (None, book.task.role) and index in (None, book.task.index)
-        ]
-        return "".join(read_log(self._layout.log(task.slot)) for task in sorted(chosen, key=_order))
+        return "".join(
+            read_log(self._layout.log(each.task.slot))
+            for each in self._loop.status.tasks
+            if role in (None, each.task.role) and index in (None, each.task.index)
+        )
 
     @property
     def tensorboard_url(self) -> str:
         """Where TensorBoard listens; empty while it is not up, or was not asked for."""
-        return self._loop.board
+        return self._loop.status.tensorboard_url
 
     def show_tensorboard(self, timeout: float = 60.0) -> str:
         """Its URL, once it is up; empty when it does not come up, which is logged with the reason."""
-        until = time.monotonic() + timeout
-        while not (self._loop.board or self._loop.boardless) and time.monotonic() < until:
-            if self._loop.ended.wait(0.05):
-                break
-        return self._loop.board
+        self._loop.wait_for(lambda now: now.tensorboard_url or now.tensorboard_error or now.ended, timeout)
+        return self.tensorboard_url
 
     # ------------------------------------------------------------------------------------------------ its rows
 
@@ -216,31 +203,5 @@ class Program:
         return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in told["tasks"]) or told["status"]
 
 
-def _order(task: Task) -> int:
-    return task.slot
-
-
-RUNNING: dict[int, Program] = {}
-"""Programs that this process launched and that are not over."""
-_LOCK = threading.Lock()
-
-
-def remember(program: Program) -> None:
-    """End it with this process, if it has not ended by then."""
-    with _LOCK:
-        RUNNING[id(program)] = program
-
-
-def forget(program: Program) -> None:
-    """It is over."""
-    with _LOCK:
-        RUNNING.pop(id(program), None)
-
-
-def end_all() -> None:
-    """At the end of the process."""
-    for program in list(RUNNING.values()):
-        try:
-            program.stop()
-        except HopyardError:
-            continue
+def _ended(status: ProgramStatus) -> bool:
+    return status.ended

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import secrets
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -20,9 +20,6 @@ from hopyard.sparkapi.session import is_connect
 
 READ_AHEAD = 2
 """Blocks that wait for a worker which takes its own more slowly."""
-LOOK_SECONDS = 0.1
-"""Between looks at whether others have failed."""
-_NOTHING = object()
 
 
 class Source(Protocol):
@@ -82,21 +79,21 @@ class Here:
 
     def __init__(self, data: Any) -> None:
         self._data = data
-        self._stopped = threading.Event()
-        """Of the present call of `send`."""
+        self._pass = _Pass()
+        """The present call of `send`."""
 
     def send(self, route: Route) -> int:
         """A partition for each worker, which a thread sends."""
-        stopped = self._stopped = threading.Event()
-        senders = [_Sender(route, worker, stopped) for worker in range(len(route.endpoints))]
+        self._pass = present = _Pass()
+        senders = [_Sender(route, worker, present) for worker in range(len(route.endpoints))]
         try:
             for number, block in enumerate(blocks_of(self._data, len(senders))):
-                if not senders[number % len(senders)].give(block) and all(sender.ended for sender in senders):
+                if not senders[number % len(senders)].put(block) and all(sender.ended for sender in senders):
                     break
             for sender in senders:
-                sender.give(None)
+                sender.put(None)
         except BaseException:
-            stopped.set()
+            present.stop()
             raise
         for sender in senders:
             sender.thread.join()
@@ -107,56 +104,78 @@ class Here:
 
     def cancel(self) -> None:
         """No further block."""
-        self._stopped.set()
+        self._pass.stop()
 
 
 class _Stopped(HopyardError):
     """Another worker failed, or the feed was cancelled."""
 
 
+class _Pass:
+    """What all senders of one pass over the rows share.
+
+    Attributes:
+        changed: held while any of their queues changes, and notified then.
+        stopped: whether no further block is sent.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Send no further block."""
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+
 class _Sender:
     """Sends what one worker gets. Its thread ends when it has sent all, when the worker wants no more, or on errors."""
 
-    def __init__(self, route: Route, worker: int, stopped: threading.Event) -> None:
-        self._route, self._worker, self._stopped = route, worker, stopped
-        self._blocks: queue.Queue[Any] = queue.Queue(READ_AHEAD)
+    def __init__(self, route: Route, worker: int, present: _Pass) -> None:
+        self._route, self._worker, self._pass = route, worker, present
+        self._blocks: deque[Any] = deque()
+        self.ended = False
         self.rows = 0
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name="hopyard-send", daemon=True)
         self.thread.start()
 
-    @property
-    def ended(self) -> bool:
-        """Whether it takes no more."""
-        return not self.thread.is_alive()
-
-    def give(self, block: Any) -> bool:
+    def put(self, block: Any) -> bool:
         """Wait for room and hand a block over, None: that was all. False: it has ended."""
-        while not self.ended:
-            with contextlib.suppress(queue.Full):
-                self._blocks.put(block, timeout=LOOK_SECONDS)
-                return True
-        return False
+        changed = self._pass.changed
+        with changed:
+            changed.wait_for(lambda: self.ended or len(self._blocks) < READ_AHEAD)
+            if not self.ended:
+                self._blocks.append(block)
+                changed.notify_all()
+            return not self.ended
 
     def _run(self) -> None:
         try:
-            self.rows = send_partition(self._route, self._worker, 0, self._given(), worker=self._worker).rows
+            self.rows = send_partition(self._route, self._worker, 0, self._put(), worker=self._worker).rows
         except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
             self.error = error
-            self._stopped.set()
+            self._pass.stop()
+        finally:
+            with self._pass.changed:
+                self.ended = True
+                self._pass.changed.notify_all()
 
-    def _given(self) -> Iterator[Any]:
+    def _put(self) -> Iterator[Any]:
+        """The blocks that were put."""
+        changed = self._pass.changed
         while True:
-            try:
-                block = self._blocks.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                block = _NOTHING
-            if self._stopped.is_set():
-                raise _Stopped(f"feed {self._route.feed!r}: stopped")
+            with changed:
+                changed.wait_for(lambda: self._blocks or self._pass.stopped)
+                if self._pass.stopped:
+                    raise _Stopped(f"feed {self._route.feed!r}: stopped")
+                block = self._blocks.popleft()
+                changed.notify_all()
             if block is None:
                 return
-            if block is not _NOTHING:
-                yield block
+            yield block
 
 
 def source_of(data: Any) -> Source:

@@ -1,0 +1,114 @@
+"""How a program stands: one immutable value. The loop's thread makes it, everybody else reads it and waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hopyard.core.programs.events import Status
+from hopyard.core.programs.machine import Phase, ProgramMachine
+from hopyard.core.programs.messages import Endpoint
+from hopyard.core.programs.placement import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """One task.
+
+    Attributes:
+        task: who it is.
+        incarnation: a number that no other start of a task has.
+        status: "starting", "running", "done", "failed" or "ended".
+        host: where it runs.
+        agent: process of its agent; 0: not known.
+        values: what it reported last.
+        step: of its training, as it reported it.
+        endpoint: where it takes rows; None: it has not said so.
+    """
+
+    task: Task
+    incarnation: int
+    status: str
+    host: str
+    agent: int
+    values: Mapping[str, float]
+    step: int | None
+    endpoint: Endpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStatus:
+    """A program at one moment.
+
+    Attributes:
+        phase: of its life.
+        status: what the user is told of it.
+        cause: why it failed, or was stopped.
+        failed_slot: of the task that failed first; −1: none.
+        no_slots: whether it failed for want of slots.
+        restart: times that tasks were started again.
+        tasks: of the present attempt, by slot.
+        tensorboard_url: where TensorBoard listens; "": it does not.
+        tensorboard_error: why not, though it was asked for.
+        ended: whether nothing of it runs any more.
+        error: what ended its driver.
+    """
+
+    phase: Phase
+    status: Status | Literal["reserving", "running"]
+    cause: str
+    failed_slot: int
+    no_slots: bool
+    restart: int
+    tasks: tuple[TaskStatus, ...]
+    tensorboard_url: str = ""
+    tensorboard_error: str = ""
+    ended: bool = False
+    error: BaseException | None = None
+
+    @property
+    def fed(self) -> tuple[TaskStatus, ...]:
+        """Chiefs and workers, by rank: rows go to them."""
+        return tuple(sorted((task for task in self.tasks if task.task.rank >= 0), key=lambda task: task.task.rank))
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots of those that are fed."""
+        return [task.task.slot for task in self.fed]
+
+    @property
+    def incarnations(self) -> frozenset[int]:
+        """Which tasks are fed; others after a restart."""
+        return frozenset(task.incarnation for task in self.tasks if task.task.rank >= 0)
+
+    @property
+    def well(self) -> bool:
+        """Whether it is over, and did what it should."""
+        return self.ended and self.status == "done" and self.error is None
+
+    def names(self, slots: list[int]) -> str:
+        """The tasks in these slots, in words."""
+        names = {task.task.slot: task.task.name for task in self.tasks}
+        return ", ".join(names.get(slot, f"slot {slot}") for slot in slots)
+
+
+def status_of(machine: ProgramMachine, endpoints: Mapping[int, Endpoint]) -> ProgramStatus:
+    """How the program stands. `endpoints`: incarnation → where it takes rows."""
+    tasks = []
+    for slot, book in sorted(machine.tasks.items()):
+        place = machine.known.get(slot)
+        host, agent = ("", 0) if place is None else (place.host, place.pid)
+        endpoint = endpoints.get(book.incarnation)
+        tasks.append(
+            TaskStatus(book.task, book.incarnation, book.status, host, agent, dict(book.values), book.step, endpoint)
+        )
+    return ProgramStatus(
+        machine.phase,
+        machine.status,
+        machine.cause,
+        machine.failed_slot,
+        machine.no_slots,
+        machine.restart,
+        tuple(tasks),
+    )
