@@ -3,7 +3,7 @@
 The batch size comes from the config; the first 1,500 digits are there to train and to choose by, and the others, which
 no trial has seen, to say how good the choice is.
 
-pip install hopyard[keras] scikit-learn
+pip install hopyard[tensorflow-cpu] scikit-learn
 hopyard run examples/keras_digits.py
 """
 

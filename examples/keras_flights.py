@@ -3,7 +3,7 @@
 Less than a quarter of the flights come late, so in training each of them weighs as much as three that do not. The AUC
 that decides is that of all held-out flights, not a mean over batches.
 
-pip install hopyard[demo,keras]
+pip install hopyard[demo,tensorflow-cpu]
 hopyard run examples/keras_flights.py
 """
 

@@ -8,7 +8,7 @@ no reason to trace it again.
 Only the first weights are random. A step that draws as well (dropout, say) uses `tf.random.stateless_uniform` and its
 like, with a seed made of `batch.seed` and `steps`: TensorFlow's own generators stay behind when a net hops.
 
-    pip install hopyard[keras] scikit-learn
+    pip install hopyard[tensorflow-cpu] scikit-learn
     hopyard run examples/tensorflow_own_step.py
 """
 

@@ -362,7 +362,7 @@ def words_of(recipe: Any, package: str, *more: str) -> tuple[Any, ...]:
 
 def test_tensorflow_is_not_installed(tmp_path: Path, without: Callable[..., hy.Local]) -> None:
     """But Keras is, and its backend is TensorFlow where nobody says otherwise."""
-    words = words_of(net, "tensorflow", "hopyard[keras]", "hy.Local(env={'KERAS_BACKEND': 'torch'})")
+    words = words_of(net, "tensorflow", "hopyard[tensorflow]", "hy.Local(env={'KERAS_BACKEND': 'torch'})")
     refused(tmp_path / "run", *words, engine=without("tensorflow"))
     (joined,) = [line for line in journal(tmp_path / "run") if isinstance(line, Joined)]
     assert "tensorflow" not in joined.fingerprint

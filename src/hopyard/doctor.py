@@ -41,8 +41,8 @@ class Finding:
     advice: str = ""
 
 
-FRAMEWORKS = {"torch": "torch", "tensorflow": "keras", "jax": "jax"}
-"""Framework → the extra that installs it; one of them is enough."""
+FRAMEWORKS = ("torch", "tensorflow", "jax")
+"""One of them is enough. The extra that installs one has its name, as has that of Keras."""
 NEEDED = (
     "msgspec",
     "pyzmq",
@@ -105,9 +105,9 @@ def _software() -> list[Finding]:
     text = ", ".join(f"{package} {installed(package)}" for package in NEEDED if package not in missing)
     found.append(Finding("packages", not missing, text, f"pip install {' '.join(missing)}" if missing else ""))
     some = any(importlib.util.find_spec(name) is not None for name in FRAMEWORKS)
-    for name, extra in {**FRAMEWORKS, "keras": "keras"}.items():
+    for name in (*FRAMEWORKS, "keras"):
         there = importlib.util.find_spec(name) is not None
-        how = f"pip install hopyard[{extra}]"
+        how = f"pip install hopyard[{name}]"
         number = installed(name) or installed(f"{name}-cpu") or "installed"
         text = number if there else "not installed" if not some else f"not installed (optional: {how})"
         found.append(Finding(name, there or some, text, "" if there or some else how))

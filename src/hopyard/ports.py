@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -54,47 +55,49 @@ class Trainable(Protocol):
 
     `train`, `evaluate` return metric name → (sum over the rows of this batch, rows); the sum may be a number, a tensor
     of one element, or an additive array (then `result` turns the total into the metric's value).
+
+    A Trainable that can do more has the methods of the `Supports…` protocols below; it need not name them.
     """
 
     batch_size: int
 
+    @abstractmethod
     def state(self) -> Tree:
         """Everything that training changes: a tree of tensors, numbers and strings."""
-        ...
 
+    @abstractmethod
     def load(self, tree: Tree) -> None:
         """Take over what `state` gave, by copying values into the tensors that are there."""
-        ...
 
+    @abstractmethod
     def train(self, batch: Batch) -> Mapping[str, tuple[Any, float]]:
         """One step."""
-        ...
 
+    @abstractmethod
     def evaluate(self, batch: Batch) -> Mapping[str, tuple[Any, float]]:
         """The same without changing anything."""
-        ...
 
 
 @runtime_checkable
-class WholePartition(Protocol):
-    """Optional for a Trainable: goes over a whole partition by itself, faster than batch by batch."""
+class SupportsWholePartition(Protocol):
+    """Goes over a whole partition by itself, faster than batch by batch."""
 
     def train_partition(self, feed: Feed) -> Sums: ...
 
     def evaluate_partition(self, feed: Feed) -> Sums: ...
 
 
-def goes_whole(trainable: Trainable) -> TypeGuard[WholePartition]:
-    """Whether it is a WholePartition. Asked for each partition, where `isinstance` with a Protocol takes 17 µs."""
+def goes_whole(trainable: Trainable) -> TypeGuard[SupportsWholePartition]:
+    """Whether it goes whole. Asked for each partition, where `isinstance` with a Protocol takes 17 µs."""
     return all(getattr(trainable, name, None) is not None for name in ("train_partition", "evaluate_partition"))
 
 
 @runtime_checkable
-class Expecting(Protocol):
-    """Optional for a Trainable: told what the data looks like, before anything else. Array name → (shape of one row,
-    NumPy dtype); a single input is "inputs", a single label "targets"."""
+class SupportsSchema(Protocol):
+    """Wants to know what the data looks like, before anything else. Array name → (shape of one row, NumPy dtype); a
+    single input is "inputs", a single label "targets"."""
 
-    def expect(
+    def set_schema(
         self,
         inputs: Mapping[str, tuple[tuple[int, ...], str]],
         targets: Mapping[str, tuple[tuple[int, ...], str]],
@@ -102,35 +105,125 @@ class Expecting(Protocol):
 
 
 @runtime_checkable
-class Likened(Protocol):
-    """Optional for a Trainable: which others differ from it in nothing but their State. A worker then builds (compiles)
-    one of them and lets the States of all pass through it."""
+class SupportsDevice(Protocol):
+    """Moves to a device, for example "cuda", before it trains. Not asked where the device is "cpu"."""
+
+    def to_device(self, device: str) -> None: ...
+
+
+@runtime_checkable
+class SupportsSharing(Protocol):
+    """Knows which others differ from it in nothing but their State. A worker then builds (compiles) one of them and
+    lets the States of all pass through it."""
 
     @property
-    def likeness(self) -> str:
+    def sharing_key(self) -> str:
         """Equal for such; "": only those of the same trial."""
         ...
 
 
 @runtime_checkable
-class EpochEnd(Protocol):
-    """Optional for a Trainable: told when an epoch of its trial ends (before its State is taken)."""
+class SupportsLabelCheck(Protocol):
+    """Knows which labels it can learn."""
+
+    def label_fault(self, batch: Batch, low: float, high: float) -> str:
+        """What is wrong with a label column whose values lie in [low, high]; "" when nothing is."""
+        ...
+
+
+@runtime_checkable
+class ReportsNondeterminism(Protocol):
+    """Knows what of its steps cannot be repeated bit by bit."""
+
+    @property
+    def nondeterminism(self) -> tuple[str, ...]:
+        """A sentence for each, as far as the steps that it has made tell."""
+        ...
+
+
+@runtime_checkable
+class SupportsEpochEnd(Protocol):
+    """Wants to know when an epoch of its trial ends (before its State is taken)."""
 
     def end_epoch(self) -> None: ...
 
 
 @runtime_checkable
-class Folding(Protocol):
-    """Optional for a Trainable with additive arrays: the value of metric `name` from its total."""
+class SupportsResult(Protocol):
+    """Has additive arrays among its metrics: the value of metric `name` from its total."""
 
     def result(self, name: str, total: Any, rows: float) -> float: ...
 
 
 @runtime_checkable
-class Predicting(Protocol):
-    """Optional for a Trainable: outputs for a batch, as a NumPy array (or dict of arrays) of shape (rows, …)."""
+class SupportsPredict(Protocol):
+    """Gives outputs for a batch, as a NumPy array (or dict of arrays) of shape (rows, …)."""
 
     def predict(self, batch: Batch) -> Any: ...
+
+
+@runtime_checkable
+class LoadCopies(Protocol):
+    """Says whether `load` copies all that it is given, which may then be views of shared memory."""
+
+    load_copies: bool
+
+
+@runtime_checkable
+class FrameworkModel(Protocol):
+    """Holds a model of a framework, which `frameworks.model_file` takes out, saves and loads."""
+
+    framework: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """How models of one framework are written to a file and read from it.
+
+    Attributes:
+        name: of the file, for example "model.safetensors".
+        model: `model(trainable)` gives the framework's own model in a Trainable.
+        save: `save(model, path)`; the file is there whole or not at all.
+        load: `load(model, path)` reads it into a model of the same build, and returns that.
+    """
+
+    name: str
+    model: Callable[[Any], Any]
+    save: Callable[[Any, Path], None]
+    load: Callable[[Any, Path], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What one framework needs done to the process that it trains in. Each has a conformance test.
+
+    Attributes:
+        versions: what equal digests may depend on.
+        prepare: imports what recipes use, beforehand.
+        warm: does what the framework puts off until a first step.
+        install: `install(exact, threads)` sets threads (0: as they are) and determinism of the process for a run.
+        reseed: `reseed(seed)`, before each recipe and each partition: seeds all generators of the process.
+        before_recipe: `before_recipe(seed, named)`; `named`: the recipe's code names the framework.
+        after_recipe: as soon as the recipe has returned.
+        adopt: what a recipe returned, as a Trainable if it is a model of the framework.
+        snapshot: what a run changes in the process.
+        restore: `restore(snapshot)` puts it back; None: the framework was imported since, so as it is at first.
+        release: gives back memory of devices that is kept for nothing.
+        file: of saved models; None: there are none.
+    """
+
+    versions: Callable[[], dict[str, Any]]
+    prepare: Callable[[], None] = lambda: None
+    warm: Callable[[], None] = lambda: None
+    install: Callable[[bool | Literal["warn"], int], None] = lambda exact, threads: None
+    reseed: Callable[[int], None] = lambda seed: None
+    before_recipe: Callable[[int, bool], None] = lambda seed, named: None
+    after_recipe: Callable[[], None] = lambda: None
+    adopt: Callable[[Any], Any] = lambda value: value
+    snapshot: Callable[[], Any] = lambda: None
+    restore: Callable[[Any], None] = lambda snapshot: None
+    release: Callable[[], None] = lambda: None
+    file: ModelFile | None = None
 
 
 class Sampler(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionFeed
 from hopyard.frameworks import seed_all
-from hopyard.frameworks.keras import runtime as keras_tools
+from hopyard.frameworks.keras import runtime as keras_runtime
 from hopyard.frameworks.keras.checks import Info
 from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.tree import capture
@@ -30,14 +30,14 @@ optimizers = keras.optimizers
 def made(net: Callable[[], keras.Model], seed: int = 3) -> keras.Model:
     """What `net` builds, as if it were the first of its process: equal names, equal first weights."""
     seed_all(seed)
-    keras_tools.fresh(seed, False)
+    keras_runtime.before_recipe(seed, False)
     return net()
 
 
 def model(net: Callable[[], keras.Model], seed: int = 3, **more: Any) -> Model:
     """The same as a Trainable that was told what the data looks like."""
     trainable = Model(made(net, seed), **more)
-    trainable.expect(INPUTS, TARGETS)
+    trainable.set_schema(INPUTS, TARGETS)
     return trainable
 
 

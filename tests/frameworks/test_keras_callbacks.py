@@ -279,8 +279,8 @@ def test_without_callbacks_there_is_nothing_of_them_in_the_state() -> None:
 
 
 def test_models_with_callbacks_are_like_no_other() -> None:
-    assert with_hooks([Notes()]).likeness == ""
-    assert with_hooks().likeness != ""
+    assert with_hooks([Notes()]).sharing_key == ""
+    assert with_hooks().sharing_key != ""
 
 
 def test_a_schedule_of_the_optimizer_needs_no_callback() -> None:

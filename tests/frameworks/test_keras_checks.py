@@ -212,7 +212,7 @@ def trained(net: keras.Model, x: Any, y: Any, **compiled: Any) -> Model:
 
     net.compile("sgd", **compiled)
     trainable = Model(net)
-    trainable.expect(*({k: (v.shape[1:], str(v.dtype)) for k, v in part.items()} for part in (x, y)))
+    trainable.set_schema(*({k: (v.shape[1:], str(v.dtype)) for k, v in part.items()} for part in (x, y)))
     trainable.train_partition(feed_of(x, y))
     trainable.evaluate_partition(feed_of(x, y))
     return trainable
@@ -242,7 +242,7 @@ def test_a_misfit_is_told_before_anything_is_built() -> None:
     net.compile("sgd", "mse")
     trainable = Model(net)
     with pytest.raises(SpecError, match="the model has 2 inputs"):
-        trainable.expect(of(inputs=(4,)), of(targets=()))
+        trainable.set_schema(of(inputs=(4,)), of(targets=()))
     assert not net.optimizer.built
 
 
@@ -286,7 +286,7 @@ def test_class_numbers_out_of_range(loss: Any) -> None:
     assert label_fault(model, 0, 1.5) == (
         "labels go from 0 to 1.5: sparse categorical cross-entropy takes whole numbers from 0"
     )
-    assert Model(model).fault(None, 0, 12).startswith("labels go from 0 to 12")  # type: ignore[arg-type]
+    assert Model(model).label_fault(None, 0, 12).startswith("labels go from 0 to 12")  # type: ignore[arg-type]
 
 
 def test_a_class_that_is_ignored_may_be_out_of_range() -> None:

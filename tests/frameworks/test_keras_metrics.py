@@ -484,7 +484,7 @@ def test_a_metric_may_have_no_variables() -> None:
 
 def test_rows_that_weigh_nothing_have_no_mean() -> None:
     trainable = Model(made(lambda: plain(weighted_metrics=["accuracy"])))
-    trainable.expect(INPUTS, {"targets": ((), "int64")})
+    trainable.set_schema(INPUTS, {"targets": ((), "int64")})
     x, y = data(1, 16)
     sums = trainable.evaluate_partition(feed_of(x, y, np.zeros(16, np.float32)))
     assert sums["accuracy"] == (0.0, 0.0)

@@ -36,22 +36,31 @@ from keras_nets import (
 
 from hopyard import meter
 from hopyard.errors import HopyardError, SpecError
-from hopyard.frameworks import seed_all
+from hopyard.frameworks import framework_of, seed_all
 from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.keras.rows import One
-from hopyard.frameworks.tensorflow import runtime as tensorflow_tools
+from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import EpochEnd, Expecting, Folding, Likened, Predicting, WholePartition
+from hopyard.ports import (
+    ReportsNondeterminism,
+    SupportsEpochEnd,
+    SupportsLabelCheck,
+    SupportsPredict,
+    SupportsResult,
+    SupportsSchema,
+    SupportsSharing,
+    SupportsWholePartition,
+)
 from hopyard.spec import Batch
 from hopyard.store.tree import decode
 
 
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:
-    before = tensorflow_tools.held()
+    before = tensorflow_runtime.snapshot()
     tf.config.experimental.enable_op_determinism()
     yield
-    tensorflow_tools.give_back(before)
+    tensorflow_runtime.restore(before)
 
 
 @pytest.fixture
@@ -64,8 +73,18 @@ def policy() -> Iterator[Callable[[str], None]]:
 
 def test_offers_what_the_ports_ask() -> None:
     trainable = model(plain)
-    for port in (WholePartition, EpochEnd, Folding, Predicting, Expecting, Likened):
+    for port in (
+        SupportsWholePartition,
+        SupportsEpochEnd,
+        SupportsResult,
+        SupportsPredict,
+        SupportsSchema,
+        SupportsSharing,
+        SupportsLabelCheck,
+        ReportsNondeterminism,
+    ):
         assert isinstance(trainable, port)
+    assert trainable.load_copies and framework_of(trainable) == "keras"
     assert trainable.batch_size is None
     assert Model(made(plain), batch_size=8).batch_size == 8
 
@@ -209,7 +228,7 @@ def test_eager_steps_give_the_same() -> None:
 
 
 def test_xla_gives_nearly_the_same() -> None:
-    tensorflow_tools.give_back(None)  # with deterministic operations on, Keras does without XLA, and warns
+    tensorflow_runtime.restore(None)  # with deterministic operations on, Keras does without XLA, and warns
     compiled, xla = model(plain), model(partial(plain, jit_compile=True))
     assert xla.model.jit_compile
     sums = [each.train_partition(feed(1)) for each in (compiled, xla)]
@@ -234,7 +253,7 @@ def test_one_trace_for_training_and_one_for_evaluation() -> None:
     trainable.train(next(iter(feed(1, size=3))))
     trainable.evaluate(next(iter(feed(1, size=1))))
     assert trainable.traces == 2
-    assert trainable.notes == ()
+    assert trainable.nondeterminism == ()
 
 
 def test_weights_of_rows_are_another_form_of_data() -> None:
@@ -383,7 +402,7 @@ def test_what_is_drawn_without_a_generator_begins_with_the_seed_of_the_process()
         trainable.train_partition(feed(1))
         made_.append(bits(trainable))
     assert made_[0] == made_[1] != made_[2]
-    assert trainable.notes == ()
+    assert trainable.nondeterminism == ()
 
 
 @pytest.mark.parametrize("again", [partial(keras.utils.set_random_seed, 1), keras.utils.clear_session])
@@ -438,7 +457,7 @@ def test_what_cannot_hop_is_noted() -> None:
     trainable = model(lambda: with_loss(keras.Sequential([keras.Input((WIDTH,)), Step(), layers.Dense(CLASSES)])))
     trainable.train_partition(feed(1))
     trainable.evaluate_partition(feed(1))
-    variable, generator = trainable.notes
+    variable, generator = trainable.nondeterminism
     assert "of which Keras knows nothing, so it is no part of the State" in variable
     assert "TensorFlow's own generator (RandomStandardNormal)" in generator
 
@@ -462,7 +481,7 @@ def test_a_second_optimizer_is_noted() -> None:
 
     trainable = model(net)
     trainable.train_partition(feed(1))
-    assert sum("velocity" in note for note in trainable.notes) == 2
+    assert sum("velocity" in note for note in trainable.nondeterminism) == 2
 
 
 # ------------------------------------------------------------------------------------------------ inputs, outputs
@@ -502,7 +521,7 @@ def test_several_inputs_and_outputs(as_dict: bool, weighted: bool) -> None:
     whole, fitted = (Model(made(partial(forked, as_dict))) for _ in range(2))
     x, y, weights = forked_rows()
     for each in (whole, fitted):
-        each.expect(*FORKED)
+        each.set_schema(*FORKED)
     given = weights if weighted else None
     whole.train_partition(feed_of(x, y, given))
     fitted.model.fit(x, y, batch_size=8, shuffle=False, verbose=0, sample_weight=given)
@@ -552,7 +571,7 @@ def test_class_weight_is_fits(labels: str) -> None:
     x, y = data(1, 28)
     y = {"numbers": y, "column": y[:, None], "one-hot": np.eye(CLASSES, dtype=np.float32)[y]}[labels]
     for each in (whole, fitted):
-        each.expect(INPUTS, {"targets": (y.shape[1:], str(y.dtype))})
+        each.set_schema(INPUTS, {"targets": (y.shape[1:], str(y.dtype))})
     whole.train_partition(feed_of(x, y, seed=None))
     fitted.model.fit(x, y, class_weight=weight, batch_size=8, shuffle=False, verbose=0)
     assert bits(whole) == bits(fitted)
@@ -573,7 +592,7 @@ def test_without_labels_and_without_a_loss() -> None:
 
     whole, fitted = Model(made(net)), Model(made(net))
     for each in (whole, fitted):
-        each.expect(INPUTS, {})
+        each.set_schema(INPUTS, {})
     x, _ = data(1, 28)
     sums = whole.train_partition(feed_of(x, None))
     fitted.model.fit(x, batch_size=8, shuffle=False, verbose=0)
@@ -730,7 +749,7 @@ def averaged(scaled: bool = False, **more: Any) -> keras.Model:
 def test_averages_that_come_in_as_it_trains_are_those_of_keras() -> None:
     trainable, reference = Model(made(partial(averaged, ema_overwrite_frequency=2))), made(averaged)
     reference.optimizer.ema_overwrite_frequency = 2
-    trainable.expect(INPUTS, TARGETS)
+    trainable.set_schema(INPUTS, TARGETS)
     trainable.train_partition(feed(1, count=32, shuffle=None))
     x, y = data(1, 32)
     for at in range(0, 32, 8):
@@ -801,7 +820,7 @@ def test_class_weight_needs_one_label() -> None:
 
 def test_a_model_is_told_of_data_that_it_cannot_take() -> None:
     with pytest.raises(SpecError, match=r"takes rows of shape \(4,\), those of the data have shape \(5,\)"):
-        Model(made(plain)).expect({"inputs": ((5,), "float32")}, TARGETS)
+        Model(made(plain)).set_schema({"inputs": ((5,), "float32")}, TARGETS)
 
 
 def test_states_are_copies() -> None:

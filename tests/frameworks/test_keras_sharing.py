@@ -14,7 +14,7 @@ import hopyard as hy
 from hopyard.agent.runs.checkpoints import Keeper
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.runs.events import Checked, Done
-from hopyard.frameworks.tensorflow import runtime as tensorflow_tools
+from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
 from hopyard.spec import Ref, RunSpec, Unit
 from hopyard.store.arena import Arena
 from hopyard.store.states import LocalStore
@@ -25,9 +25,9 @@ WIDTH, PARTITIONS = 4, 3
 
 @pytest.fixture(autouse=True)
 def tensorflow_as_before() -> Iterator[None]:
-    before = tensorflow_tools.held()
+    before = tensorflow_runtime.snapshot()
     yield
-    tensorflow_tools.give_back(before)
+    tensorflow_runtime.restore(before)
 
 
 def dataset() -> hy.Dataset:

@@ -34,7 +34,7 @@ import hopyard as hy
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import state as keras_state
 from hopyard.frameworks.keras.model import Model
-from hopyard.frameworks.tensorflow import runtime as tensorflow_tools
+from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import Leaf
 from hopyard.spec import RunSpec
@@ -44,10 +44,10 @@ from hopyard.training.build import Plan, build
 
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:
-    before, policy = tensorflow_tools.held(), keras.config.dtype_policy()
+    before, policy = tensorflow_runtime.snapshot(), keras.config.dtype_policy()
     tf.config.experimental.enable_op_determinism()
     yield
-    tensorflow_tools.give_back(before)
+    tensorflow_runtime.restore(before)
     keras.config.set_dtype_policy(policy)
 
 
@@ -260,15 +260,16 @@ def test_a_state_without_the_epochs_of_callbacks_is_refused() -> None:
     assert bits(two) == before
 
 
-# ------------------------------------------------------------------------------------------------ likeness
+# ------------------------------------------------------------------------------------------------ sharing keys
 
 
 def of(recipe: Callable[[dict[str, Any]], Any], trial: int = 0, **config: Any) -> str:
-    """The likeness of what a worker builds."""
+    """The sharing key of what a worker builds."""
     manifest = hy.Dataset.numpy(*data(0, 40), partitions=2).prepare()
-    likeness = build(Plan(recipe, manifest, RunSpec(epochs=1, partitions=2, validation=0)), trial, config).likeness
-    assert isinstance(likeness, str)
-    return likeness
+    plan = Plan(recipe, manifest, RunSpec(epochs=1, partitions=2, validation=0))
+    key = build(plan, trial, config).sharing_key
+    assert isinstance(key, str)
+    return key
 
 
 def net(config: dict[str, Any]) -> keras.Model:
@@ -643,8 +644,8 @@ def test_building_leaves_the_settings_of_keras_to_the_next_recipe() -> None:
 
 def test_expected_shapes_do_not_matter_to_a_likeness() -> None:
     one, two = Model(made(plain)), Model(made(plain))
-    two.expect(INPUTS, TARGETS)
+    two.set_schema(INPUTS, TARGETS)
     two.train_partition(feed(1))
-    assert two.likeness
-    one.expect(INPUTS, TARGETS)
-    assert one.likeness == two.likeness
+    assert two.sharing_key
+    one.set_schema(INPUTS, TARGETS)
+    assert one.sharing_key == two.sharing_key

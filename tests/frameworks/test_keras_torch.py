@@ -23,7 +23,7 @@ def net(width=4):
 
 def model(**more):
     trainable = Model(made(lambda: net(**more)))
-    trainable.expect(INPUTS, TARGETS)
+    trainable.set_schema(INPUTS, TARGETS)
     return trainable
 
 one, other = model(), model()
@@ -37,7 +37,7 @@ one.train_partition(feed(3))
 assert not np.array_equal(mean, capture(one)["buffers"][0])
 
 plain = Model(made(lambda: with_loss(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))))
-plain.expect(INPUTS, TARGETS)
+plain.set_schema(INPUTS, TARGETS)
 assert sorted(capture(plain)) == ["model", "optimizer"]
 tree = capture(one) | {"buffers": []}
 try:

@@ -9,9 +9,10 @@ import pytest
 from rows import Rows, aligned, rows
 
 from hopyard.errors import DataError, SpecError
+from hopyard.frameworks import framework_of
 from hopyard.frameworks.linear import Linear
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import Predicting, WholePartition
+from hopyard.ports import SupportsPredict, SupportsWholePartition
 from hopyard.spec import Batch
 from hopyard.store.tree import decode, encode
 
@@ -22,7 +23,9 @@ def go(model: Linear, feed: Any) -> list[dict[str, tuple[float, float]]]:
 
 def test_it_is_the_smallest_trainable() -> None:
     model = Linear(20, 5, 0.1, 16)
-    assert isinstance(model, Predicting) and not isinstance(model, WholePartition) and model.batch_size == 16
+    assert isinstance(model, SupportsPredict) and not isinstance(model, SupportsWholePartition)
+    assert framework_of(model) is None
+    assert model.batch_size == 16
 
 
 def test_learns_classes_and_regression() -> None:

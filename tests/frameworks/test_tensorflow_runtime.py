@@ -16,9 +16,9 @@ from tensorflow.python.eager import context as eager
 from tensorflow.python.util import _pywrap_determinism as determinism
 
 import hopyard as hy
-from hopyard.frameworks import seed_all, tools
-from hopyard.frameworks.keras import runtime as keras_tools
-from hopyard.frameworks.tensorflow import runtime as tensorflow_tools
+from hopyard.frameworks import runtime, seed_all
+from hopyard.frameworks.keras import runtime as keras_runtime
+from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
 from hopyard.frameworks.tree import capture
 from hopyard.spec import RunSpec
 from hopyard.store.tree import encode
@@ -27,12 +27,12 @@ from hopyard.training.build import Plan, build, foresee, install, named, undistu
 
 @pytest.fixture(autouse=True)
 def tensorflow_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in list(vars(tensorflow_tools._Drawn).items()):  # as if nobody drew in this process
+    for name, value in list(vars(tensorflow_runtime._Drawn).items()):  # as if nobody drew in this process
         if not name.startswith("_"):
-            monkeypatch.setattr(tensorflow_tools._Drawn, name, False if isinstance(value, bool) else None)
-    before = tensorflow_tools.held()
+            monkeypatch.setattr(tensorflow_runtime._Drawn, name, False if isinstance(value, bool) else None)
+    before = tensorflow_runtime.snapshot()
     yield
-    tensorflow_tools.give_back(before)
+    tensorflow_runtime.restore(before)
 
 
 def plan(recipe: Any, exact: Any = "warn") -> Plan:
@@ -158,12 +158,12 @@ def test_reseed_makes_draws_begin_anew() -> None:
     def drawn() -> list[float]:
         return [float(tf.random.normal([])), float(tf.random.uniform([]))]
 
-    tensorflow_tools.reseed(3)
+    tensorflow_runtime.reseed(3)
     first = drawn()
     assert drawn() != first
-    tensorflow_tools.reseed(3)
+    tensorflow_runtime.reseed(3)
     assert drawn() == first
-    tensorflow_tools.reseed(4)
+    tensorflow_runtime.reseed(4)
     assert drawn() != first
 
 
@@ -172,22 +172,22 @@ def test_compiled_functions_stay_prepared_while_nobody_draws(monkeypatch: pytest
     asked: list[int] = []
     monkeypatch.setattr(tf.random, "set_seed", asked.append)
     for seed in range(3):
-        tensorflow_tools.reseed(seed)
+        tensorflow_runtime.reseed(seed)
         keras.random.normal((2,))
         layers.Dense(2).build((None, 3))
     assert asked == []
     tf.random.normal([2])
-    tensorflow_tools.reseed(3)
-    tensorflow_tools.reseed(4)
+    tensorflow_runtime.reseed(3)
+    tensorflow_runtime.reseed(4)
     assert asked == [3, 4]
 
 
 def test_a_recipe_that_names_tensorflow_is_seeded_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(tf.random, "set_seed", asked.append)
-    tensorflow_tools.fresh(5, False)
+    tensorflow_runtime.before_recipe(5, False)
     assert asked == []
-    tensorflow_tools.fresh(6, True)
+    tensorflow_runtime.before_recipe(6, True)
     assert asked == [6]
 
 
@@ -222,20 +222,19 @@ def test_unless_nobody_wants_them() -> None:
 
 def test_threads_are_left_as_they_are_once_tensorflow_has_begun() -> None:
     float(tf.constant(0.0))
-    before = tensorflow_tools.versions()["tensorflow_threads"]
-    tensorflow_tools.install("warn", before[0] + 3)
-    assert tensorflow_tools.versions()["tensorflow_threads"] == before
-    tensorflow_tools.install("warn", 0)
+    before = tensorflow_runtime.versions()["tensorflow_threads"]
+    tensorflow_runtime.install("warn", before[0] + 3)
+    assert tensorflow_runtime.versions()["tensorflow_threads"] == before
+    tensorflow_runtime.install("warn", 0)
 
 
 def test_what_equal_digests_depend_on() -> None:
-    found = tensorflow_tools.versions()
+    found = tensorflow_runtime.versions()
     assert found["tensorflow"] == tf.__version__
     assert set(found) == {"tensorflow", "tensorflow_threads", "tensorflow_flags", "cpu"}
-    assert keras_tools.versions()["keras_backend"] == "tensorflow"
-    tensorflow_tools.prepare()
-    tensorflow_tools.warm()
-    assert tools("tensorflow") is tensorflow_tools
+    assert keras_runtime.versions()["keras_backend"] == "tensorflow"
+    tensorflow_runtime.warm()
+    assert runtime("tensorflow") is tensorflow_runtime.RUNTIME
 
 
 # ------------------------------------------------------------------------------------------------ given back
@@ -283,11 +282,11 @@ def following(name: str) -> int:
 def test_give_back_puts_back_what_was_held() -> None:
     determinism.enable(False)
     tf.random.set_seed(7)
-    before = tensorflow_tools.held()
-    tensorflow_tools.install(True, 1)
-    tensorflow_tools.fresh(8, True)
+    before = tensorflow_runtime.snapshot()
+    tensorflow_runtime.install(True, 1)
+    tensorflow_runtime.before_recipe(8, True)
     tf.random.normal([2])
-    tensorflow_tools.give_back(before)
+    tensorflow_runtime.restore(before)
     assert not determinism.is_enabled()
     assert eager.context()._seed == 7
     there = float(tf.random.normal([]))
@@ -298,7 +297,7 @@ def test_give_back_puts_back_what_was_held() -> None:
 def test_a_framework_that_came_with_the_recipe_goes_back_to_its_first_state() -> None:
     determinism.enable(True)
     tf.random.set_seed(7)
-    tensorflow_tools.give_back(None)
+    tensorflow_runtime.restore(None)
     assert not determinism.is_enabled()
     assert eager.context()._seed is None
 

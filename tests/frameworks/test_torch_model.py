@@ -13,11 +13,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from hopyard.errors import SpecError
-from hopyard.frameworks import seed_all
+from hopyard.frameworks import framework_of, seed_all
 from hopyard.frameworks.torch.model import AUC, Model, accuracy
 from hopyard.frameworks.torch.tensors import tensors
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import EpochEnd, Folding, Predicting, WholePartition
+from hopyard.ports import (
+    SupportsDevice,
+    SupportsEpochEnd,
+    SupportsLabelCheck,
+    SupportsPredict,
+    SupportsResult,
+    SupportsWholePartition,
+)
 from hopyard.spec import Batch
 from hopyard.store.tree import decode, encode
 
@@ -35,8 +42,10 @@ def bits(model: Model) -> bytes:
 
 def test_offers_what_the_ports_ask() -> None:
     model = linear()
-    assert isinstance(model, WholePartition) and isinstance(model, EpochEnd)
-    assert isinstance(model, Folding) and isinstance(model, Predicting)
+    assert isinstance(model, SupportsWholePartition) and isinstance(model, SupportsEpochEnd)
+    assert isinstance(model, SupportsResult) and isinstance(model, SupportsPredict)
+    assert isinstance(model, SupportsDevice) and isinstance(model, SupportsLabelCheck)
+    assert model.load_copies and framework_of(model) == "torch"
     assert model.batch_size is None and linear(batch_size=8).batch_size == 8
 
 
@@ -325,7 +334,7 @@ def test_place_keeps_parameters_and_moves_state() -> None:
     model = linear(loss=nn.CrossEntropyLoss(torch.ones(5)))
     weight = model.module.weight
     model.train_partition(rows(1))
-    model.place("cpu")
+    model.to_device("cpu")
     assert model.module.weight is weight and model.device == torch.device("cpu")
 
 
@@ -382,6 +391,6 @@ def test_misaligned_and_read_only_inputs_are_copied(offset: int) -> None:
 def test_labels_out_of_range_are_found_before_training() -> None:
     batch = next(iter(rows(1)))
     model = linear()
-    assert model.fault(batch, 0, 4) == ""
-    assert "label 12 has none; give the model 13 outputs" in model.fault(batch, 0, 12)
-    assert "label -1 has none" in model.fault(batch, -1, 4)
+    assert model.label_fault(batch, 0, 4) == ""
+    assert "label 12 has none; give the model 13 outputs" in model.label_fault(batch, 0, 12)
+    assert "label -1 has none" in model.label_fault(batch, -1, 4)

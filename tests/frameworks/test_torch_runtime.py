@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from hopyard.frameworks import release, seed_all
 from hopyard.frameworks.torch.checks import label_fault
+from hopyard.frameworks.torch.files import load, save
 from hopyard.frameworks.torch.model import Model
-from hopyard.frameworks.torch.runtime import install, load_net, save_net
+from hopyard.frameworks.torch.runtime import install
 from hopyard.frameworks.torch.tensors import outputs_to_numpy
 
 
@@ -63,12 +64,12 @@ def test_a_gpus_memory_goes_back_where_one_is_used(used: bool, monkeypatch: pyte
 
 def test_save_and_load_with_tied_weights(tmp_path: Path) -> None:
     one, two, path = Tied(), Tied(), tmp_path / "model.safetensors"
-    save_net(one, path)
+    save(one, path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
-    load_net(two, path)
+    load(two, path)
     assert torch.equal(one.embed.weight, two.embed.weight) and two.out.weight is two.embed.weight
     with pytest.raises(RuntimeError, match=r"size mismatch|Missing"):
-        load_net(nn.Linear(3, 3), path)
+        load(nn.Linear(3, 3), path)
     assert load_file(path).keys() == {"embed.weight", *(f"norm.{k}" for k in one.norm.state_dict())}
 
 
@@ -78,7 +79,7 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "replace", broken)
     with pytest.raises(OSError, match="broken"):
-        save_net(nn.Linear(2, 2), tmp_path / "m")
+        save(nn.Linear(2, 2), tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
 
 

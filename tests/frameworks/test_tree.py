@@ -84,7 +84,7 @@ def test_restore_gives_users_copies_and_ours_views() -> None:
             self.tree = tree
 
     class Ours(Mine):
-        copies = True
+        load_copies = True
 
     data = encode(lower({"t": torch.ones(16), "a": np.ones(16)}))
     mine, ours = Mine(), Ours()

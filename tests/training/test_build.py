@@ -92,6 +92,23 @@ def test_what_cannot_train_is_refused(made: Any, message: str) -> None:
         build(plan(lambda config: made), 0, {})
 
 
+def test_a_trainable_that_lacks_a_method_is_refused_by_name() -> None:
+    class Forgetful(hy.Trainable):
+        batch_size = 8
+
+        def state(self) -> Any:
+            return {}
+
+        def train(self, batch: Any) -> Any:
+            return {"loss": (1.0, 1)}
+
+        def evaluate(self, batch: Any) -> Any:
+            return {"loss": (1.0, 1)}
+
+    with pytest.raises(TypeError, match=r"abstract class Forgetful .*abstract method '?load"):
+        build(plan(lambda config: Forgetful()), 0, {})
+
+
 def test_the_batch_size_is_the_models_or_the_configs_or_keras() -> None:
     def recipe(config: Any) -> Any:
         model = Linear(WIDTH, 2, lr=0.1, batch_size=16)
@@ -111,7 +128,7 @@ def test_a_framework_is_imported_before_the_first_unit_only_if_the_recipe_names_
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(
-        "hopyard.training.build.tools", lambda name: SimpleNamespace(prepare=lambda: asked.append(name))
+        "hopyard.training.build.runtime", lambda name: SimpleNamespace(prepare=lambda: asked.append(name))
     )
     foresee(linear)
     assert asked == []

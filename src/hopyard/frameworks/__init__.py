@@ -17,36 +17,53 @@ import os
 import random
 import sys
 from contextlib import suppress
-from types import ModuleType
 
 import numpy as np
 
 from hopyard.frameworks.tensorflow import onednn
+from hopyard.ports import FrameworkModel, ModelFile, Runtime, Trainable
 
-TOOLS = {name: f"hopyard.frameworks.{name}.runtime" for name in ("torch", "tensorflow", "jax", "keras")}
-"""Framework → the module with its tools. Each has `prepare()` and `warm()`, which import and do what is put off until a
-first step, `install(exact, threads)`, which sets the process up, `reseed(seed)`, called before each recipe and each
-partition, `versions()`, and `held()` and `give_back(held)`, for what a run changes in the process (None: as it is at
-first). Some have `fresh(seed, named)` and `settle()`, called before and after each recipe, `adopt(made)`, for what it
-returned, `release()`, which gives back memory of a device that is kept for nothing, and WEIGHTS, `net`, `save_net`,
-`load_net`, for models in files."""
+FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
+"""Each has a module `runtime` with a `ports.Runtime`, named RUNTIME."""
 
 
 def imported() -> list[str]:
     """The frameworks that this process has imported."""
-    return [name for name in TOOLS if name in sys.modules]
+    return [name for name in FRAMEWORKS if name in sys.modules]
 
 
-def tools(framework: str) -> ModuleType:
-    """The module with the framework's tools; imports the framework."""
-    return importlib.import_module(TOOLS[framework])
+def runtime(framework: str) -> Runtime:
+    """What the framework needs done to a process; imports the framework."""
+    found: Runtime = importlib.import_module(f"{__name__}.{framework}.runtime").RUNTIME
+    return found
+
+
+def runtimes() -> dict[str, Runtime]:
+    """Those of the frameworks that this process has imported, by name."""
+    return {framework: runtime(framework) for framework in imported()}
+
+
+def model_file(framework: str) -> ModelFile:
+    """How models of the framework are saved.
+
+    Raises:
+        ValueError: the framework saves none.
+    """
+    file = runtime(framework).file if framework in FRAMEWORKS else None
+    if file is None:
+        raise ValueError(f"framework = {framework!r}: there are files for torch and keras")
+    return file
+
+
+def framework_of(trainable: Trainable) -> str | None:
+    """The framework whose model the Trainable holds; None: it is of the user's own."""
+    return trainable.framework if isinstance(trainable, FrameworkModel) and trainable.framework in FRAMEWORKS else None
 
 
 def release() -> None:
     """Give back the memory of devices that frameworks keep though nothing is in it: others share the device."""
-    for framework in imported():
-        if give_back := getattr(tools(framework), "release", None):
-            give_back()
+    for one in runtimes().values():
+        one.release()
 
 
 def quiet(backend: str = "") -> None:
@@ -70,7 +87,7 @@ def environment(threads: int) -> dict[str, str]:
 
 def seed_all(seed: int) -> None:
     """Seed `random`, NumPy's global generator, and those of every framework that is imported, on every device."""
-    for framework in imported():  # first: Keras draws from `random` when it makes its own generator
-        tools(framework).reseed(seed)
+    for one in runtimes().values():  # first: Keras draws from `random` when it makes its own generator
+        one.reseed(seed)
     random.seed(seed)
     np.random.seed(seed % (1 << 32))

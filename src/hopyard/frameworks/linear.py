@@ -30,7 +30,7 @@ class Linear:
         seed: of the first weights.
     """
 
-    copies = True
+    load_copies = True
 
     def __init__(
         self, inputs: int, classes: int, lr: float, batch_size: int, momentum: float = 0.9, *, seed: int = 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopyard.ports import Leaf, Trainable, Tree
+from hopyard.ports import Leaf, LoadCopies, Trainable, Tree
 
 _LACKING = {
     "bfloat16": "BF16",
@@ -78,9 +78,9 @@ def capture(trainable: Trainable) -> Tree:
 
 
 def restore(trainable: Trainable, tree: Tree) -> None:
-    """Load a decoded tree. Trainables that say `copies = True` (ours) get views of the buffer, which saves a copy;
-    those of users get arrays that are theirs to keep."""
-    trainable.load(tree if getattr(trainable, "copies", False) else lift(tree))
+    """Load a decoded tree. A Trainable whose `load` copies gets views of the buffer, which saves a copy; others get
+    arrays that are theirs to keep."""
+    trainable.load(tree if isinstance(trainable, LoadCopies) and trainable.load_copies else lift(tree))
 
 
 def _map(tree: Tree, tensor: Any, change: Any) -> Tree:

@@ -20,9 +20,9 @@ from typing import Any
 from hopyard.core.runs.order import build_seed
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
-from hopyard.frameworks import TOOLS, imported, seed_all, tools
+from hopyard.frameworks import FRAMEWORKS, imported, runtime, runtimes, seed_all
 from hopyard.meter import Steps
-from hopyard.ports import EpochEnd, Expecting
+from hopyard.ports import SupportsDevice, SupportsEpochEnd, SupportsSchema, SupportsSharing
 from hopyard.spec import Config, Context, RunSpec
 from hopyard.training.recipes import all_of, recipe_of, wants_context
 
@@ -54,30 +54,30 @@ class Built:
     """Which of its steps were made once, and compile no more."""
 
     @property
-    def likeness(self) -> str | None:
-        """What `ports.Likened` says; None when the model is not of that kind."""
-        return getattr(self.trainable, "likeness", None)
+    def sharing_key(self) -> str | None:
+        """What `ports.SupportsSharing` says; None when the model is not of that kind."""
+        return self.trainable.sharing_key if isinstance(self.trainable, SupportsSharing) else None
 
     def end_epoch(self) -> None:
         """Tell the model, if it wants to know."""
-        if isinstance(self.trainable, EpochEnd):
+        if isinstance(self.trainable, SupportsEpochEnd):
             self.trainable.end_epoch()
 
 
 def warm() -> None:
     """What the imported frameworks put off until a first step, done while there is nothing else to do."""
-    for framework in imported():
-        tools(framework).warm()
+    for one in runtimes().values():
+        one.warm()
 
 
 def foresee(recipe: Callable[..., Any]) -> None:
     """Import the frameworks that the recipe names, so that a worker that is ready has them, not its first unit. What
     cannot be imported is the recipe's to complain of."""
     names = frozenset[str]().union(*[named(one) for one in all_of(recipe)])
-    for framework in TOOLS:
+    for framework in FRAMEWORKS:
         if framework in names and importlib.util.find_spec(framework) is not None:
             with suppress(ImportError, ValueError):
-                tools(framework).prepare()
+                runtime(framework).prepare()
 
 
 def named(recipe: Callable[..., Any]) -> frozenset[str]:
@@ -104,7 +104,7 @@ def named(recipe: Callable[..., Any]) -> frozenset[str]:
                 waiting += vars(value).values()
         elif callable(value):
             waiting.append(type(value))
-    return frozenset(names.intersection(TOOLS))
+    return frozenset(names.intersection(FRAMEWORKS))
 
 
 def _names(code: CodeType) -> set[str]:
@@ -138,8 +138,8 @@ def _installed(value: Any) -> bool:
 
 def install(plan: Plan) -> None:
     """Threads and determinism of every framework that is imported by now; none is imported for it."""
-    for framework in imported():
-        tools(framework).install(plan.spec.exact, plan.threads)
+    for one in runtimes().values():
+        one.install(plan.spec.exact, plan.threads)
 
 
 _ALONE = threading.RLock()
@@ -156,12 +156,12 @@ def undisturbed() -> Iterator[None]:
 
     with _ALONE:
         python, numpy = random.getstate(), np.random.get_state()
-        held = {framework: tools(framework).held() for framework in imported()}
+        snapshots = {framework: one.snapshot() for framework, one in runtimes().items()}
         try:
             yield
         finally:
-            for framework in imported():  # some may have come with the recipe
-                tools(framework).give_back(held.get(framework))
+            for framework, one in runtimes().items():  # some may have come with the recipe
+                one.restore(snapshots.get(framework))
             random.setstate(python)
             np.random.set_state(numpy)
 
@@ -180,28 +180,25 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
         arguments.append(Context(plan.device, _shapes(plan.manifest.inputs), plan.manifest.classes, seed, trial))
     names = named(recipe)
     while True:
-        before = imported()
+        present = runtimes()
         install(plan)
         seed_all(seed)
-        for framework in before:
-            if (fresh := getattr(tools(framework), "fresh", None)) is not None:
-                fresh(seed, framework in names)
+        for framework, one in present.items():
+            one.before_recipe(seed, framework in names)
         made = _called(recipe, arguments)
-        for framework in before:
-            if (settle := getattr(tools(framework), "settle", None)) is not None:
-                settle()
-        if imported() == before:
+        for one in present.values():
+            one.after_recipe()
+        if imported() == list(present):
             break  # else it imported its framework itself, too late to be seeded: build once more
-    for framework in before:
-        if (adopt := getattr(tools(framework), "adopt", None)) is not None:
-            made = adopt(made)
+    for one in present.values():
+        made = one.adopt(made)
     missing = [name for name in NEEDED if not callable(getattr(made, name, None))]
     if missing:
         raise SpecError(_useless(made, missing))
-    if isinstance(made, Expecting):
-        made.expect(*(_shapes(infos) for infos in (plan.manifest.inputs, plan.manifest.targets)))
-    if plan.device != "cpu" and callable(getattr(made, "place", None)):
-        made.place(plan.device)
+    if isinstance(made, SupportsSchema):
+        made.set_schema(*(_shapes(infos) for infos in (plan.manifest.inputs, plan.manifest.targets)))
+    if plan.device != "cpu" and isinstance(made, SupportsDevice):
+        made.to_device(plan.device)
     size = getattr(made, "batch_size", None)
     if size is None:
         size = config.get("batch_size", BATCH_SIZE)
@@ -220,13 +217,12 @@ def _called(recipe: Callable[..., Any], arguments: list[Any]) -> Any:
         return recipe(*arguments)
     except ModuleNotFoundError as error:
         lacking = (error.name or "").partition(".")[0]
-        if lacking not in TOOLS or importlib.util.find_spec(lacking) is not None:
+        if lacking not in FRAMEWORKS or importlib.util.find_spec(lacking) is not None:
             raise
-        extra = "keras" if lacking == "tensorflow" else lacking
         other = ", or choose a backend that is there: hy.Local(env={'KERAS_BACKEND': 'torch'})"
         raise SpecError(
             f"the recipe needs {lacking}, which is not installed where the workers run ({sys.executable}): "
-            f"pip install 'hopyard[{extra}]'{other if 'keras' in sys.modules or lacking == 'tensorflow' else ''}"
+            f"pip install 'hopyard[{lacking}]'{other if 'keras' in sys.modules or lacking == 'tensorflow' else ''}"
         ) from error
 
 

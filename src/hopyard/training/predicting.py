@@ -10,14 +10,14 @@ from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionFeed
 from hopyard.errors import DataError, HopyardError
 from hopyard.formats.arrow import Array
-from hopyard.ports import Predicting
+from hopyard.ports import SupportsPredict
 from hopyard.spec import Batch
 
 EXACT = 1 << 53
 """Whole numbers up to here are float64 too."""
 
 
-def answers(trainable: Predicting, columns: Columns, batch_size: int, same_type: bool = False) -> Any:
+def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_type: bool = False) -> Any:
     """Outputs for all rows, each at the place of its row, NaN at those that the transform dropped.
 
     Args:

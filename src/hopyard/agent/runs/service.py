@@ -21,7 +21,7 @@ from hopyard.checks import escaped
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
 from hopyard.data.manifest import Manifest
 from hopyard.errors import HopyardError, SpecError
-from hopyard.frameworks import environment, imported, quiet, release, tools
+from hopyard.frameworks import environment, quiet, release, runtimes
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.guard import Guarded
 from hopyard.system.processes import name_threads
@@ -149,6 +149,6 @@ def fingerprint() -> dict[str, Any]:
         "machine": platform.machine(),
         "system": platform.system(),
     }
-    for framework in imported():
-        found |= tools(framework).versions()
+    for one in runtimes().values():
+        found |= one.versions()
     return found

@@ -26,7 +26,7 @@ from hopyard.data.partitions.loader import PartitionFeed
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import Folding, Store
+from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsResult
 from hopyard.spec import Array, Batch, Config, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
@@ -79,7 +79,7 @@ class Worker:
         self._peer: str | None = None
         """Who has the State of the unit that is at hand."""
         self._built: OrderedDict[str, Built] = OrderedDict()
-        """Built models by their likeness, or by their trial where none is like another; least recently used first."""
+        """Built models by their sharing key, or by their trial where they share with none; oldest first."""
         self._known: dict[int, tuple[str, int]] = {}
         """Trial → its key in `_built` and its batch size."""
         self._holds: dict[str, Ref] = {}
@@ -127,7 +127,7 @@ class Worker:
             seed_all(seed)
             feed = PartitionFeed(self._open("train", partition), built.batch_size, shuffle, seed)
             sums = over(built, feed, train=True)
-            if spec.exact is True and (notes := getattr(built.trainable, "notes", ())):
+            if spec.exact is True and (notes := _nondeterminism(built.trainable)):
                 raise SpecError(f"exact=True: {notes[0]}")
             finite(sums, f"trial {unit.trial}, epoch {unit.epoch + 1}, partition {partition}")
             parts.append(Part(partition, packed(sums), _seconds(start)))
@@ -185,7 +185,7 @@ class Worker:
         meter.enter("validate")
         values = {}
         for name, (total, rows) in (unit.totals or {}).items():
-            if not isinstance(built.trainable, Folding):
+            if not isinstance(built.trainable, SupportsResult):
                 raise HopyardError(
                     f"metric {name!r} is an array of {total.size} numbers; a Trainable that reports such has a method "
                     "result(name, total, rows) that turns the total into a value"
@@ -207,9 +207,12 @@ class Worker:
             built = build(self._plan, trial, config)
             batch = self._one("train", built.batch_size)
             limits = self._plan.manifest.label_range
-            fault = getattr(built.trainable, "fault", None)
-            if limits is not None and fault is not None and (found := fault(batch, *limits)):
-                return Checked(at=0.0, slot=self.slot, trial=trial, faults=(found,), names=())
+            if (
+                limits is not None
+                and isinstance(built.trainable, SupportsLabelCheck)
+                and (fault := built.trainable.label_fault(batch, *limits))
+            ):
+                return Checked(at=0.0, slot=self.slot, trial=trial, faults=(fault,), names=())
             first = encode(capture(built.trainable))
             seed_all(0)
             meter.enter("compile")
@@ -232,13 +235,13 @@ class Worker:
                     "load does not bring back what state() gave, so the model cannot hop: state() must give everything "
                     "that training changes, and load(tree) must copy it back"
                 )
-            notes = tuple(getattr(built.trainable, "notes", ()))
+            notes = _nondeterminism(built.trainable)
             if not faults and not notes and (note := self._repeats(built, trained)):
                 notes = (note,)
             if spec.exact is True:
                 faults += [f"exact=True: {note}" for note in notes]
-            if built.likeness is not None and not notes:  # its compiled steps are worth keeping
-                self._built.setdefault(built.likeness or f"trial {trial}", built)
+            if built.sharing_key is not None and not notes:  # its compiled steps are worth keeping
+                self._built.setdefault(built.sharing_key or f"trial {trial}", built)
         except HostFault as error:
             return NoRoom(self.slot, str(error), "rows")
         except BaseException as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
@@ -356,9 +359,9 @@ class Worker:
         State of a fresh build; else with any State."""
         meter.enter("build")
         fresh = build(self._plan, trial, config)
-        key = fresh.likeness or f"trial {trial}"
+        key = fresh.sharing_key or f"trial {trial}"
         self._known[trial] = key, fresh.batch_size
-        held = None if fresh.likeness is None else self._built.get(key)
+        held = None if fresh.sharing_key is None else self._built.get(key)
         if held is None:
             self._built[key] = fresh
             self._holds.pop(key, None)
@@ -414,6 +417,10 @@ class Worker:
             missing=error.ref if isinstance(error, Missing) else None,
             device=device,
         )
+
+
+def _nondeterminism(trainable: Any) -> tuple[str, ...]:
+    return tuple(trainable.nondeterminism) if isinstance(trainable, ReportsNondeterminism) else ()
 
 
 def _seconds(since: float) -> float:

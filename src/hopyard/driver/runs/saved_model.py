@@ -13,7 +13,7 @@ from hopyard.core.runs.records import TrialBook
 from hopyard.data.manifest import Manifest
 from hopyard.driver.pickling import PYTHON, dump, load
 from hopyard.errors import RunDirectoryError, SpecError
-from hopyard.frameworks import TOOLS, quiet, tools
+from hopyard.frameworks import framework_of, model_file, quiet, runtime
 from hopyard.frameworks.tree import capture, restore
 from hopyard.spec import Config, RunSpec
 from hopyard.store.tree import decode, encode
@@ -58,10 +58,10 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
         )
     directory.mkdir(parents=True, exist_ok=True)
     metrics: dict[str, float | None] = dict(book.history.get(-1 if epoch is None else epoch, {}))
-    framework = getattr(built.trainable, "framework", None)
-    if framework in TOOLS:
-        its = tools(framework)
-        its.save_net(its.net(built.trainable), directory / its.WEIGHTS)
+    framework = framework_of(built.trainable)
+    if framework is not None:
+        file = model_file(framework)
+        file.save(file.model(built.trainable), directory / file.name)
     else:  # a Trainable of the user's own: its whole State
         framework = OWN
         (directory / WEIGHTS).write_bytes(encode(capture(built.trainable)))
@@ -73,7 +73,7 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
         epoch=epoch,
         metrics=metrics,
         framework=framework,
-        backend="" if framework == OWN else tools(framework).versions().get("keras_backend", ""),
+        backend="" if framework == OWN else runtime(framework).versions().get("keras_backend", ""),
         spec=plan.spec,
         manifest=plan.manifest,
     )
@@ -106,7 +106,7 @@ def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) 
     with undisturbed():
         built = build(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
     if about.framework != OWN:
-        its = tools(about.framework)
-        return its.load_net(its.net(built.trainable), root / its.WEIGHTS)
+        file = model_file(about.framework)
+        return file.load(file.model(built.trainable), root / file.name)
     restore(built.trainable, decode((root / WEIGHTS).read_bytes()))
     return built.trainable

@@ -15,9 +15,9 @@ from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.partitions.loader import PartitionFeed
 from hopyard.driver.runs.saved_model import save
 from hopyard.errors import DataError, HopyardError, SpecError, TrialFailed
-from hopyard.frameworks import TOOLS, tools
+from hopyard.frameworks import framework_of, model_file
 from hopyard.frameworks.tree import restore
-from hopyard.ports import Folding, Predicting, Store
+from hopyard.ports import Store, SupportsPredict, SupportsResult
 from hopyard.spec import Config
 from hopyard.store.states import address
 from hopyard.store.tree import decode, digest
@@ -85,8 +85,8 @@ class Trial:
             TrialFailed: there is no such model.
         """
         trainable = self._built(which).trainable
-        framework = getattr(trainable, "framework", None)
-        return trainable if framework not in TOOLS else tools(framework).net(trainable)
+        framework = framework_of(trainable)
+        return trainable if framework is None else model_file(framework).model(trainable)
 
     def predict(self, data: Any, which: Literal["best", "last"] = "best") -> Any:
         """The model's outputs, one for each row of `data`, in its order.
@@ -110,7 +110,7 @@ class Trial:
                 or moves some and loses their numbers.
         """
         built = self._built(which)
-        if not isinstance(built.trainable, Predicting):
+        if not isinstance(built.trainable, SupportsPredict):
             raise HopyardError(f"{type(built.trainable).__name__} has no method predict(batch)")
         columns = self._columns(data, targets=False)
         with undisturbed():
@@ -138,7 +138,7 @@ class Trial:
         values = {}
         for name, (total, rows) in sums.items():
             if isinstance(total, list):
-                if not isinstance(built.trainable, Folding):
+                if not isinstance(built.trainable, SupportsResult):
                     raise HopyardError(f"metric {name!r} is an array and the model has no result(name, total, rows)")
                 values[name] = float(built.trainable.result(name, total, rows))
             else:

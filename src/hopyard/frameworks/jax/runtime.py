@@ -1,22 +1,18 @@
-"""Around JAX: what of the process its results may depend on."""
+"""JAX's `Runtime`: what of the process its results may depend on.
+
+JAX has no global generator (keys are part of a State), reads threads and flags from the environment when it starts (see
+`frameworks.environment`), and its CPU kernels are deterministic: nothing is set, and nothing put back.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
+from hopyard.ports import Runtime
 from hopyard.system.processor import processor
-
-
-def install(exact: bool | Literal["warn"], threads: int) -> None:
-    """Nothing: JAX reads threads and flags from the environment when it starts, and its CPU kernels are deterministic;
-    see `frameworks.environment`."""
-
-
-def prepare() -> None:
-    """Import what recipes use, beforehand."""
 
 
 def warm() -> None:
@@ -33,14 +29,4 @@ def versions() -> dict[str, Any]:
     }
 
 
-def held() -> Any:
-    """Nothing of the process is changed."""
-    return None
-
-
-def give_back(before: Any) -> None:
-    """Nothing to put back."""
-
-
-def reseed(seed: int) -> None:
-    """Nothing: JAX has no global generator; keys are part of a State."""
+RUNTIME = Runtime(versions, warm=warm)

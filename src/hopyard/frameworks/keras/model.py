@@ -16,13 +16,14 @@ import keras
 import numpy as np
 
 from hopyard.errors import SpecError
+from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras import metrics as keras_sums
 from hopyard.frameworks.keras import settings as keras_settings
 from hopyard.frameworks.keras import state as keras_state
 from hopyard.frameworks.keras.callbacks import Hooks
 from hopyard.frameworks.keras.checks import SINGLE, Info, arrange, label_fault, misfit, zeros
 from hopyard.frameworks.keras.rows import One, Rows
-from hopyard.frameworks.keras.sharing import likeness
+from hopyard.frameworks.keras.sharing import sharing_key
 from hopyard.ports import Feed
 from hopyard.spec import Batch, Sums, Values
 
@@ -45,7 +46,7 @@ class Model:
         SpecError: names the argument, what was given, what is allowed.
     """
 
-    copies = True
+    load_copies = True
     """`load` copies: it may be given views of shared memory."""
     framework = "keras"
 
@@ -72,10 +73,10 @@ class Model:
         self._metrics: dict[str, keras.Metric] = {}
         self._seeds: list[Any] = []
         self._checked = False
-        self._likeness: str | None = None
+        self._sharing_key: str | None = None
         self._known: tuple[Info, Info] | None = None
 
-    def expect(self, inputs: Info, targets: Info) -> None:
+    def set_schema(self, inputs: Info, targets: Info) -> None:
         """Told what the data looks like, before anything else: creates variables that wait for it.
 
         Args:
@@ -92,16 +93,16 @@ class Model:
             self._build(self._zeros())
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
-        assert self.likeness is not None  # told now: some metrics tell more once they have seen a batch
+        assert self.sharing_key is not None  # told now: some metrics tell more once they have seen a batch
 
     @property
-    def likeness(self) -> str:
-        """Models of equal likeness differ in nothing but their State; "" is like no other. See ARCHITECTURE: built
+    def sharing_key(self) -> str:
+        """Models of equal keys differ in nothing but their State; "" is like no other. See ARCHITECTURE: built
         models are shared between configurations only if so."""
-        if self._likeness is None:
-            shared = "" if self._hooks else likeness(self.model)
-            self._likeness = f"{shared} {self.class_weight}" if shared else ""
-        return self._likeness
+        if self._sharing_key is None:
+            shared = "" if self._hooks else sharing_key(self.model)
+            self._sharing_key = f"{shared} {self.class_weight}" if shared else ""
+        return self._sharing_key
 
     @property
     def traces(self) -> int:
@@ -109,9 +110,9 @@ class Model:
         return 0 if self._loop is None else int(self._loop.traces)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def nondeterminism(self) -> tuple[str, ...]:
         """What cannot be exact, as far as the traced steps tell."""
-        return () if self._loop is None else tuple(self._loop.notes)
+        return () if self._loop is None else tuple(self._loop.nondeterminism)
 
     def state(self) -> dict[str, Any]:
         """Every variable of model and optimizer; with callbacks, the epoch too.
@@ -202,7 +203,7 @@ class Model:
             raise SpecError(f"no metric {name!r}; the model has {', '.join(map(repr, self._metrics)) or 'none yet'}")
         return keras_sums.result(self._metrics[name], total, rows)
 
-    def fault(self, batch: Batch, low: float, high: float) -> str:
+    def label_fault(self, batch: Batch, low: float, high: float) -> str:
         """What is wrong with a label column of [low, high] for this model; "" when nothing is."""
         return label_fault(self.model, low, high)
 
@@ -215,7 +216,7 @@ class Model:
         return (x,) if y is None else (x, y)
 
     def _built(self) -> bool:
-        return bool(self.model.built) and all(layer.built for layer in self.model._flatten_layers())
+        return bool(self.model.built) and all(layer.built for layer in internals.layers(self.model))
 
     def _ready(self, rows: Rows) -> None:
         keras_settings.apply(self._settings)  # a step is traced under those of its recipe
@@ -230,8 +231,7 @@ class Model:
         self._loop = self._new_loop(self.model)
 
     def _build(self, example: Any) -> None:
-        # Keras does so itself at the start of `fit`; there is no public way to do it without a step
-        self.model._symbolic_build(data_batch=example)
+        internals.build(self.model, example)
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
 
@@ -257,7 +257,7 @@ class Model:
 
     def _read(self, rows: float) -> Sums:
         sums = keras_sums.read(self._metrics, self._host, rows)
-        tracker = self.model._loss_tracker
+        tracker = internals.loss_tracker(self.model)
         if (
             tracker is not None and sums.get("loss", (0.0, 0.0))[1] == 0
         ):  # one step keeps its loss itself, the other not

@@ -1,34 +1,24 @@
-"""Around a Keras model: what a recipe may return, a clean slate before it is called, seeds, files."""
+"""Keras' `Runtime`: what a recipe may return, a clean slate before it is called, seeds, files."""
 
 from __future__ import annotations
 
-import collections
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
 
 from hopyard.errors import SpecError
+from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.settings import apply, settings
 from hopyard.frameworks.tree import on_host
-
-WEIGHTS = "model.keras"
-"""The file of a saved model."""
-
-
-def install(exact: bool | Literal["warn"], threads: int) -> None:
-    """Nothing of its own: its backend has its own tools."""
+from hopyard.ports import ModelFile, Runtime
 
 
 def prepare() -> None:
     """Import what recipes use, beforehand."""
     import hopyard.frameworks.keras.model  # noqa: F401
-
-
-def warm() -> None:
-    """Nothing of its own: its backend has its own tools."""
 
 
 def versions() -> dict[str, Any]:
@@ -38,49 +28,37 @@ def versions() -> dict[str, Any]:
 
 class _Slate:
     """Keras' global settings as they were before the first recipe, and the generator of `keras.random` that compiled
-    steps draw from; changed by `fresh` and `_generator` only."""
+    steps draw from; changed by `before_recipe` and `_generator` only."""
 
     settings: tuple[Any, ...] | None = None
     generator: Any = None
 
 
-def fresh(seed: int, named: bool) -> None:
+def before_recipe(seed: int, named: bool) -> None:
     """Before a recipe is called: names count from one again (`auc`, not `auc_3`), the dtype policy and its like are as
     before the first recipe, unnamed randomness begins at `seed`."""
-    from keras.src.utils import naming
-
     if _Slate.settings is None:
         _Slate.settings = settings()
     apply(_Slate.settings)
-    naming.reset_uids()  # `keras.utils.clear_session` does so too, and forgets all compiled functions
+    internals.set_name_counts({})
     reseed(seed)
 
 
-def held() -> Any:
+def snapshot() -> Any:
     """What a run changes in this process."""
-    from keras.src.utils import naming
-
-    uids = dict(naming.global_state.get_global_attribute("object_name_uids") or {})
-    generator = naming.global_state.get_global_attribute("global_seed_generator")
-    # none is made for this: to make one is TensorFlow's first operation, after which it takes no number of threads
-    return settings(), uids, None if generator is None else np.array(on_host(generator.state))
+    generator = internals.existing_generator()
+    return settings(), internals.name_counts(), None if generator is None else np.array(on_host(generator.state))
 
 
-def give_back(before: Any) -> None:
+def restore(before: Any) -> None:
     """Put it back."""
-    from keras.src.utils import naming
-
     if before is None:  # Keras came with the recipe
         if _Slate.settings is not None:
             apply(_Slate.settings)
         return
-    wanted, uids, state = before
+    wanted, counts, state = before
     apply(wanted)
-    naming.reset_uids()
-    counts = naming.global_state.get_global_attribute(
-        "object_name_uids", default=collections.defaultdict(int), set_to_default=True
-    )
-    counts.update(uids)
+    internals.set_name_counts(counts)
     if state is not None:
         _generator().state.assign(state)
 
@@ -94,12 +72,9 @@ def reseed(seed: int) -> None:
 def _generator() -> Any:
     """Keras' own generator: always the same one, because compiled steps hold on to it, also after a recipe that called
     `keras.utils.set_random_seed`, which makes Keras forget it."""
-    from keras.src.backend.common import global_state
-    from keras.src.random import seed_generator
-
     if _Slate.generator is None:
-        _Slate.generator = seed_generator.global_seed_generator()
-    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, _Slate.generator)
+        _Slate.generator = internals.global_generator()
+    internals.set_global_generator(_Slate.generator)
     return _Slate.generator
 
 
@@ -118,13 +93,13 @@ def adopt(made: Any) -> Any:
     return made
 
 
-def net(trainable: Any) -> keras.Model:
+def model(trainable: Any) -> keras.Model:
     """The model of a `Model`."""
-    model: keras.Model = trainable.model
-    return model
+    found: keras.Model = trainable.model
+    return found
 
 
-def save_net(model: keras.Model, path: str | Path) -> None:
+def save(model: keras.Model, path: str | Path) -> None:
     """Write Keras' own format, under a temporary name first: `path` is there whole or not at all."""
     target = Path(path)
     part = target.with_name(f".part-{os.getpid()}-{target.name}")
@@ -141,7 +116,19 @@ def save_net(model: keras.Model, path: str | Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def load_net(model: keras.Model, path: str | Path) -> keras.Model:
-    """Read the variables that `save_net` wrote into a model of the same build."""
+def load(model: keras.Model, path: str | Path) -> keras.Model:
+    """Read the variables that `save` wrote into a model of the same build."""
     model.load_weights(path)
     return model
+
+
+RUNTIME = Runtime(
+    versions,
+    prepare=prepare,
+    reseed=reseed,
+    before_recipe=before_recipe,
+    adopt=adopt,
+    snapshot=snapshot,
+    restore=restore,
+    file=ModelFile("model.keras", model, save, load),
+)

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
-_APART = {"_tracker", "_lock", "_variables", "_metrics", "_path"}
-"""Attributes of losses and metrics that say nothing about what they compute."""
+from hopyard.frameworks.keras import internals
+
 _SCALARS = (bool, int, float, str)
 
 
@@ -24,7 +24,7 @@ class _Unlike(Exception):
     """Code of the user, or something that cannot be told."""
 
 
-def likeness(model: keras.Model) -> str:
+def sharing_key(model: keras.Model) -> str:
     """Equal for compiled models that differ in nothing but their State; "" where that cannot be told, because code of
     the user is part of the model or of how it is compiled.
 
@@ -40,11 +40,11 @@ def likeness(model: keras.Model) -> str:
 
 
 def _about(model: keras.Model) -> Any:
-    optimizer, asked = model.optimizer, model._compile_config.config
+    optimizer, asked = model.optimizer, internals.compile_arguments(model)
     optimizers = [optimizer, *filter(None, [getattr(optimizer, "inner_optimizer", None)])]
-    for part in (model, *optimizers, *model._flatten_layers(include_self=False)):
+    for part in (*optimizers, *internals.layers(model)):
         _plain(part)
-    if any(key.startswith("_exclude_from_weight_decay") for one in optimizers for key in vars(one)):
+    if any(key.startswith(internals.NO_DECAY) for one in optimizers for key in vars(one)):
         raise _Unlike
     told = keras.saving.serialize_keras_object(model)
     told.pop("compile_config", None)
@@ -123,7 +123,10 @@ def _inventory(value: Any) -> Any:
     if isinstance(value, (FunctionType, type)):
         return f"{value.__module__}.{value.__qualname__}"
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return [kind, {key: _inventory(item) for key, item in sorted(vars(value).items()) if key not in _APART}]
+    return [
+        kind,
+        {key: _inventory(item) for key, item in sorted(vars(value).items()) if key not in internals.UNRELATED},
+    ]
 
 
 def _seedless(value: Any) -> Any:

@@ -1,20 +1,20 @@
-"""Around TensorFlow: threads, determinism and seeds of the process.
+"""TensorFlow's `Runtime`: threads, determinism and seeds of the process.
 
-What is global to the process is changed here only, by `install`, which the agent calls, `fresh` and `reseed`.
+What is global to the process is changed here only, by `install`, `before_recipe`, `after_recipe`, `reseed` and
+`restore`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import random
 from functools import lru_cache
 from typing import Any, Literal
 
 import tensorflow as tf
-from tensorflow.python.eager import context as eager
-from tensorflow.python.util import _pywrap_determinism as determinism
 
+from hopyard.frameworks.tensorflow import internals
+from hopyard.ports import Runtime
 from hopyard.system.processor import processor
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def install(exact: bool | Literal["warn"], threads: int) -> None:
                 put(threads)
             except RuntimeError:
                 _begun(get(), threads)
-    if exact is not False and not determinism.is_enabled():
+    if exact is not False and not internals.deterministic():
         tf.config.experimental.enable_op_determinism()
 
 
@@ -48,21 +48,20 @@ def _begun(here: int, threads: int) -> None:
     )
 
 
-def held() -> Any:
+def snapshot() -> Any:
     """What a run changes in this process."""
-    context = eager.context()
-    return determinism.is_enabled(), context._seed, getattr(context, "_rng", None)
+    return internals.deterministic(), *internals.generator()
 
 
-def give_back(before: Any) -> None:
+def restore(before: Any) -> None:
     """Put it back."""
-    context = eager.context()
-    _Drawn.by_step = _Drawn.by_step or _advanced(context)
-    enabled, context._seed, context._rng = before or (False, None, None)
-    determinism.enable(enabled)
+    _Drawn.by_step = _Drawn.by_step or _advanced()
+    deterministic, seed, generator = before or (False, None, None)
+    internals.set_generator(seed, generator)
+    internals.set_deterministic(deterministic)
 
 
-def fresh(seed: int, named: bool) -> None:
+def before_recipe(seed: int, named: bool) -> None:
     """Before a recipe is called. When it names TensorFlow, it may draw first weights from TensorFlow's generators, also
     with a seed of its own, and what they have drawn before must not show."""
     if named or _Drawn.by_recipe:
@@ -72,26 +71,26 @@ def fresh(seed: int, named: bool) -> None:
         reseed(seed)
 
 
-def settle() -> None:
+def after_recipe() -> None:
     """After a recipe was called."""
-    context = eager.context()
-    if _advanced(context):
+    if _advanced():
         _Drawn.by_recipe = True
-        context._rng = random.Random(_Drawn.seed)  # noqa: S311 - as TensorFlow does
+        seed = _Drawn.seed
+        assert seed is not None
+        internals.set_generator(seed, internals.seeded(seed))
 
 
 def reseed(seed: int) -> None:
     """Seed TensorFlow's generators.
 
-    `tf.random.set_seed` also makes every compiled function be prepared again, in 130 ms and more. That is only worth it
-    where somebody draws from these generators; Keras does not (`keras.random` has its own).
+    `tf.random.set_seed` also makes every compiled function be prepared again. That is only worth it where somebody
+    draws from these generators; Keras does not (`keras.random` has its own).
     """
-    context = eager.context()
-    _Drawn.by_step = _Drawn.by_step or _advanced(context)
+    _Drawn.by_step = _Drawn.by_step or _advanced()
     if _Drawn.by_step:
         tf.random.set_seed(seed)
     else:
-        context._seed, context._rng = seed, random.Random(seed)  # noqa: S311 - as TensorFlow does
+        internals.set_generator(seed, internals.seeded(seed))
     _Drawn.seed = seed
 
 
@@ -104,16 +103,12 @@ class _Drawn:
     seed: int | None = None
 
 
-def _advanced(context: Any) -> bool:
+def _advanced() -> bool:
     """Whether somebody drew since `reseed`; who set another seed since has generators of their own."""
-    seed = _Drawn.seed
-    if seed is None or context._seed != seed:
+    seed, generator = internals.generator()
+    if _Drawn.seed is None or seed != _Drawn.seed or generator is None:
         return False
-    return bool(context._rng.getstate() != random.Random(seed).getstate())  # noqa: S311 - as TensorFlow does
-
-
-def prepare() -> None:
-    """Import what recipes use, beforehand."""
+    return generator.getstate() != internals.seeded(_Drawn.seed).getstate()
 
 
 def warm() -> None:
@@ -137,3 +132,14 @@ def versions() -> dict[str, Any]:
 
 
 FLAGS = ("XLA_FLAGS", "TF_XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS", "TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS")
+
+RUNTIME = Runtime(
+    versions,
+    warm=warm,
+    install=install,
+    reseed=reseed,
+    before_recipe=before_recipe,
+    after_recipe=after_recipe,
+    snapshot=snapshot,
+    restore=restore,
+)

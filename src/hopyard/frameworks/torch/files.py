@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 
+from hopyard.ports import ModelFile
 from hopyard.system.files import replacing
 
-WEIGHTS = "model.safetensors"
-"""The file of a saved model."""
 
-
-def save_net(module: torch.nn.Module, path: str | Path) -> None:
+def save(module: torch.nn.Module, path: str | Path) -> None:
     """Write the module's tensors as safetensors, under a temporary name first: `path` is there whole or not at all."""
     from safetensors.torch import save_model
 
@@ -22,8 +20,8 @@ def save_net(module: torch.nn.Module, path: str | Path) -> None:
         save_model(module, os.fspath(part))
 
 
-def load_net(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
-    """Read what `save_net` wrote into a module of the same build; it is in evaluation mode then. RuntimeError when they
+def load(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
+    """Read what `save` wrote into a module of the same build; it is in evaluation mode then. RuntimeError when they
     differ."""
     from safetensors.torch import load_model
 
@@ -31,7 +29,10 @@ def load_net(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
     return module.eval()
 
 
-def net(trainable: Any) -> torch.nn.Module:
+def model(trainable: Any) -> torch.nn.Module:
     """The module of a `Model`, in evaluation mode."""
     module: torch.nn.Module = trainable.module
     return module.eval()
+
+
+FILE = ModelFile("model.safetensors", model, save, load)

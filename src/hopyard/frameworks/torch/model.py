@@ -50,7 +50,7 @@ class Model:
         SpecError: names the argument, what was given, what is allowed.
     """
 
-    copies = True
+    load_copies = True
     """`load` copies: it may be given views of shared memory."""
     framework = "torch"
 
@@ -87,7 +87,7 @@ class Model:
         self._generator: tuple[int | None, torch.Generator | None] = (None, None)
         self._set_scaler()
 
-    def place(self, device: str | torch.device) -> None:
+    def to_device(self, device: str | torch.device) -> None:
         """Move module, loss and optimizer state to `device`; parameters keep their identity."""
         self.device = torch.device(device)
         self.module.to(self.device)
@@ -164,7 +164,7 @@ class Model:
             raise SpecError(f"metric {name!r} has an array for its sum, but no result(total) -> float")
         return total / rows if rows else float("nan")
 
-    def fault(self, batch: Batch, low: float, high: float) -> str:
+    def label_fault(self, batch: Batch, low: float, high: float) -> str:
         """What is wrong with a label column of [low, high] for this model, tried with one batch; "" when nothing is."""
         whole = isinstance(batch.targets, np.ndarray) and batch.targets.dtype.kind in "iu"
         self.module.eval()

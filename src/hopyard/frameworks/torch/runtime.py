@@ -1,6 +1,6 @@
-"""Around torch: seeds, threads and determinism of the process.
+"""torch's `Runtime`: seeds, threads and determinism of the process.
 
-What is global to the process is changed here only, and only by `seed_all` and `install`, which the agent calls.
+What is global to the process is changed here only, and only by `reseed` and `install`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from hopyard.frameworks.torch.files import WEIGHTS, load_net, net, save_net
+from hopyard.frameworks.torch.files import FILE
+from hopyard.ports import Runtime
 
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:
@@ -60,12 +61,12 @@ def versions() -> dict[str, Any]:
     }
 
 
-def held() -> Any:
+def snapshot() -> Any:
     """What a run changes in this process."""
     return torch.get_rng_state(), torch.get_num_threads(), torch.get_deterministic_debug_mode()
 
 
-def give_back(before: Any) -> None:
+def restore(before: Any) -> None:
     """Put it back."""
     if before is None:  # torch came with the recipe
         torch.set_deterministic_debug_mode("default")
@@ -81,17 +82,14 @@ def reseed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-__all__ = [
-    "WEIGHTS",
-    "give_back",
-    "held",
-    "install",
-    "load_net",
-    "net",
-    "prepare",
-    "release",
-    "reseed",
-    "save_net",
-    "versions",
-    "warm",
-]
+RUNTIME = Runtime(
+    versions,
+    prepare=prepare,
+    warm=warm,
+    install=install,
+    reseed=reseed,
+    snapshot=snapshot,
+    restore=restore,
+    release=release,
+    file=FILE,
+)

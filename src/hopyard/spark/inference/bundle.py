@@ -20,7 +20,7 @@ from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.saved_model import CONFIG, OWN, RECIPE, WEIGHTS, Saved
 from hopyard.driver.runs.trial import Trial
 from hopyard.errors import ResourceError, RunDirectoryError, SpecError
-from hopyard.frameworks import quiet, tools
+from hopyard.frameworks import model_file, quiet
 from hopyard.sparkapi.session import is_connect
 from hopyard.system.scratch import scratch_folder
 
@@ -125,7 +125,7 @@ def _read(root: Path) -> dict[str, bytes]:
         config = (root / CONFIG).read_bytes()
         about = msgspec.json.decode(config, type=Saved)
         quiet(about.backend)
-        names = [RECIPE, WEIGHTS if about.framework == OWN else tools(about.framework).WEIGHTS]
+        names = [RECIPE, WEIGHTS if about.framework == OWN else model_file(about.framework).name]
         return {CONFIG: config, **{name: (root / name).read_bytes() for name in names}}
     except OSError as error:
         raise RunDirectoryError(

@@ -23,9 +23,9 @@ from hopyard.driver.pickling import load
 from hopyard.driver.runs.saved_model import CONFIG, OWN, RECIPE, WEIGHTS, Saved
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import lists
-from hopyard.frameworks import environment, quiet, tools
+from hopyard.frameworks import environment, model_file, quiet
 from hopyard.frameworks.tree import restore
-from hopyard.ports import Predicting
+from hopyard.ports import SupportsPredict
 from hopyard.spark.inference.bundle import TRANSFORM, Portable, Ticket
 from hopyard.spec import Batch
 from hopyard.store.tree import decode
@@ -105,9 +105,9 @@ def opened(files: Mapping[str, bytes], threads: int) -> Opened:
         if about.framework == OWN:
             restore(built.trainable, decode(files[WEIGHTS]))
         else:
-            its = tools(about.framework)
-            its.load_net(its.net(built.trainable), root / its.WEIGHTS)
-    if not isinstance(built.trainable, Predicting):
+            file = model_file(about.framework)
+            file.load(file.model(built.trainable), root / file.name)
+    if not isinstance(built.trainable, SupportsPredict):
         raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
     tracker = RowTracker(cloudpickle.loads(files[TRANSFORM])) if TRANSFORM in files else None
     least = max(1, CHUNK_BYTES // max(1, sum(info.row_bytes for info in about.manifest.inputs.values())))

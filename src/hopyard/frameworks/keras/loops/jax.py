@@ -41,7 +41,7 @@ class Loop:
         self._meter = Steps()
         self._pace = Pace()
         self.traces = 0
-        self.notes: list[str] = []
+        self.nondeterminism: list[str] = []
         self._train, self._test = self._traced(model.train_step), self._traced(model.test_step)
         if not model.run_eagerly:
             self._train = jax.jit(self._train, donate_argnums=0)

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from hopyard.errors import HopyardError, SpecError
+from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.rows import Pace, Part, Rows
 from hopyard.frameworks.keras.rows import each as over_leaves
 from hopyard.meter import Steps
@@ -64,7 +65,7 @@ class Loop:
         self._paces = {True: Pace(), False: Pace()}
         """Of training, and of evaluation."""
         self.traces = 0
-        self.notes: list[str] = []
+        self.nondeterminism: list[str] = []
 
     def _call(self, train: bool, part: Part) -> None:
         """Go over a part, in calls of about CALL_SECONDS."""
@@ -161,7 +162,7 @@ class Loop:
         model = self._model
         known = {id(variable.value) for variable in (*model.variables, *model.optimizer.variables)}
         known |= {id(variable.value) for variable in model.metrics_variables}
-        known |= {id(keras.src.random.seed_generator.global_seed_generator().state.value)}
+        known |= {id(internals.global_generator().state.value)}
         for variable in graph.variables:
             if id(variable) not in known:
                 self._note(
@@ -177,8 +178,8 @@ class Loop:
             )
 
     def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        if text not in self.nondeterminism:
+            self.nondeterminism.append(text)
 
 
 def _plainly(error: Any) -> str:

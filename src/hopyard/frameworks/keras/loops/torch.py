@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import torch
 
+from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.rows import Rows
 from hopyard.frameworks.keras.rows import each as over_leaves
 from hopyard.meter import Steps
@@ -43,7 +44,7 @@ class Buffer:
 def buffers(model: keras.Model) -> list[Buffer]:
     """Those of all torch modules in the model: training changes them, and Keras does not know of them."""
     found: dict[int, Buffer] = {}
-    for layer in model._flatten_layers():
+    for layer in internals.layers(model):
         for path, tensor in layer.named_buffers():
             found.setdefault(id(tensor), Buffer(f"{layer.name}/{path}", tensor))
     return list(found.values())
@@ -65,7 +66,7 @@ class Loop:
         self._model = model
         self._meter = Steps()
         self.traces = 0
-        self.notes: list[str] = []
+        self.nondeterminism: list[str] = []
 
     def train(self, rows: Rows, each: Callable[[Any], Any] | None = None) -> None:
         """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
