@@ -26,8 +26,7 @@ from pathlib import Path
 import platformdirs
 
 from hopyard.errors import HopyardError
-from hopyard.spark.local import environment as launch
-from hopyard.spark.local import java
+from hopyard.spark.local import environment, java
 from hopyard.views import words
 
 
@@ -84,7 +83,7 @@ def exports(environ: Mapping[str, str]) -> list[str]:
         UsageError: no pyspark, or no Java that it runs on.
         ResourceError: no folder can be written for the launcher.
     """
-    return [f"export {name}={shlex.quote(value)}" for name, value in launch.variables(environ).items()]
+    return [f"export {name}={shlex.quote(value)}" for name, value in environment.variables(environ).items()]
 
 
 def _software() -> list[Finding]:
@@ -189,7 +188,7 @@ def _spark(environ: Mapping[str, str], tried: bool) -> list[Finding]:
     if importlib.util.find_spec("pyspark") is None:
         return [Finding("spark", True, f"not installed (optional: {java.EXTRA})")]
     try:
-        installed = launch.pyspark(environ)
+        installed = environment.pyspark(environ)
     except HopyardError as error:
         return [Finding("spark", False, str(error))]
     found = [Finding("spark", True, f"{installed.version}, {installed.home}")]

@@ -28,7 +28,8 @@ from keras_nets import (
 )
 
 from hopyard.errors import SpecError
-from hopyard.frameworks.keras import metrics as keras_sums
+from hopyard.frameworks.keras import model as keras_model
+from hopyard.frameworks.keras.metrics import is_mean
 from hopyard.frameworks.keras.model import Model
 from hopyard.spec import Sums
 from hopyard.training.steps import gather
@@ -453,7 +454,7 @@ def test_a_model_that_draws_in_inference_may_have_any_metric() -> None:
 
 
 def test_the_check_leaves_the_generators_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_sums, "check", lambda *holdings: None)
+    monkeypatch.setattr(keras_model, "check_additive", lambda *holdings: None)
     one, two = made(noisy), made(noisy)  # type: ignore[arg-type,type-var]
     two._checked = True
     for each in (one, two):
@@ -462,11 +463,11 @@ def test_the_check_leaves_the_generators_as_they_are(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_a_mean() -> None:
-    assert keras_sums.is_mean(metrics.Mean())
-    assert keras_sums.is_mean(metrics.SparseCategoricalAccuracy())
-    assert not keras_sums.is_mean(metrics.RootMeanSquaredError())
-    assert not keras_sums.is_mean(metrics.Sum())
-    assert not keras_sums.is_mean(metrics.AUC())
+    assert is_mean(metrics.Mean())
+    assert is_mean(metrics.SparseCategoricalAccuracy())
+    assert not is_mean(metrics.RootMeanSquaredError())
+    assert not is_mean(metrics.Sum())
+    assert not is_mean(metrics.AUC())
 
 
 def test_a_metric_may_have_no_variables() -> None:

@@ -1,4 +1,4 @@
-"""Rows, parts and batches as Keras' loops take them: NumPy in, NumPy out."""
+"""RowBatches, parts and batches as Keras' loops take them: NumPy in, NumPy out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionFeed
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import rows as keras_rows
-from hopyard.frameworks.keras.rows import One, Pace, Part, Rows, each, leaves, weigh
+from hopyard.frameworks.keras.rows import Pace, Part, RowBatches, SingleBatch, leaves, map_arrays, weigh
 from hopyard.ports import Feed
 from hopyard.spec import Batch
 
@@ -53,7 +53,7 @@ def test_parts_and_batches_are_those_of_the_feed(
 ) -> None:
     monkeypatch.setattr(keras_rows, "PART_BYTES", part_bytes)
     feed = PartitionFeed(columns(count, weighted), size, shuffle)
-    rows = Rows(feed, as_is, None)
+    rows = RowBatches(feed, as_is, None)
     parts = list(rows.parts())
     assert [numbers for part in parts for numbers in taken(part)] == wanted(feed)
     assert [numbers for part in rows.batch_by_batch() for numbers in taken(part)] == wanted(feed)
@@ -71,20 +71,20 @@ def test_calls_grow_until_they_take_about_ten_seconds() -> None:
     seen = []
     for _ in range(8):
         seen.append(pace.batches)
-        pace.took(pace.batches, 3.0 * (pace.batches == 1) + pace.batches * 0.01)  # the first one compiles
+        pace.record(pace.batches, 3.0 * (pace.batches == 1) + pace.batches * 0.01)  # the first one compiles
     assert seen == [1, 3, 24, 192, 1000, 1000, 1000, 1000]
-    pace.took(5, 0.05)  # the end of a partition tells nothing new
+    pace.record(5, 0.05)  # the end of a partition tells nothing new
     assert pace.batches == 1000
-    pace.took(1000, 100.0)
+    pace.record(1000, 100.0)
     assert pace.batches == 100
-    pace.took(1, 60.0)
+    pace.record(1, 60.0)
     assert pace.batches == 1
 
 
 def test_no_part_is_larger_than_allowed_but_for_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_rows, "PART_BYTES", 1000)
     feed = PartitionFeed(columns(500), 8, 1)
-    parts = list(Rows(feed, as_is, None).parts())
+    parts = list(RowBatches(feed, as_is, None).parts())
     sizes = [sum(array.nbytes for array in leaves(part.data)) for part in parts]
     one_batch = 8 * (12 + 4 + 8)
     assert sum(sizes) == 500 * 24
@@ -95,7 +95,7 @@ def test_the_form_of_the_data() -> None:
     x, y, weights = np.zeros((6, 2), np.float32), np.zeros(6), np.ones(6, np.float32)
 
     def form(*given: Any) -> list[Any]:
-        return [None if part is None else part.shape for part in Rows(feed_of(*given), as_is, None).data]
+        return [None if part is None else part.shape for part in RowBatches(feed_of(*given), as_is, None).data]
 
     assert form(x, y, None) == [(6, 2), (6,)]
     assert form(x, None, None) == [(6, 2)]
@@ -109,7 +109,7 @@ def feed_of(x: Any, y: Any, weights: Any) -> Any:
 
 def test_inputs_and_labels_come_arranged() -> None:
     feed = PartitionFeed(columns(6), 4)
-    rows = Rows(feed, lambda x, y: ((x["b"], x["a"]), y["y"]), {2: 5.0})
+    rows = RowBatches(feed, lambda x, y: ((x["b"], x["a"]), y["y"]), {2: 5.0})
     (b, a), y, weights = rows.data
     assert (b.shape, a.shape, y.shape) == ((6,), (6, 3), (6,))
     assert weights.tolist() == [1, 1, 5, 1, 1, 1]
@@ -117,19 +117,19 @@ def test_inputs_and_labels_come_arranged() -> None:
 
 
 def test_the_example_is_a_batch() -> None:
-    rows = Rows(PartitionFeed(columns(9, True), 4, 1), as_is, None)
+    rows = RowBatches(PartitionFeed(columns(9, True), 4, 1), as_is, None)
     x, y, weights = rows.example()
     assert {name: array.shape for name, array in x.items()} == {"a": (4, 3), "b": (4,)}
     assert y["y"].shape == weights.shape == (4,)
-    assert Rows(PartitionFeed(columns(1), 4), as_is, None).example()[0]["b"].shape == (1,)
+    assert RowBatches(PartitionFeed(columns(1), 4), as_is, None).example()[0]["b"].shape == (1,)
 
 
 def test_a_batch_is_a_feed_of_one() -> None:
     x, y = np.arange(10, dtype=np.float32).reshape(5, 2), np.arange(5)
-    one = One(Batch(x, y, None, 5, seed=4))
+    one = SingleBatch(Batch(x, y, None, 5, seed=4))
     assert (one.rows, one.sizes, one.order, one.seed) == (5, [5], None, 4)
     assert [batch.rows for batch in one] == [5]
-    (part,) = Rows(one, as_is, None).parts()
+    (part,) = RowBatches(one, as_is, None).parts()
     assert part.data[0] is x
     assert part.order.tolist() == [0, 1, 2, 3, 4]
     assert part.ends.tolist() == [5]
@@ -181,6 +181,6 @@ def test_leaves_and_each_see_every_array() -> None:
     assert [len(leaf) for leaf in leaves(data)] == [1, 2, 3]
     assert leaves(None) == []
     assert leaves(a)[0] is a
-    assert each(len, data) == ({"a": 1, "b": 2}, None, (3,))
-    assert each(len, None) is None
-    assert each(len, a) == 1
+    assert map_arrays(len, data) == ({"a": 1, "b": 2}, None, (3,))
+    assert map_arrays(len, None) is None
+    assert map_arrays(len, a) == 1

@@ -32,8 +32,8 @@ from keras_nets import (
 
 import hopyard as hy
 from hopyard.errors import SpecError
-from hopyard.frameworks.keras import state as keras_state
 from hopyard.frameworks.keras.model import Model
+from hopyard.frameworks.keras.state import reseed_variables, seed_variables
 from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import Leaf
@@ -194,15 +194,15 @@ def test_seeds_of_generators_are_numbers_of_their_own() -> None:
         return with_loss(keras.Sequential([keras.Input((WIDTH,)), *drawing, layers.Dense(CLASSES)]))
 
     trainable = model(three)
-    found = keras_state.seeds(trainable.model)
+    found = seed_variables(trainable.model)
     assert len(found) == 3
-    keras_state.reseed(found, 7)
+    reseed_variables(found, 7)
     first = [tuple(np.asarray(variable.value)) for variable in found]
     assert len(set(first)) == 3
     assert all(number >= 0 and count == 0 for number, count in first)
-    keras_state.reseed(found, 8)
+    reseed_variables(found, 8)
     assert not set(first) & {tuple(np.asarray(variable.value)) for variable in found}
-    keras_state.reseed(found, 7)
+    reseed_variables(found, 7)
     assert [tuple(np.asarray(variable.value)) for variable in found] == first
 
 

@@ -7,10 +7,7 @@ trials failed, 4 no resources, 130 Ctrl-C, 143 TERM. Everything is imported when
 
 import typer
 
-from hopyard.cli import clean as cleaning
-from hopyard.cli import diagnose as checking
-from hopyard.cli import inspect as reading
-from hopyard.cli import runs as training
+from hopyard.cli import clean, diagnose, inspect, runs
 
 app = typer.Typer(
     name="hopyard",
@@ -19,16 +16,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(training.run)
-app.command()(training.demo)
-app.command()(training.resume)
-app.command()(training.replay)
-app.command("ls")(reading.list_runs)
-app.command()(reading.show)
-app.command()(reading.logs)
-app.command()(cleaning.clean)
-app.command()(checking.sim)
-app.command()(checking.doctor)
+app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(runs.run)
+app.command()(runs.demo)
+app.command()(runs.resume)
+app.command()(runs.replay)
+app.command("ls")(inspect.list_runs)
+app.command()(inspect.show)
+app.command()(inspect.logs)
+app.command()(clean.clean)
+app.command()(diagnose.sim)
+app.command()(diagnose.doctor)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from hopyard.agent.programs.session import TaskSession
 from hopyard.checks import escaped
 from hopyard.core.programs.events import Begin, Ended, Running
 from hopyard.core.programs.messages import Host
-from hopyard.frameworks.keras import strategies as keras3
+from hopyard.frameworks.keras import strategies
 from hopyard.system.network import interface_of
 
 EXIT_SECONDS = 5.0
@@ -187,8 +187,8 @@ def explained(error: BaseException) -> str:
     except Exception as odd:  # noqa: BLE001 - the user's own __str__
         words = f"{type(error).__name__} (its text cannot be had: {type(odd).__name__})"
     words = plain(words)
-    if keras3.failed_by_it(error, words):
-        words += ". " + keras3.SENTENCE
+    if strategies.failed_by_it(error, words):
+        words += ". " + strategies.SENTENCE
     return words
 
 

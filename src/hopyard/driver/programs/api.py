@@ -27,7 +27,7 @@ from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.program import Program
 from hopyard.engines.local import Local
 from hopyard.errors import RunDirectoryError, SpecError
-from hopyard.frameworks.keras import strategies as keras3
+from hopyard.frameworks.keras import strategies
 from hopyard.ports import Engine
 from hopyard.spec import Timeouts, plain_seconds
 from hopyard.store.journal import retire, sweep_temporary
@@ -126,8 +126,8 @@ def launch(
         raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
     timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
     chosen = _engine(engine, spec)
-    if keras3.foreseen(Path(str(main)) if script else main, {**getattr(chosen, "env", {}), **environment}):
-        log.warning("%s: %s", spec.name, keras3.SENTENCE)
+    if strategies.foreseen(Path(str(main)) if script else main, {**getattr(chosen, "env", {}), **environment}):
+        log.warning("%s: %s", spec.name, strategies.SENTENCE)
     if tensorboard is not False and chosen.name == "local" and importlib.util.find_spec("tensorboard") is None:
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
     spec = fitted(spec, chosen.workers)

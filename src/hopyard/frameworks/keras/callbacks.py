@@ -64,7 +64,7 @@ class Hooks:
             callback.set_model(model)
         self._model = model
         watched = any(_overridden(callback, name) for callback in self._callbacks for name in _BATCH)
-        self.around: Callable[[Callable[[], Any]], None] | None = self._around if watched else None
+        self.batch_hook: Callable[[Callable[[], Any]], None] | None = self._between_hooks if watched else None
         """Runs one step between the hooks of a batch; None when nobody watches batches."""
 
     def __bool__(self) -> bool:
@@ -90,7 +90,7 @@ class Hooks:
             self._call("on_epoch_end", self._epoch)
             self._epoch, self._begun = self._epoch + 1, False
 
-    def _around(self, step: Callable[[], Any]) -> None:
+    def _between_hooks(self, step: Callable[[], Any]) -> None:
         self._call("on_train_batch_begin", self._batch)
         step()
         logs = {name: float(on_host(value)) for name, value in self._results().items()}

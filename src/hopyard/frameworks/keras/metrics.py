@@ -18,17 +18,17 @@ from hopyard.frameworks.tree import on_host
 from hopyard.spec import Sums
 
 
-def named(model: keras.Model) -> dict[str, keras.Metric]:
+def metrics_by_name(model: keras.Model) -> dict[str, keras.Metric]:
     """Metric name, as `model.evaluate` has it → the metric. The model must have seen (or been told of) a batch."""
-    found: dict[str, keras.Metric] = {}
+    metrics: dict[str, keras.Metric] = {}
     for metric in model.metrics:
         inner = getattr(metric, "metrics", None)
         if isinstance(inner, list):  # those given to `compile`, which Keras names by output when there are several
             names = metric.result() if inner else {}
-            found |= dict(zip(names, inner, strict=True))
+            metrics |= dict(zip(names, inner, strict=True))
         else:  # the last of a name, as Keras does: it may be that of a step that keeps its loss itself
-            found[metric.name] = metric
-    return found
+            metrics[metric.name] = metric
+    return metrics
 
 
 def is_mean(metric: keras.Metric) -> bool:
@@ -41,10 +41,10 @@ def is_additive(metric: keras.Metric) -> bool:
     return is_mean(metric) and type(metric).update_state.__module__.startswith("keras.")
 
 
-def read(found: dict[str, keras.Metric], host: Callable[[Any], Any], rows: float) -> Sums:
+def read_sums(metrics: dict[str, keras.Metric], host: Callable[[Any], Any], rows: float) -> Sums:
     """What the metrics hold: name → (sum, rows); where it is more than a mean, all variables as one additive array."""
     sums: Sums = {}
-    for name, metric in found.items():
+    for name, metric in metrics.items():
         if is_mean(metric):
             sums[name] = float(host(metric.total)), float(host(metric.count))
         else:
@@ -53,7 +53,7 @@ def read(found: dict[str, keras.Metric], host: Callable[[Any], Any], rows: float
     return sums
 
 
-def result(metric: keras.Metric, total: Any, rows: float) -> float:
+def metric_result(metric: keras.Metric, total: Any, rows: float) -> float:
     """The metric's value from its sum over all rows."""
     if not isinstance(total, (list, np.ndarray)):
         return total / rows if rows else float("nan")
@@ -62,33 +62,35 @@ def result(metric: keras.Metric, total: Any, rows: float) -> float:
         size = int(np.prod(variable.shape))
         variable.assign(flat[start : start + size].reshape(tuple(variable.shape)).astype(variable.dtype))
         start += size
-    value = _one(metric)
+    value = _number(metric)
     metric.reset_state()
     return value
 
 
-def holdings(found: dict[str, keras.Metric], host: Callable[[Any], Any]) -> dict[str, list[Any]]:
+def variables_of(metrics: dict[str, keras.Metric], host: Callable[[Any], Any]) -> dict[str, list[Any]]:
     """What the metrics' variables hold, as copies."""
     return {
         name: [np.asarray(host(variable), np.float64).copy() for variable in metric.variables]
-        for name, metric in found.items()
+        for name, metric in metrics.items()
     }
 
 
-def check(found: dict[str, keras.Metric], one: dict[str, Any], two: dict[str, Any], both: dict[str, Any]) -> None:
+def check_additive(
+    metrics: dict[str, keras.Metric], one: dict[str, Any], two: dict[str, Any], both: dict[str, Any]
+) -> None:
     """Whether metrics that saw two batches one after the other hold the sum of what they hold after each alone.
 
     Args:
-        found: the metrics.
-        one: their holdings after the first batch.
+        metrics: the metrics.
+        one: their variables after the first batch.
         two: after the second.
         both: after the first and then the second.
 
     Raises:
         SpecError: a metric gives more than one number, or cannot be put together from partitions.
     """
-    for name, metric in found.items():
-        _one(metric)
+    for name, metric in metrics.items():
+        _number(metric)
         near = 1e-4 if metric.dtype in ("float32", "float64") else 1e-2  # a moving average may move by 0.1% a batch
         for first, second, together in zip(one[name], two[name], both[name], strict=True):
             scale = np.abs(np.concatenate([first.ravel(), second.ravel()]))
@@ -101,7 +103,7 @@ def check(found: dict[str, keras.Metric], one: dict[str, Any], two: dict[str, An
                 )
 
 
-def _one(metric: keras.Metric) -> float:
+def _number(metric: keras.Metric) -> float:
     value = metric.result()
     if isinstance(value, dict) or np.size(on_host(value)) != 1:
         raise SpecError(

@@ -17,13 +17,20 @@ import numpy as np
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import internals
-from hopyard.frameworks.keras import metrics as keras_sums
-from hopyard.frameworks.keras import settings as keras_settings
-from hopyard.frameworks.keras import state as keras_state
 from hopyard.frameworks.keras.callbacks import Hooks
 from hopyard.frameworks.keras.checks import SINGLE, Info, arrange, label_fault, misfit, zeros
-from hopyard.frameworks.keras.rows import One, Rows
+from hopyard.frameworks.keras.metrics import (
+    check_additive,
+    is_additive,
+    metric_result,
+    metrics_by_name,
+    read_sums,
+    variables_of,
+)
+from hopyard.frameworks.keras.rows import RowBatches, SingleBatch
+from hopyard.frameworks.keras.settings import apply_settings, global_settings
 from hopyard.frameworks.keras.sharing import sharing_key
+from hopyard.frameworks.keras.state import load_state, reseed_variables, seed_variables, state_of
 from hopyard.ports import Feed
 from hopyard.spec import Batch, Sums, Values
 
@@ -60,7 +67,7 @@ class Model:
     ) -> None:
         for fault in _faults(model, class_weight):
             raise SpecError(f"hopyard.keras.Model: {fault}")
-        self._settings = keras_settings.settings()
+        self._settings = global_settings()
         self.model = model
         self.batch_size: int | None = batch_size
         self.class_weight = None if class_weight is None else dict(class_weight)
@@ -125,7 +132,7 @@ class Model:
                 "the model has no variables yet, because it has seen no data: give it a keras.Input, or train on a "
                 "batch first"
             )
-        tree = keras_state.take(self.model, self._host, self._buffers(self.model))
+        tree = state_of(self.model, self._host, self._buffers(self.model))
         return tree | {"epoch": self._hooks.state()} if self._hooks else tree
 
     def load(self, tree: Any) -> None:
@@ -138,28 +145,28 @@ class Model:
             raise SpecError(
                 "the State is of a model without callbacks: the recipe must build the same for the same config"
             )
-        keras_state.put(self.model, tree, self._buffers(self.model))
+        load_state(self.model, tree, self._buffers(self.model))
         if self._hooks:
             self._hooks.load(tree["epoch"])
 
     def train_partition(self, feed: Feed) -> Sums:
         """Train over a partition; sums of loss and metrics as seen while training."""
-        rows = Rows(feed, self._arrange, self.class_weight)
+        rows = RowBatches(feed, self._arrange, self.class_weight)
         self._ready(rows)
         if feed.seed is not None:
-            keras_state.reseed(self._seeds, feed.seed)
+            reseed_variables(self._seeds, feed.seed)
         self._hooks.begin()
         self.model.reset_metrics()
-        self._loop.train(rows, self._hooks.around)
+        self._loop.train(rows, self._hooks.batch_hook)
         return self._read(rows.rows)
 
     def evaluate_partition(self, feed: Feed) -> Sums:
         """Loss and metrics over a partition; changes nothing."""
-        rows = Rows(feed, self._arrange, None)
+        rows = RowBatches(feed, self._arrange, None)
         self._ready(rows)
         before = [np.array(self._host(variable)) for variable in self._seeds]
         if feed.seed is not None:
-            keras_state.reseed(self._seeds, feed.seed)
+            reseed_variables(self._seeds, feed.seed)
         self.model.reset_metrics()
         self._loop.evaluate(rows)
         for variable, values in zip(self._seeds, before, strict=True):
@@ -168,7 +175,7 @@ class Model:
 
     def train(self, batch: Batch) -> Sums:
         """One step. The first one also checks that the metrics can be added up over partitions."""
-        sums = self.train_partition(One(batch))
+        sums = self.train_partition(SingleBatch(batch))
         if not self._checked and batch.rows > 1:
             self._checked = True
             if not any(rows for _, rows in sums.values()):
@@ -176,12 +183,12 @@ class Model:
                     "a train_step of your own keeps its loss in no metric, so nobody can know it: update a "
                     'keras.metrics.Mean(name="loss") of the model in it, as Keras\' guide to custom steps does'
                 )
-            self._check_metrics(Rows(One(batch), self._arrange, None))
+            self._check_metrics(RowBatches(SingleBatch(batch), self._arrange, None))
         return sums
 
     def evaluate(self, batch: Batch) -> Sums:
         """Loss and metrics of one batch; changes nothing."""
-        return self.evaluate_partition(One(batch))
+        return self.evaluate_partition(SingleBatch(batch))
 
     def predict(self, batch: Batch) -> Any:
         """Outputs as NumPy arrays, rows first; several as a dict by the names of the outputs."""
@@ -201,7 +208,7 @@ class Model:
             self._begin(self._zeros())
         if name not in self._metrics:
             raise SpecError(f"no metric {name!r}; the model has {', '.join(map(repr, self._metrics)) or 'none yet'}")
-        return keras_sums.result(self._metrics[name], total, rows)
+        return metric_result(self._metrics[name], total, rows)
 
     def label_fault(self, batch: Batch, low: float, high: float) -> str:
         """What is wrong with a label column of [low, high] for this model; "" when nothing is."""
@@ -218,16 +225,16 @@ class Model:
     def _built(self) -> bool:
         return bool(self.model.built) and all(layer.built for layer in internals.layers(self.model))
 
-    def _ready(self, rows: Rows) -> None:
-        keras_settings.apply(self._settings)  # a step is traced under those of its recipe
+    def _ready(self, rows: RowBatches) -> None:
+        apply_settings(self._settings)  # a step is traced under those of its recipe
         if self._loop is None:
             self._begin(rows.example())
 
     def _begin(self, example: Any) -> None:
         """Create what only a batch can: variables of metrics, of losses by output, and of a model without an Input."""
         self._build(example)
-        self._metrics = keras_sums.named(self.model)
-        self._seeds = keras_state.seeds(self.model)
+        self._metrics = metrics_by_name(self.model)
+        self._seeds = seed_variables(self.model)
         self._loop = self._new_loop(self.model)
 
     def _build(self, example: Any) -> None:
@@ -235,33 +242,31 @@ class Model:
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
 
-    def _check_metrics(self, rows: Rows) -> None:
+    def _check_metrics(self, rows: RowBatches) -> None:
         """Raises SpecError when a metric cannot be put together from partitions."""
-        if not (
-            tried := {name: metric for name, metric in self._metrics.items() if not keras_sums.is_additive(metric)}
-        ):
+        if not (tried := {name: metric for name, metric in self._metrics.items() if not is_additive(metric)}):
             return
         before = [np.array(self._host(variable)) for variable in self._seeds]
-        kept = []
+        variables = []
         for parts in ([0], [1], [0, 1]):
             self.model.reset_metrics()
             for part in parts:
                 self._loop.evaluate(rows.half(part))
-            kept.append(keras_sums.holdings(tried, self._host))
+            variables.append(variables_of(tried, self._host))
         drawn = [np.array(self._host(variable)) for variable in self._seeds]
         for variable, values in zip(self._seeds, before, strict=True):
             variable.assign(values)
         if not all(map(np.array_equal, before, drawn)):
             return  # it draws in inference too: halves cannot be compared
-        keras_sums.check(tried, *kept)
+        check_additive(tried, *variables)
 
     def _read(self, rows: float) -> Sums:
-        sums = keras_sums.read(self._metrics, self._host, rows)
+        sums = read_sums(self._metrics, self._host, rows)
         tracker = internals.loss_tracker(self.model)
         if (
             tracker is not None and sums.get("loss", (0.0, 0.0))[1] == 0
         ):  # one step keeps its loss itself, the other not
-            sums |= keras_sums.read({"loss": tracker}, self._host, rows)
+            sums |= read_sums({"loss": tracker}, self._host, rows)
         return sums
 
 

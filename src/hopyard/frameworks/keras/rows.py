@@ -43,7 +43,7 @@ class Pace:
     def __init__(self) -> None:
         self.batches = 1
 
-    def took(self, batches: int, seconds: float) -> None:
+    def record(self, batches: int, seconds: float) -> None:
         """A call went over so many batches."""
         wanted = max(1, int(CALL_SECONDS * batches / max(seconds, 1e-9)))
         if wanted < self.batches:
@@ -52,7 +52,7 @@ class Pace:
             self.batches = min(wanted, 8 * batches)
 
 
-class Rows:
+class RowBatches:
     """What is to be gone over.
 
     Args:
@@ -74,14 +74,14 @@ class Rows:
 
     def example(self) -> Data:
         """The data of the first rows, as many as a batch has."""
-        first: Data = each(lambda array: array[: int(self._ends[0])], self.data)
+        first: Data = map_arrays(lambda array: array[: int(self._ends[0])], self.data)
         return first
 
-    def half(self, which: int) -> Rows:
+    def half(self, which: int) -> RowBatches:
         """The first half of the rows, or the second, as one batch."""
         cut = slice(0, self.rows // 2) if which == 0 else slice(self.rows // 2, self.rows)
         made = copy.copy(self)
-        made.data = each(lambda array: array[cut], self.data)
+        made.data = map_arrays(lambda array: array[cut], self.data)
         made.rows = cut.stop - cut.start
         made._order, made._ends = None, np.asarray([made.rows], np.int64)
         return made
@@ -111,10 +111,10 @@ class Rows:
         start = int(self._ends[first - 1]) if first else 0
         ends = self._ends[first : first + count]
         index: Any = slice(start, int(ends[-1])) if self._order is None else self._order[start : ends[-1]]
-        return Part(each(lambda array: array[index], self.data), np.arange(ends[-1] - start), ends - start)
+        return Part(map_arrays(lambda array: array[index], self.data), np.arange(ends[-1] - start), ends - start)
 
 
-class One:
+class SingleBatch:
     """A Batch as a Feed of one batch."""
 
     order: Any = None
@@ -139,13 +139,13 @@ def leaves(data: Any) -> list[Any]:
     return [leaf for value in data for leaf in leaves(value)] if isinstance(data, tuple) else [data]
 
 
-def each(change: Any, data: Any) -> Any:
+def map_arrays(change: Any, data: Any) -> Any:
     """The structure with every array changed."""
     if data is None:
         return None
     if isinstance(data, dict):
-        return {name: each(change, value) for name, value in data.items()}
-    return tuple(each(change, value) for value in data) if isinstance(data, tuple) else change(data)
+        return {name: map_arrays(change, value) for name, value in data.items()}
+    return tuple(map_arrays(change, value) for value in data) if isinstance(data, tuple) else change(data)
 
 
 def weigh(targets: Any, weights: Any, class_weight: Mapping[int, float] | None) -> Any:

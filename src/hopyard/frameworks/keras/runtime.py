@@ -11,7 +11,7 @@ import numpy as np
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import internals
-from hopyard.frameworks.keras.settings import apply, settings
+from hopyard.frameworks.keras.settings import apply_settings, global_settings
 from hopyard.frameworks.tree import on_host
 from hopyard.ports import ModelFile, Runtime
 
@@ -38,8 +38,8 @@ def before_recipe(seed: int, named: bool) -> None:
     """Before a recipe is called: names count from one again (`auc`, not `auc_3`), the dtype policy and its like are as
     before the first recipe, unnamed randomness begins at `seed`."""
     if _Slate.settings is None:
-        _Slate.settings = settings()
-    apply(_Slate.settings)
+        _Slate.settings = global_settings()
+    apply_settings(_Slate.settings)
     internals.set_name_counts({})
     reseed(seed)
 
@@ -47,17 +47,17 @@ def before_recipe(seed: int, named: bool) -> None:
 def snapshot() -> Any:
     """What a run changes in this process."""
     generator = internals.existing_generator()
-    return settings(), internals.name_counts(), None if generator is None else np.array(on_host(generator.state))
+    return global_settings(), internals.name_counts(), None if generator is None else np.array(on_host(generator.state))
 
 
 def restore(before: Any) -> None:
     """Put it back."""
     if before is None:  # Keras came with the recipe
         if _Slate.settings is not None:
-            apply(_Slate.settings)
+            apply_settings(_Slate.settings)
         return
     wanted, counts, state = before
-    apply(wanted)
+    apply_settings(wanted)
     internals.set_name_counts(counts)
     if state is not None:
         _generator().state.assign(state)

@@ -23,7 +23,7 @@ SEED = "seed_generator_state"
 """Keras' name of the variable of a `SeedGenerator`."""
 
 
-def take(model: keras.Model, host: Callable[[Any], Any], buffers: Sequence[Any] = ()) -> dict[str, Any]:
+def state_of(model: keras.Model, host: Callable[[Any], Any], buffers: Sequence[Any] = ()) -> dict[str, Any]:
     """The State as arrays.
 
     Args:
@@ -34,12 +34,12 @@ def take(model: keras.Model, host: Callable[[Any], Any], buffers: Sequence[Any] 
     return {role: [lower_array(host(variable)) for variable in held] for role, held in _roles(model, buffers).items()}
 
 
-def put(model: keras.Model, tree: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
+def load_state(model: keras.Model, tree: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
     """Copy in.
 
     Args:
         model: into which.
-        tree: what `take` gave.
+        tree: what `state_of` gave.
         buffers: what else belongs to the State.
 
     Raises:
@@ -76,12 +76,12 @@ def _roles(model: keras.Model, buffers: Sequence[Any]) -> dict[str, Sequence[Any
     return held | {"buffers": buffers} if buffers else held
 
 
-def seeds(model: keras.Model) -> list[Any]:
+def seed_variables(model: keras.Model) -> list[Any]:
     """The variables of the model's seed generators."""
     return [variable for variable in model.variables if variable.name == SEED]
 
 
-def reseed(found: Sequence[Any], seed: int) -> None:
+def reseed_variables(variables: Sequence[Any], seed: int) -> None:
     """Start each seed generator anew, from a number of its own."""
-    for position, variable in enumerate(found):
+    for position, variable in enumerate(variables):
         variable.assign(np.array([keyed(seed, "keras", position) & 0x7FFFFFFF, 0], dtype=variable.dtype))

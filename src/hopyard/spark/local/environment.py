@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopyard.errors import ResourceError, UsageError
-from hopyard.spark.local import homes as folders
 from hopyard.spark.local import java
+from hopyard.spark.local.homes import java_home, spark_home
 
 LOOPBACK = "127.0.0.1"
 
@@ -88,7 +88,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
         )
     one = java.choose(java.look(environ, spark.number), spark.number)
     try:
-        home = folders.java_home(one)
+        home = java_home(one)
     except OSError as error:
         raise _unwritable(error) from error
     found = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable}
@@ -109,7 +109,7 @@ def alone(environ: Mapping[str, str]) -> dict[str, str]:
     found.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     if not environ.get("SPARK_HOME"):
         try:
-            found["SPARK_HOME"] = str(folders.spark_home(pyspark(environ).home))
+            found["SPARK_HOME"] = str(spark_home(pyspark(environ).home))
         except OSError as error:
             raise _unwritable(error) from error
     return found

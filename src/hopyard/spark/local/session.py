@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopyard.errors import ResourceError, SpecError
-from hopyard.spark.local import environment as launch
+from hopyard.spark.local import environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ def session(
         asked = {"spark.master": master} if (cores, executors) != (None, None) else {}
         _compare(active, {**asked, **(heap if memory != "1g" else {}), **settings})
         return active
-    variables = launch.alone(os.environ)
+    variables = environment.alone(os.environ)
     os.environ["PYSPARK_PYTHON"] = variables["PYSPARK_PYTHON"]
     given = {
         "spark.driver.host": variables["SPARK_LOCAL_IP"],

@@ -15,7 +15,7 @@ import jax
 import keras
 import numpy as np
 
-from hopyard.frameworks.keras.rows import Pace, Rows, leaves
+from hopyard.frameworks.keras.rows import Pace, RowBatches, leaves
 from hopyard.meter import Steps
 
 
@@ -47,7 +47,7 @@ class Loop:
             self._train = jax.jit(self._train, donate_argnums=0)
             self._test = jax.jit(self._test, donate_argnums=0)
 
-    def train(self, rows: Rows, each: Callable[[Any], Any] | None = None) -> None:
+    def train(self, rows: RowBatches, each: Callable[[Any], Any] | None = None) -> None:
         """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
         batch, when it is given, with the variables up to date before and after."""
         model = self._model
@@ -63,7 +63,7 @@ class Loop:
         for batch in rows.batches():
             each(partial(self._over, "train", self._train, groups, [batch]))
 
-    def evaluate(self, rows: Rows) -> None:
+    def evaluate(self, rows: RowBatches) -> None:
         """Loss and metrics over the rows, left in the variables of the metrics."""
         model = self._model
         groups = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
@@ -88,7 +88,7 @@ class Loop:
             if ahead >= self._pace.batches:
                 jax.block_until_ready(state)  # type: ignore[no-untyped-call]
                 now = time.perf_counter()
-                self._pace.took(ahead, now - begin)
+                self._pace.record(ahead, now - begin)
                 ahead, begin = 0, now
         for group, values in zip(groups, state, strict=True):
             for variable, value in zip(group, values, strict=True):

@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks.keras import internals
-from hopyard.frameworks.keras.rows import Pace, Part, Rows
-from hopyard.frameworks.keras.rows import each as over_leaves
+from hopyard.frameworks.keras.rows import Pace, Part, RowBatches, map_arrays
 from hopyard.meter import Steps
 
 _DRAWS = (
@@ -82,10 +81,10 @@ class Loop:
                     step(data, *order, _index(some), _index(ends[done - 1] if done else 0))
                 except tf.errors.OpError as error:
                     raise StepError(_plainly(error)) from None
-            pace.took(len(some), time.perf_counter() - begin)
+            pace.record(len(some), time.perf_counter() - begin)
             done += len(some)
 
-    def train(self, rows: Rows, each: Callable[[Any], Any] | None = None) -> None:
+    def train(self, rows: RowBatches, each: Callable[[Any], Any] | None = None) -> None:
         """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
         batch, when it is given; then a batch is a call."""
         if self._model.run_eagerly:
@@ -96,7 +95,7 @@ class Loop:
         for part in rows.batch_by_batch() if each is not None else rows.parts():
             self._around(each, partial(self._call, True, part))
 
-    def evaluate(self, rows: Rows) -> None:
+    def evaluate(self, rows: RowBatches) -> None:
         """Loss and metrics over the rows, left in the variables of the metrics."""
         if self._model.run_eagerly:
             for batch in rows.batches():
@@ -111,11 +110,11 @@ class Loop:
         call() if each is None else each(call)
 
     def _compiled(self, train: bool, data: Any) -> Callable[..., Any]:
-        form = over_leaves(lambda array: (array.shape[1:], array.dtype.str), data)
+        form = map_arrays(lambda array: (array.shape[1:], array.dtype.str), data)
         key = train, repr(form)
         found = self._steps.get(key)
         if found is None:
-            spec = over_leaves(lambda a: tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)), data)
+            spec = map_arrays(lambda a: tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)), data)
             index = tf.TensorSpec((None,), tf.int64)
             function = tf.function(self._train_unit if train else self._test_unit, autograph=False)
             start = tf.TensorSpec((), tf.int64)
@@ -133,7 +132,7 @@ class Loop:
         def body(batch: Any, start: Any) -> Any:
             end = ends[batch]
             index = order[start:end]
-            step(over_leaves(lambda column: tf.gather(column, index), data))
+            step(map_arrays(lambda column: tf.gather(column, index), data))
             return batch + 1, end
 
         return self._loop(body, ends, first)
@@ -143,7 +142,7 @@ class Loop:
 
         def body(batch: Any, start: Any) -> Any:
             end = ends[batch]
-            step(over_leaves(lambda column: column[start:end], data))
+            step(map_arrays(lambda column: column[start:end], data))
             return batch + 1, end
 
         return self._loop(body, ends, first)
@@ -197,9 +196,9 @@ def _plainly(error: Any) -> str:
 
 def _tensors(data: Any) -> Any:
     try:
-        return over_leaves(tf.convert_to_tensor, data)
+        return map_arrays(tf.convert_to_tensor, data)
     except (TypeError, ValueError) as error:
-        kinds = over_leaves(lambda array: str(array.dtype), data)
+        kinds = map_arrays(lambda array: str(array.dtype), data)
         raise SpecError(f"TensorFlow cannot take columns of dtypes {kinds}: {error}") from error
 
 

@@ -11,8 +11,7 @@ import keras
 import torch
 
 from hopyard.frameworks.keras import internals
-from hopyard.frameworks.keras.rows import Rows
-from hopyard.frameworks.keras.rows import each as over_leaves
+from hopyard.frameworks.keras.rows import RowBatches, map_arrays
 from hopyard.meter import Steps
 
 
@@ -68,7 +67,7 @@ class Loop:
         self.traces = 0
         self.nondeterminism: list[str] = []
 
-    def train(self, rows: Rows, each: Callable[[Any], Any] | None = None) -> None:
+    def train(self, rows: RowBatches, each: Callable[[Any], Any] | None = None) -> None:
         """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
         batch, when it is given."""
         self._model.train()
@@ -77,7 +76,7 @@ class Loop:
             with self._meter.step("train"):
                 call() if each is None else each(call)
 
-    def evaluate(self, rows: Rows) -> None:
+    def evaluate(self, rows: RowBatches) -> None:
         """Loss and metrics over the rows, left in the variables of the metrics."""
         self._model.eval()
         with torch.no_grad():
@@ -87,4 +86,4 @@ class Loop:
 
 
 def _tensors(data: Any) -> Any:
-    return over_leaves(keras.ops.convert_to_tensor, data)
+    return map_arrays(keras.ops.convert_to_tensor, data)
