@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from hopyard.data.columns import aligned
 from hopyard.data.dataset import Dataset
 from hopyard.data.partitions.cache import open_partition
-from hopyard.data.partitions.loader import PartitionFeed, sizes
+from hopyard.data.partitions.loader import PartitionLoader, sizes
 
 FEATURES = [f"f{i}" for i in range(20)]
 
@@ -71,7 +71,7 @@ def bare_later(parts: list[tuple[Any, Any]], batch: int) -> None:
 def later(manifest: Any, batch: int, epoch: int) -> None:
     for number in range(len(manifest.train)):
         columns = open_partition(manifest, "train", number)
-        for _ in PartitionFeed(columns, batch, shuffle=epoch * 100 + number):
+        for _ in PartitionLoader(columns, batch, shuffle=epoch * 100 + number):
             pass
 
 

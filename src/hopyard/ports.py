@@ -31,7 +31,7 @@ class Leaf:
     kind: str = "numpy"
 
 
-class Feed(Protocol):
+class PartitionBatches(Protocol):
     """The rows of one partition in a fixed order. Iterating gives Batches; iterating again gives the same.
 
     `columns` and `order` are for frameworks that run a whole partition in one compiled call: gather
@@ -82,9 +82,9 @@ class Trainable(Protocol):
 class SupportsWholePartition(Protocol):
     """Goes over a whole partition by itself, faster than batch by batch."""
 
-    def train_partition(self, feed: Feed) -> Sums: ...
+    def train_partition(self, batches: PartitionBatches) -> Sums: ...
 
-    def evaluate_partition(self, feed: Feed) -> Sums: ...
+    def evaluate_partition(self, batches: PartitionBatches) -> Sums: ...
 
 
 def goes_whole(trainable: Trainable) -> TypeGuard[SupportsWholePartition]:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from hopyard.data.columns import Columns
-from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.keras import runtime as keras_runtime
 from hopyard.frameworks.keras.checks import Info
@@ -86,7 +86,7 @@ def data(seed: int, count: int) -> tuple[Any, Any]:
 def feed_of(x: Any, y: Any, weights: Any = None, size: int = 8, shuffle: int | None = None, seed: Any = 0) -> Any:
     """The feed over arrays, or dicts of such."""
     some = next(iter(x.values())) if isinstance(x, dict) else x
-    return PartitionFeed(Columns(x, y, weights, len(some)), size, shuffle, seed)
+    return PartitionLoader(Columns(x, y, weights, len(some)), size, shuffle, seed)
 
 
 def feed(seed: int, count: int = 28, size: int = 8, shuffle: int | None = 1, draws: int | None = 0) -> Any:

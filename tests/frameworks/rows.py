@@ -19,7 +19,7 @@ def aligned(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray[A
 
 
 class Rows:
-    """A `ports.Feed` over given arrays."""
+    """A `ports.PartitionBatches` over given arrays."""
 
     def __init__(
         self, inputs: Any, targets: Any, size: int, seed: int | None = 0, weights: Any = None, poison: bool = True

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hopyard.data.columns import Columns
-from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import rows as keras_rows
 from hopyard.frameworks.keras.rows import Pace, Part, RowBatches, SingleBatch, leaves, map_arrays, weigh
-from hopyard.ports import Feed
+from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch
 
 
@@ -37,7 +37,7 @@ def taken(part: Part) -> list[list[int]]:
     return [part.data[0]["b"][rows].tolist() for rows in index]
 
 
-def wanted(feed: Feed) -> list[list[int]]:
+def wanted(feed: PartitionBatches) -> list[list[int]]:
     """The same, as the feed itself gives them."""
     return [batch.inputs["b"].tolist() for batch in feed]
 
@@ -52,7 +52,7 @@ def test_parts_and_batches_are_those_of_the_feed(
     monkeypatch: pytest.MonkeyPatch, count: int, size: int, shuffle: int | None, part_bytes: int, weighted: bool
 ) -> None:
     monkeypatch.setattr(keras_rows, "PART_BYTES", part_bytes)
-    feed = PartitionFeed(columns(count, weighted), size, shuffle)
+    feed = PartitionLoader(columns(count, weighted), size, shuffle)
     rows = RowBatches(feed, as_is, None)
     parts = list(rows.parts())
     assert [numbers for part in parts for numbers in taken(part)] == wanted(feed)
@@ -83,7 +83,7 @@ def test_calls_grow_until_they_take_about_ten_seconds() -> None:
 
 def test_no_part_is_larger_than_allowed_but_for_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_rows, "PART_BYTES", 1000)
-    feed = PartitionFeed(columns(500), 8, 1)
+    feed = PartitionLoader(columns(500), 8, 1)
     parts = list(RowBatches(feed, as_is, None).parts())
     sizes = [sum(array.nbytes for array in leaves(part.data)) for part in parts]
     one_batch = 8 * (12 + 4 + 8)
@@ -104,11 +104,11 @@ def test_the_form_of_the_data() -> None:
 
 
 def feed_of(x: Any, y: Any, weights: Any) -> Any:
-    return PartitionFeed(Columns(x, y, weights, len(x)), 4)
+    return PartitionLoader(Columns(x, y, weights, len(x)), 4)
 
 
 def test_inputs_and_labels_come_arranged() -> None:
-    feed = PartitionFeed(columns(6), 4)
+    feed = PartitionLoader(columns(6), 4)
     rows = RowBatches(feed, lambda x, y: ((x["b"], x["a"]), y["y"]), {2: 5.0})
     (b, a), y, weights = rows.data
     assert (b.shape, a.shape, y.shape) == ((6,), (6, 3), (6,))
@@ -117,11 +117,11 @@ def test_inputs_and_labels_come_arranged() -> None:
 
 
 def test_the_example_is_a_batch() -> None:
-    rows = RowBatches(PartitionFeed(columns(9, True), 4, 1), as_is, None)
+    rows = RowBatches(PartitionLoader(columns(9, True), 4, 1), as_is, None)
     x, y, weights = rows.example()
     assert {name: array.shape for name, array in x.items()} == {"a": (4, 3), "b": (4,)}
     assert y["y"].shape == weights.shape == (4,)
-    assert RowBatches(PartitionFeed(columns(1), 4), as_is, None).example()[0]["b"].shape == (1,)
+    assert RowBatches(PartitionLoader(columns(1), 4), as_is, None).example()[0]["b"].shape == (1,)
 
 
 def test_a_batch_is_a_feed_of_one() -> None:

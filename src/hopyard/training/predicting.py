@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hopyard.data.columns import Columns
-from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import DataError, HopyardError
 from hopyard.formats.arrow import Array
 from hopyard.ports import SupportsPredict
@@ -34,7 +34,7 @@ def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_
         HopyardError: the model gives more or fewer answers than it was given rows.
         DataError: rows were dropped, and answers are of a type that has no NaN.
     """
-    parts = [trainable.predict(batch) for batch in PartitionFeed(columns, batch_size)]
+    parts = [trainable.predict(batch) for batch in PartitionLoader(columns, batch_size)]
     if not parts:  # all rows were dropped: one of zeros tells shapes and types
         parts = [_each(trainable.predict(_zeros(columns)), lambda array: array[:0])]
     whole = (

@@ -9,7 +9,7 @@ from typing import Any
 from hopyard import meter
 from hopyard.errors import HopyardError, SpecError
 from hopyard.meter import Steps
-from hopyard.ports import Feed, goes_whole
+from hopyard.ports import PartitionBatches, goes_whole
 from hopyard.spec import Batch, Sums
 from hopyard.training.build import Built
 
@@ -21,35 +21,35 @@ class NotFinite(HopyardError):
     """The loss is NaN or infinite."""
 
 
-class _Counted:
-    """A feed whose batches count as progress of the model that iterates over it."""
+class _CountedBatches:
+    """A partition whose batches count as progress of the model that iterates over them."""
 
-    def __init__(self, feed: Feed, steps: Steps, phase: str) -> None:
+    def __init__(self, batches: PartitionBatches, steps: Steps, phase: str) -> None:
         self.rows, self.sizes, self.columns, self.order, self.seed = (
-            feed.rows,
-            feed.sizes,
-            feed.columns,
-            feed.order,
-            feed.seed,
+            batches.rows,
+            batches.sizes,
+            batches.columns,
+            batches.order,
+            batches.seed,
         )
-        self._feed, self._steps, self._phase = feed, steps, phase
+        self._batches, self._steps, self._phase = batches, steps, phase
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._steps.over(self._feed, self._phase)
+        return self._steps.over(self._batches, self._phase)
 
 
-def over(built: Built, feed: Feed, train: bool) -> Sums:
+def over(built: Built, batches: PartitionBatches, train: bool) -> Sums:
     """Go over a partition: the model's own way if it has one, else batch by batch.
 
     Sums of several batches are added exactly (`math.fsum`), so their order does not matter.
     """
     phase = "train" if train else "validate"
     meter.enter(phase)
-    trainable, feed = built.trainable, _Counted(feed, built.steps, phase)
+    trainable, batches = built.trainable, _CountedBatches(batches, built.steps, phase)
     if goes_whole(trainable):
-        return trainable.train_partition(feed) if train else trainable.evaluate_partition(feed)
+        return trainable.train_partition(batches) if train else trainable.evaluate_partition(batches)
     step = trainable.train if train else trainable.evaluate
-    return gather(step(batch) for batch in feed)
+    return gather(step(batch) for batch in batches)
 
 
 def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:

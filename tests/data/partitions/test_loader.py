@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hopyard.data.columns import Columns, aligned, is_aligned
 from hopyard.data.dataset import Dataset
 from hopyard.data.partitions.cache import open_partition
-from hopyard.data.partitions.loader import PartitionFeed, sizes
+from hopyard.data.partitions.loader import PartitionLoader, sizes
 from hopyard.errors import SpecError
 
 
@@ -39,7 +39,7 @@ def test_a_last_batch_of_one_joins_the_one_before() -> None:
 @given(st.integers(1, 200), st.integers(1, 70), st.none() | st.integers(0, 2**62))
 def test_batches_are_the_rows_in_order(rows: int, batch: int, shuffle: int | None) -> None:
     data = columns(rows)
-    feed = PartitionFeed(data, batch, shuffle, seed=5)
+    feed = PartitionLoader(data, batch, shuffle, seed=5)
     for _ in range(2):  # iterating again gives the same
         got: list[Any] = []
         for part in feed:
@@ -55,14 +55,14 @@ def test_batches_are_the_rows_in_order(rows: int, batch: int, shuffle: int | Non
 
 
 def test_the_order_depends_on_the_seed_only() -> None:
-    assert not np.array_equal(PartitionFeed(columns(50), 8, 1).order, PartitionFeed(columns(50), 8, 2).order)
-    assert np.array_equal(PartitionFeed(columns(50), 8, 1).order, PartitionFeed(columns(50), 16, 1).order)
+    assert not np.array_equal(PartitionLoader(columns(50), 8, 1).order, PartitionLoader(columns(50), 8, 2).order)
+    assert np.array_equal(PartitionLoader(columns(50), 8, 1).order, PartitionLoader(columns(50), 16, 1).order)
 
 
 def test_changing_a_batch_changes_no_data() -> None:
     data = columns(10)
     for shuffle in (None, 3):
-        for batch in PartitionFeed(data, 4, shuffle):
+        for batch in PartitionLoader(data, 4, shuffle):
             batch.inputs["x"][...] = -1
             batch.targets += 1
     assert np.array_equal(data.targets, np.arange(10))
@@ -70,16 +70,16 @@ def test_changing_a_batch_changes_no_data() -> None:
 
 
 def test_without_targets_and_weights() -> None:
-    (batch,) = PartitionFeed(Columns(np.zeros((3, 2)), None, None, 3), 8, 0)
+    (batch,) = PartitionLoader(Columns(np.zeros((3, 2)), None, None, 3), 8, 0)
     assert batch.targets is None
     assert batch.weights is None
-    assert list(PartitionFeed(Columns(np.zeros((0, 2)), None, None, 0), 8, 0)) == []
+    assert list(PartitionLoader(Columns(np.zeros((0, 2)), None, None, 0), 8, 0)) == []
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.0, True, "8", None])
 def test_bad_batch_size(batch_size: Any) -> None:
     with pytest.raises(SpecError, match="batch_size"):
-        PartitionFeed(columns(4), batch_size)
+        PartitionLoader(columns(4), batch_size)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "int64", "bool"])
@@ -91,7 +91,7 @@ def test_mapped_columns_are_aligned(cache: Path, dtype: str) -> None:
         for array in (data.inputs, data.targets, data.weights):
             assert is_aligned(array)
         assert data.inputs.dtype == dtype
-        for batch in PartitionFeed(data, 5, 1):
+        for batch in PartitionLoader(data, 5, 1):
             assert is_aligned(batch.inputs)
             assert is_aligned(batch.targets)
 
@@ -117,7 +117,7 @@ def test_taking_an_input_out_of_a_batch_changes_no_other(cache: Path) -> None:
     manifest = Dataset.numpy({"x": np.ones((8, 2)), "z": np.ones(8)}, np.ones(8), partitions=1).prepare(cache)
     for _ in range(2):
         data = open_partition(manifest, "train", 0)
-        for batch in PartitionFeed(data, 2, 1):
+        for batch in PartitionLoader(data, 2, 1):
             assert sorted(batch.inputs) == ["x", "z"]
             del batch.inputs["z"]
         del data.inputs["z"]

@@ -148,11 +148,11 @@ class ProgramContext:
 
     def _batches(self, data: Any, size: int) -> Iterator[Any]:
         from hopyard.data.partitions.cache import open_partition
-        from hopyard.data.partitions.loader import PartitionFeed
+        from hopyard.data.partitions.loader import PartitionLoader
 
         manifest = data.prepare()
         for partition in range(self.rank, len(manifest.train), self.world_size):
-            yield from PartitionFeed(open_partition(manifest, "train", partition), size)
+            yield from PartitionLoader(open_partition(manifest, "train", partition), size)
 
     def checkpoint(self, tree: Any, step: int) -> None:
         """Keep a tree of tensors, numbers and strings, so that a program that is started again can go on from it.

@@ -22,7 +22,7 @@ from hopyard.core.runs.events import Checked, Done, Durable, Failed
 from hopyard.core.runs.order import partition_seed, shuffle_seed, validation_seed
 from hopyard.data.columns import Columns
 from hopyard.data.partitions.cache import open_partition
-from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
@@ -125,8 +125,8 @@ class Worker:
             seed = partition_seed(spec.seed, unit.trial, unit.epoch, partition)
             shuffle = shuffle_seed(spec.seed, unit.trial, unit.epoch, partition)
             seed_all(seed)
-            feed = PartitionFeed(self._open("train", partition), built.batch_size, shuffle, seed)
-            sums = over(built, feed, train=True)
+            loader = PartitionLoader(self._open("train", partition), built.batch_size, shuffle, seed)
+            sums = over(built, loader, train=True)
             if spec.exact is True and (notes := _nondeterminism(built.trainable)):
                 raise SpecError(f"exact=True: {notes[0]}")
             finite(sums, f"trial {unit.trial}, epoch {unit.epoch + 1}, partition {partition}")
@@ -165,8 +165,8 @@ class Worker:
             start = time.perf_counter()
             seed = validation_seed(self._plan.spec.seed, unit.trial, unit.epoch, partition)
             seed_all(seed)
-            feed = PartitionFeed(self._open("validate", partition), built.batch_size, None, seed)
-            sums = over(built, feed, train=False)
+            loader = PartitionLoader(self._open("validate", partition), built.batch_size, None, seed)
+            sums = over(built, loader, train=False)
             parts.append(Part(partition, packed(sums), _seconds(start)))
         return [
             Done(
@@ -281,7 +281,7 @@ class Worker:
         )
 
     def _one(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
-        batch = next(iter(PartitionFeed(self._open(kind, 0), batch_size, None, 0)))
+        batch = next(iter(PartitionLoader(self._open(kind, 0), batch_size, None, 0)))
         if batch.weights is not None and not batch.weights.any():
             batch.weights[...] = 1  # rows that weigh nothing need not report anything; the batch is a copy
         return batch

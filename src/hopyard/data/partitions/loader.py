@@ -25,8 +25,8 @@ def sizes(rows: int, batch_size: int) -> list[int]:
     return cut
 
 
-class PartitionFeed:
-    """The rows of `columns` in the order that `shuffle` fixes; a `ports.Feed`.
+class PartitionLoader:
+    """The rows of `columns` in the order that `shuffle` fixes; a `ports.PartitionBatches`.
 
     Args:
         columns: from `cache.open_partition` or `data.apply.apply`.
@@ -35,7 +35,7 @@ class PartitionFeed:
         seed: what each Batch carries for whatever the model draws.
 
     Batches are always copies, also when rows are visited as stored: a model that changes its batch in place then
-    changes nothing that is seen again. The buffers belong to the feed: one iteration at a time.
+    changes nothing that is seen again. The buffers belong to the loader: one iteration at a time.
 
     Raises:
         SpecError: `batch_size` is not a whole number of at least 1.

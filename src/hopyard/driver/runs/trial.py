@@ -12,7 +12,7 @@ from hopyard.core.runs.records import TrialBook
 from hopyard.data.apply import apply
 from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
-from hopyard.data.partitions.loader import PartitionFeed
+from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.driver.runs.saved_model import save
 from hopyard.errors import DataError, HopyardError, SpecError, TrialFailed
 from hopyard.frameworks import framework_of, model_file
@@ -131,7 +131,7 @@ class Trial:
         if columns.targets is None and self._shelf().plan.manifest.targets:
             raise SpecError(f"evaluate: the data lacks the label ({', '.join(self._shelf().plan.manifest.targets)})")
         with undisturbed():
-            sums = over(built, PartitionFeed(columns, built.batch_size), train=False)
+            sums = over(built, PartitionLoader(columns, built.batch_size), train=False)
         loss, rows = sums.get("loss", (0.0, 1.0))
         if not isinstance(loss, list) and not (rows and math.isfinite(loss)):
             return dict.fromkeys(sums, math.nan)

@@ -31,7 +31,7 @@ from hopyard.frameworks.keras.rows import RowBatches, SingleBatch
 from hopyard.frameworks.keras.settings import apply_settings, global_settings
 from hopyard.frameworks.keras.sharing import sharing_key
 from hopyard.frameworks.keras.state import load_state, reseed_variables, seed_variables, state_of
-from hopyard.ports import Feed
+from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch, Sums, Values
 
 __all__ = ["Model"]
@@ -149,24 +149,24 @@ class Model:
         if self._hooks:
             self._hooks.load(tree["epoch"])
 
-    def train_partition(self, feed: Feed) -> Sums:
+    def train_partition(self, batches: PartitionBatches) -> Sums:
         """Train over a partition; sums of loss and metrics as seen while training."""
-        rows = RowBatches(feed, self._arrange, self.class_weight)
+        rows = RowBatches(batches, self._arrange, self.class_weight)
         self._ready(rows)
-        if feed.seed is not None:
-            reseed_variables(self._seeds, feed.seed)
+        if batches.seed is not None:
+            reseed_variables(self._seeds, batches.seed)
         self._hooks.begin()
         self.model.reset_metrics()
         self._loop.train(rows, self._hooks.batch_hook)
         return self._read(rows.rows)
 
-    def evaluate_partition(self, feed: Feed) -> Sums:
+    def evaluate_partition(self, batches: PartitionBatches) -> Sums:
         """Loss and metrics over a partition; changes nothing."""
-        rows = RowBatches(feed, self._arrange, None)
+        rows = RowBatches(batches, self._arrange, None)
         self._ready(rows)
         before = [np.array(self._host(variable)) for variable in self._seeds]
-        if feed.seed is not None:
-            reseed_variables(self._seeds, feed.seed)
+        if batches.seed is not None:
+            reseed_variables(self._seeds, batches.seed)
         self.model.reset_metrics()
         self._loop.evaluate(rows)
         for variable, values in zip(self._seeds, before, strict=True):

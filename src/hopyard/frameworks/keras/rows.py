@@ -1,4 +1,4 @@
-"""The rows of a feed as Keras' loops take them: x, y and weights, the order, and where batches end.
+"""The rows of a partition as Keras' loops take them: x, y and weights, the order, and where batches end.
 
 Knows no framework: NumPy in, NumPy out.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hopyard.errors import SpecError
-from hopyard.ports import Feed
+from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch
 
 PART_BYTES = 1 << 28
@@ -56,21 +56,24 @@ class RowBatches:
     """What is to be gone over.
 
     Args:
-        feed: the partition.
+        partition: its batches.
         arrange: inputs and targets in the form that the model wants.
         class_weight: class → weight of its rows, on top of the rows' own weights.
     """
 
     def __init__(
-        self, feed: Feed, arrange: Callable[[Any, Any], tuple[Any, Any]], class_weight: Mapping[int, float] | None
+        self,
+        partition: PartitionBatches,
+        arrange: Callable[[Any, Any], tuple[Any, Any]],
+        class_weight: Mapping[int, float] | None,
     ) -> None:
-        columns = feed.columns
+        columns = partition.columns
         x, y = arrange(columns.inputs, columns.targets)
         weights = weigh(y, columns.weights, class_weight)
         self.data: Data = (x, y, weights) if weights is not None else (x, y) if y is not None else (x,)
-        self.rows = feed.rows
-        self._order = feed.order
-        self._ends = np.cumsum(np.asarray(feed.sizes, np.int64))
+        self.rows = partition.rows
+        self._order = partition.order
+        self._ends = np.cumsum(np.asarray(partition.sizes, np.int64))
 
     def example(self) -> Data:
         """The data of the first rows, as many as a batch has."""
@@ -115,7 +118,7 @@ class RowBatches:
 
 
 class SingleBatch:
-    """A Batch as a Feed of one batch."""
+    """A Batch as a partition of one batch."""
 
     order: Any = None
 

@@ -156,7 +156,7 @@ class Tally:
         self._totals: dict[str, Any] = {}
 
     def add(self, loss: torch.Tensor, rows: float, outputs: Any, targets: Any, weights: torch.Tensor | None) -> None:
-        """One batch; `rows` is the sum of its weights if it has some. What the feed will overwrite is copied."""
+        """One batch; `rows` is the sum of its weights if it has some. What the loader will overwrite is copied."""
         self._losses.append(loss.detach())
         self._rows.append(rows)
         if not self._metrics:

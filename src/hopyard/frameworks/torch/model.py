@@ -20,7 +20,7 @@ from hopyard.frameworks.torch import state as torch_state
 from hopyard.frameworks.torch.checks import label_fault
 from hopyard.frameworks.torch.metrics import AUC, F1, Tally, accuracy
 from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
-from hopyard.ports import Feed
+from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch, Sums, Values
 
 __all__ = ["AUC", "F1", "Model", "accuracy"]
@@ -127,14 +127,14 @@ class Model:
             self._scaler.load_state_dict(tree["scaler"])
         self._generator = (None, None)
 
-    def train_partition(self, feed: Feed) -> Sums:
+    def train_partition(self, batches: PartitionBatches) -> Sums:
         """Train over a partition; sums of loss and metrics as seen while training."""
         self._generator = (None, None)
-        return self._train(feed)
+        return self._train(batches)
 
-    def evaluate_partition(self, feed: Feed) -> Sums:
+    def evaluate_partition(self, batches: PartitionBatches) -> Sums:
         """Loss and metrics over a partition; changes nothing."""
-        return self._evaluate(feed)
+        return self._evaluate(batches)
 
     def train(self, batch: Batch) -> Sums:
         """One step. Consecutive batches of one seed draw on from one generator."""
