@@ -541,16 +541,39 @@ def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors:
     assert gone([placed.supervisor, placed.agent], 2)
 
 
+def attended(supervisors: Supervisors, executor: int) -> tuple[threading.Thread, socket.socket]:
+    """A supervisor in a thread, which has an agent, and the task's end of its socket."""
+    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
+    task, its = socket.socketpair()
+    thread = threading.Thread(target=attend, args=(ticket, dial(ticket), its, [], executor))
+    supervisors.start(7)
+    thread.start()
+    until(lambda: supervisors.taken)
+    return thread, task
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_an_executor_that_takes_its_task_along_is_the_cause(
+    supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    monkeypatch.setattr("hopyard.engines.supervisor.CAUSE_SECONDS", 60.0)
+    if not watched:
+        monkeypatch.setattr("hopyard.engines.supervisor.watched", lambda pid: -1)
+    executor = subprocess.Popen(["sleep", "60"])
+    thread, task = attended(supervisors, executor.pid)
+    task.close()
+    executor.kill()
+    executor.wait()
+    assert until(supervisors.lost) == [(7, DIED["executor"])]
+    thread.join(2)
+    assert not thread.is_alive()
+
+
 def test_an_executor_that_cannot_be_watched(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has no descriptors of processes, they are looked at now and then."""
     monkeypatch.setattr("hopyard.engines.supervisor.watched", lambda pid: -1)
     executor = subprocess.Popen(["sleep", "60"])
-    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
-    task, its = socket.socketpair()
-    thread = threading.Thread(target=attend, args=(ticket, dial(ticket), its, [], executor.pid))
-    supervisors.start(7)
-    thread.start()
-    until(lambda: supervisors.taken)
+    thread, task = attended(supervisors, executor.pid)
     executor.kill()
     executor.wait()
     assert until(supervisors.lost) == [(7, DIED["executor"])]

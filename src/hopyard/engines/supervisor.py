@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,8 @@ UNREACHED = "cannot reach the driver"
 """In the message of an executor whose driver cannot be dialled."""
 BLOCK = 1 << 16
 """Bytes of an agent's output that go home at once."""
+CAUSE_SECONDS = 0.5
+"""In which an executor must end whose task ended, to be named as the cause."""
 POLL_SECONDS = 0.2
 """Between two looks at processes, where the system has no descriptors of them."""
 _PR_SET_PDEATHSIG = 1
@@ -191,7 +194,7 @@ class _Minder:
         self._ticket, self._line, self._task, self._gpus = ticket, line, task, gpus
         self._wait = selectors.DefaultSelector()
         self._wait.register(line, selectors.EVENT_READ, self._hear)
-        self._wait.register(task, selectors.EVENT_READ, lambda: self._leave("Spark task"))
+        self._wait.register(task, selectors.EVENT_READ, self._task_ended)
         self._executor, self._executor_ends = executor, watched(executor)
         if self._executor_ends >= 0:
             self._wait.register(self._executor_ends, selectors.EVENT_READ, lambda: self._leave("executor"))
@@ -225,6 +228,13 @@ class _Minder:
         if what and self._open:
             self._say({"why": f"its {what} on {socket.gethostname()} ended"})
         self._open = False
+
+    def _task_ended(self) -> None:
+        """An executor that dies takes its task along, whose end may be seen first: the executor is the cause then."""
+        patience = time.monotonic() + CAUSE_SECONDS
+        while not (gone := ended(self._executor)) and time.monotonic() < patience:
+            time.sleep(0.02)
+        self._leave("executor" if gone else "Spark task")
 
     def _aside(self) -> None:
         """Let the task go."""
