@@ -38,7 +38,7 @@ from hopyard import meter
 from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks import framework_of, seed_all
 from hopyard.frameworks.keras.model import Model
-from hopyard.frameworks.keras.rows import One
+from hopyard.frameworks.keras.rows import SingleBatch
 from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import (
@@ -598,7 +598,7 @@ def test_without_labels_and_without_a_loss() -> None:
     fitted.model.fit(x, batch_size=8, shuffle=False, verbose=0)
     assert bits(whole) == bits(fitted)
     assert whole.evaluate_partition(feed_of(x, None))["loss"][0] < sums["loss"][0]
-    assert whole.train(One(next(iter(feed_of(x, None)))).columns)["loss"][1] == 8.0
+    assert whole.train(SingleBatch(next(iter(feed_of(x, None)))).columns)["loss"][1] == 8.0
 
 
 # ------------------------------------------------------------------------------------------------ steps of users

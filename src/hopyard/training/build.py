@@ -180,18 +180,18 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
         arguments.append(Context(plan.device, _shapes(plan.manifest.inputs), plan.manifest.classes, seed, trial))
     names = named(recipe)
     while True:
-        present = runtimes()
+        before = imported()
         install(plan)
         seed_all(seed)
-        for framework, one in present.items():
-            one.before_recipe(seed, framework in names)
+        for framework in before:
+            runtime(framework).before_recipe(seed, framework in names)
         made = _called(recipe, arguments)
-        for one in present.values():
-            one.after_recipe()
-        if imported() == list(present):
+        for framework in before:
+            runtime(framework).after_recipe()
+        if imported() == before:
             break  # else it imported its framework itself, too late to be seeded: build once more
-    for one in present.values():
-        made = one.adopt(made)
+    for framework in before:
+        made = runtime(framework).adopt(made)
     missing = [name for name in NEEDED if not callable(getattr(made, name, None))]
     if missing:
         raise SpecError(_useless(made, missing))

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 def writes(text):
     time.sleep(0.3)
-    print(text, flush=True)
+    os.write(1, text.encode() + b" ")
 
-atexit.register(print, "registered", flush=True)
+atexit.register(os.write, 1, b"registered ")
 threading.Thread(target=writes, args=("thread",)).start()
 ThreadPoolExecutor(1).submit(writes, "pool")
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
