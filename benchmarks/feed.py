@@ -196,7 +196,7 @@ def frames(spark: Any, base: Any, options: Any, peer: Peer | None) -> bool:
         settle(data.mapInArrow(counted, "n long").collect)
         names = [f"rows-{n}" for n in range(options.repeats + 1)]
         roles, engine = {"worker": 2}, hy.Spark(spark, workers=2)
-        program = hy.launch(counts, names, roles=roles, engine=engine, lend=True, directory=place())
+        program = hy.launch(counts, names, roles=roles, engine=engine, release_cores=True, directory=place())
         following = iter(names)
 
         def ours(program: Any = program, data: Any = data, following: Any = following) -> float:

@@ -73,7 +73,7 @@ def launch(count=10, workers=2, engine=None, spark=None, directory=None):
         until="all",
         engine=engine,
         directory=directory,
-        lend=spark is not None,  # the stream's own tasks need cores, too
+        release_cores=spark is not None,  # the stream's own tasks need cores, too
     )
     with program:
         if spark is None:

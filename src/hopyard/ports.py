@@ -314,27 +314,31 @@ class Agents(Protocol):
         """ "cpu" or "cuda"."""
         ...
 
-    def release_cores(self, slots: Collection[int]) -> None:
-        """Give what these agents hold in the cluster's books back to it, while they go on: others need the room.
-        Returns when that is done; also for slots that come up later, until `reacquire_cores`. Blocks for tens of
-        milliseconds.
-
-        Raises:
-            ResourceError: the cluster did not take it back within 5 s; names the slots.
-        """
-        ...
-
-    def reacquire_cores(self) -> None:
-        """Ask to hold it again; returns at once, it comes when there is room."""
-        ...
-
     def close(self) -> None:
         """End all; nothing is left behind."""
         ...
 
 
+@runtime_checkable
+class ReleasesCores(Agents, Protocol):
+    """Agents that hold cores of a cluster, and can go on without holding them. May be asked by any thread."""
+
+    def release_cores(self, slots: Collection[int]) -> None:
+        """Give the cores of these agents back to the cluster, while they go on: others need the room. Returns when
+        that is done; also for slots that come up later, until `reacquire_cores`. Blocks for tens of milliseconds.
+
+        Raises:
+            ResourceError: the cluster did not take them back within 5 s; names the slots.
+        """
+        ...
+
+    def reacquire_cores(self) -> None:
+        """Ask to hold them again; returns at once, they come when there is room."""
+        ...
+
+
 class Engine(Protocol):
-    """Where agents run."""
+    """Where units run. Workers that are not this very process are agents, which an `AgentEngine` brings up."""
 
     @property
     def name(self) -> str:
@@ -352,8 +356,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def address(self) -> tuple[str, int]:
-        """(host by which its agents reach this process, port to listen on; 0: any that is free)."""
+    def env(self) -> Mapping[str, str]:
+        """More environment for its workers."""
         ...
 
     @property
@@ -363,7 +367,43 @@ class Engine(Protocol):
 
     @property
     def in_process(self) -> bool:
-        """Whether its agents are this very process, and share its memory."""
+        """Whether its only worker is this very process. Else it is an `AgentEngine`."""
         ...
 
-    def open(self, launch: LaunchInfo) -> Agents: ...
+
+class AgentEngine(Engine, Protocol):
+    """Where agents run, which are processes of their own."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host by which its agents reach this process, port to listen on; 0: any that is free)."""
+        ...
+
+    @property
+    def states_port(self) -> int:
+        """Port to listen on for those who store States through this process; 0: any that is free."""
+        ...
+
+    @property
+    def start_timeout(self) -> float:
+        """Seconds until there must be a slot for each task of a program, unless the program says otherwise."""
+        ...
+
+    @property
+    def driver_workers(self) -> int:
+        """How many of its slots, the last ones, are beside this process, though the others are in a cluster."""
+        ...
+
+    def open(self, launch: LaunchInfo) -> Agents:
+        """The agents, with nobody started yet."""
+        ...
+
+
+def is_engine(value: object) -> TypeGuard[Engine]:
+    """Whether a value of the user's is an engine, and not a class of one, or something else."""
+    return hasattr(value, "in_process") and not isinstance(value, type)
+
+
+def starts_agents(engine: Engine) -> TypeGuard[AgentEngine]:
+    """Whether its workers are processes of their own."""
+    return not engine.in_process

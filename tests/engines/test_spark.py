@@ -177,7 +177,7 @@ def test_no_slot_at_all(tmp_path: Path, spark: Any) -> None:
             assert time.monotonic() < end
             time.sleep(0.05)
         with pytest.raises(hy.ResourceError, match=r"Spark gave no slot within 1 seconds .*spark\.task\.cpus"):
-            select(tmp_path / "run", engine=hy.Spark(spark, workers=1, patience=1.0))
+            select(tmp_path / "run", engine=hy.Spark(spark, workers=1, start_timeout=1.0))
     finally:
         over.touch()
         job.join(60)
@@ -225,10 +225,10 @@ def test_a_port_of_its_own(tmp_path: Path, spark: Any, undisturbed: list[str]) -
 def test_a_pickle_of_it_leaves_the_session_behind(spark: Any) -> None:
     import cloudpickle
 
-    engine = hy.Spark(spark, workers=3, env={"A": "b"}, threads=2, host="here", port=7, patience=3.0)
+    engine = hy.Spark(spark, workers=3, env={"A": "b"}, threads=2, host="here", port=7, start_timeout=3.0)
     copy = cloudpickle.loads(dump(engine, "engine"))
     assert copy.session is None
-    assert (copy.workers, copy.env, copy.threads, copy.host, copy.port, copy.patience) == (
+    assert (copy.workers, copy.env, copy.threads, copy.host, copy.port, copy.start_timeout) == (
         3,
         {"A": "b"},
         2,
@@ -257,7 +257,7 @@ def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
         ({"workers": 1, "port": 65534}, r"Spark\(port=65534\): 0, or at most 65533"),
         ({"workers": 1, "host": ""}, r"Spark\(host=''\): a name or address"),
         ({"workers": 1, "env": {"A": 1}}, r"names and values are strings"),
-        ({"workers": 1, "patience": 0}, r"Spark\(patience=0\): seconds, more than 0"),
+        ({"workers": 1, "start_timeout": 0}, r"Spark\(start_timeout=0\): seconds, more than 0"),
     ],
 )
 def test_values_that_are_not_allowed(arguments: dict[str, Any], message: str) -> None:

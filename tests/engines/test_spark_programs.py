@@ -80,7 +80,7 @@ class TestItsLife:
         assert slots_are_free(spark)
 
     def test_parameter_servers_beside_the_driver_take_no_slot(self, spark: Any, tmp_path: Path) -> None:
-        engine = hy.Spark(spark, workers=4, here=2)
+        engine = hy.Spark(spark, workers=4, driver_workers=2)
         program = launch(spark, tmp_path, programs.serves, roles={"worker": 2, "ps": 2}, engine=engine, until="workers")
         assert program.wait(90) == "done"
         status = {(task["role"], task["index"]): task["status"] for task in program.status()["tasks"]}
@@ -102,7 +102,7 @@ class TestItsLife:
         [pytest.param(False, id="executors"), pytest.param(True, id="one beside the driver", marks=pytest.mark.slow)],
     )
     def test_one_that_takes_too_long_is_ended(self, spark: Any, tmp_path: Path, beside: bool) -> None:
-        engine = hy.Spark(spark, workers=3, here=1) if beside else hy.Spark(spark, workers=2)
+        engine = hy.Spark(spark, workers=3, driver_workers=1) if beside else hy.Spark(spark, workers=2)
         roles = {"worker": 2, "ps": 1} if beside else ROLES
         program = launch(spark, tmp_path, programs.idle, roles=roles, engine=engine, max_time=8.0, grace=0.5)
         with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=8 seconds"):
@@ -119,7 +119,7 @@ class TestItsLife:
         assert slots_are_free(spark)
 
     def test_fewer_slots_than_roles(self, spark: Any, tmp_path: Path) -> None:
-        engine = hy.Spark(spark, workers=3, patience=4.0)
+        engine = hy.Spark(spark, workers=3, start_timeout=4.0)
         program = launch(spark, tmp_path, roles={"worker": 3}, engine=engine)
         with pytest.raises(hy.ResourceError, match="need 3 processes, and after 4 seconds there were slots for 2"):
             program.wait(60)

@@ -15,7 +15,7 @@ import pytest
 import hopyard as hy
 from hopyard.engines.local import Processes
 from hopyard.errors import ResourceError
-from hopyard.ports import Agents, LaunchInfo
+from hopyard.ports import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
 from jobs import alive, gone
 
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
@@ -28,25 +28,38 @@ def launch(tmp_path: Path) -> LaunchInfo:
     return LaunchInfo(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
-@pytest.fixture(params=["inline", "local", "spark", "spark, one beside the driver"])
+@pytest.fixture(params=["local", "spark", "spark, one beside the driver"])
 def agents(request: pytest.FixtureRequest, launch: LaunchInfo) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
-        "inline": hy.Inline,
         "local": lambda: hy.Local(workers=2, devices=None),
         "spark": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2),
-        "spark, one beside the driver": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2, here=1),
+        "spark, one beside the driver": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2, driver_workers=1),
     }
     engine = engines[request.param]()
     assert engine.name == request.param.partition(",")[0]
     assert engine.workers >= 1
     assert engine.threads == 1
-    host, port = engine.address
-    assert host == "127.0.0.1" and port == 0
+    assert engine.env == {}
+    assert engine.address == ("127.0.0.1", 0) and engine.states_port == 0
+    assert engine.start_timeout == 120.0
     assert engine.apart == (engine.name == "spark")
-    assert engine.in_process == (engine.name == "inline")
+    assert engine.driver_workers == int("beside" in request.param)
+    assert is_engine(engine) and starts_agents(engine)
     made = engine.open(launch)
     yield made
     made.close()
+
+
+def test_an_engine_whose_worker_is_this_process_starts_no_agents() -> None:
+    engine = hy.Inline(threads=2)
+    assert is_engine(engine) and not starts_agents(engine)
+    assert (engine.workers, engine.threads, engine.env, engine.apart) == (1, 2, {}, False)
+    assert not is_engine(hy.Inline) and not is_engine("local") and not is_engine(None)
+
+
+def test_ports_of_the_driver_follow_each_other(spark: Any) -> None:
+    engine = hy.Spark(spark, workers=1, port=7000)
+    assert (engine.address[1], engine.supervisors_port, engine.states_port) == (7000, 7001, 7002)
 
 
 def test_nobody_is_there_before_the_start(agents: Agents) -> None:
@@ -70,7 +83,9 @@ def test_ended_for_good_is_not_lost(agents: Agents) -> None:
     assert agents.lost() == []
 
 
-def test_what_steps_aside_goes_on(agents: Agents) -> None:
+def test_who_releases_cores_goes_on(agents: Agents) -> None:
+    if not isinstance(agents, ReleasesCores):
+        pytest.skip("holds no cores of a cluster")
     agents.start(0)
     for _ in range(2):
         agents.release_cores([0])
@@ -158,8 +173,8 @@ def all_of(agents: Callable[..., Any]) -> list[str]:
 
 
 def test_no_engine_has_more_than_the_port() -> None:
-    from hopyard.engines.inline import Alone
     from hopyard.engines.spark import Executors
-    from hopyard.engines.split import Beside
+    from hopyard.engines.split import Split
 
-    assert all_of(Alone) == all_of(Processes) == all_of(Executors) == all_of(Beside) == all_of(Agents)
+    assert all_of(Processes) == all_of(Agents)
+    assert all_of(Executors) == all_of(Split) == all_of(ReleasesCores)

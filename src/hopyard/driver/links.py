@@ -48,7 +48,7 @@ from hopyard.core.messages import (
 from hopyard.core.programs.messages import Host
 from hopyard.core.runs.liveness import COMPUTING, PHASES, SHOWN, Sample, Stall, Watch
 from hopyard.errors import HopyardError, ResourceError
-from hopyard.ports import Agents, Engine, LaunchInfo, OutOfMemory
+from hopyard.ports import AgentEngine, Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import address_to_bind, joined
 from hopyard.training.build import undisturbed
 
@@ -157,7 +157,7 @@ class Router:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AgentEngine,
         setup: Callable[[str], Setup | Host],
         log_of: Callable[[int], Path],
         heartbeat_timeout: float,

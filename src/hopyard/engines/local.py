@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
@@ -31,6 +31,8 @@ AGENT = (sys.executable, "-P", "-m", "hopyard.agent")
 """How an agent is started. Without -P, Python would look for modules in the current folder first, where this process
 may not look at all: a file `queue.py` there would be imported in the place of Python's own."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+START_SECONDS = 120.0
+"""For the processes of a program to come up."""
 END_SECONDS = 2.0
 """That a killed process is waited for. One in uninterruptible sleep, as on a file server that is away, ends later."""
 COMPANION_SECONDS = 1.0
@@ -81,6 +83,12 @@ class Local:
     devices: Literal["auto"] | Sequence[int | str] | None = "auto"
     env: Mapping[str, str] = field(default_factory=dict)
     name: str = field(default="local", init=False)
+    apart: bool = field(default=False, init=False, repr=False)
+    in_process: bool = field(default=False, init=False, repr=False)
+    address: tuple[str, int] = field(default=(LOOPBACK, 0), init=False, repr=False)
+    states_port: int = field(default=0, init=False, repr=False)
+    start_timeout: float = field(default=START_SECONDS, init=False, repr=False)
+    driver_workers: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.devices == "auto":
@@ -111,21 +119,6 @@ class Local:
             )
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "devices", tuple(devices))
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Its agents are on this host."""
-        return LOOPBACK, 0
-
-    @property
-    def apart(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def in_process(self) -> bool:
-        """Never."""
-        return False
 
     def open(self, launch: LaunchInfo) -> Agents:
         """The agents, with nobody started yet."""
@@ -230,12 +223,6 @@ class Processes:
     def device(self, slot: int) -> str:
         """ "cuda" when the worker has a GPU of its own or shares one."""
         return "cuda" if slot in self._devices else "cpu"
-
-    def release_cores(self, slots: Collection[int]) -> None:
-        """There are no books here."""
-
-    def reacquire_cores(self) -> None:
-        """There are no books here."""
 
     def close(self) -> None:
         """End all. Those that were told to end have a moment to do so by themselves."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hopyard.engines.local import Local, Processes
-from hopyard.engines.split import Beside
+from hopyard.engines.split import Split
 from hopyard.engines.supervisor import UNREACHED, Ticket, supervise, supervise_in_rdd
 from hopyard.engines.supervisors import Supervisors
 from hopyard.errors import ResourceError, SpecError
@@ -58,12 +58,13 @@ class Spark:
         host: name or address by which executors reach this process; None: `spark.driver.host`, or of a Connect client
             the address that it dials its server from. Where that is an address of this machine, no other is listened
             on; a name is looked up here.
-        port: to listen on, and the two after it; 0: any that are free.
+        port: to listen on for agents, for their supervisors the next one, for States the one after that; 0: any that
+            are free.
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         env: more environment for the workers.
-        patience: seconds to wait for the first worker, until the run ends with an error.
-        here: so many of the workers, the last ones, are processes of this machine and take no slot of Spark: enough for
-            the parameter servers of a program, which get them.
+        start_timeout: seconds to wait for the first worker, until the run ends with an error.
+        driver_workers: so many of the workers, the last ones, are processes of this machine and take no slot of Spark:
+            enough for the parameter servers of a program, which get them.
 
     Raises:
         SpecError: a value is not allowed, or the session was stopped.
@@ -75,21 +76,26 @@ class Spark:
     port: int = 0
     threads: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
-    patience: float = 120.0
-    here: int = 0
+    start_timeout: float = 120.0
+    driver_workers: int = 0
     name: str = field(default="spark", init=False)
+    apart: bool = field(default=True, init=False, repr=False)
+    in_process: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.session is not None and not all(
             hasattr(self.session, name) for name in ("range", "conf", "createDataFrame")
         ):
             raise SpecError(f"Spark({type(self.session).__name__}): a SparkSession is needed")
-        for name, least in (("workers", 1), ("threads", 1), ("port", 0), ("here", 0)):
+        for name, least in (("workers", 1), ("threads", 1), ("port", 0), ("driver_workers", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SpecError(f"Spark({name}={value!r}): a whole number of at least {least} is needed")
-        if self.here >= self.workers:
-            raise SpecError(f"Spark(here={self.here}): fewer than workers={self.workers} are needed, or use hy.Local")
+        if self.driver_workers >= self.workers:
+            raise SpecError(
+                f"Spark(driver_workers={self.driver_workers}): fewer than workers={self.workers} are needed, or use "
+                "hy.Local"
+            )
         if self.port > 65533:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
@@ -98,8 +104,9 @@ class Spark:
             isinstance(k, str) and isinstance(v, str) for k, v in self.env.items()
         ):
             raise SpecError(f"Spark(env={self.env!r}): names and values are strings")
-        if isinstance(self.patience, bool) or not isinstance(self.patience, (int, float)) or self.patience <= 0:
-            raise SpecError(f"Spark(patience={self.patience!r}): seconds, more than 0, are needed")
+        timeout = self.start_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0:
+            raise SpecError(f"Spark(start_timeout={timeout!r}): seconds, more than 0, are needed")
         if self.session is not None:
             _alive(self.session)
 
@@ -109,27 +116,27 @@ class Spark:
         return self.host or _reached_by(_present(self.session)), self.port
 
     @property
-    def apart(self) -> bool:
-        """Executors are where Spark puts them."""
-        return True
+    def supervisors_port(self) -> int:
+        """Where supervisors dial."""
+        return self.port + 1 if self.port else 0
 
     @property
-    def in_process(self) -> bool:
-        """Never."""
-        return False
+    def states_port(self) -> int:
+        """Where States are asked for."""
+        return self.port + 2 if self.port else 0
 
     def open(self, launch: LaunchInfo) -> Agents:
         """The agents, with nobody started yet."""
         executors = Executors(self, _present(self.session), launch)
-        if not self.here:
+        if not self.driver_workers:
             return executors
         env = {"CUDA_VISIBLE_DEVICES": "", **self.env}  # the driver's are not for roles that ask for GPUs
-        near = Processes(Local(workers=self.here, threads=self.threads, devices=None, env=env), launch)
-        return Beside(executors, near, range(self.workers - self.here, self.workers))
+        near = Processes(Local(workers=self.driver_workers, threads=self.threads, devices=None, env=env), launch)
+        return Split(executors, near, range(self.workers - self.driver_workers, self.workers))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = (None, self.workers, self.host, self.port, self.threads, dict(self.env), self.patience, self.here)
-        return Spark, given
+        last = self.start_timeout, self.driver_workers
+        return Spark, (None, self.workers, self.host, self.port, self.threads, dict(self.env), *last)
 
 
 class Executors:
@@ -137,10 +144,10 @@ class Executors:
 
     def __init__(self, engine: Spark, session: Any, launch: LaunchInfo) -> None:
         self._session = session
-        self._patience = engine.patience
-        host, port = engine.address
+        self._start_timeout = engine.start_timeout
+        host, _ = engine.address
         token = secrets.token_hex(16)
-        self._supervisors = Supervisors(host, port + 1 if port else 0, token, launch.log)
+        self._supervisors = Supervisors(host, engine.supervisors_port, token, launch.log)
         self._ticket = Ticket(host, self._supervisors.port, token, launch.card(0), engine.threads, dict(engine.env))
         self._tag = f"hopyard-{secrets.token_hex(4)}"
         self._lock = threading.Condition()
@@ -263,10 +270,10 @@ class Executors:
         now, missing = time.monotonic(), self._supervisors.missing
         if self._supervisors.came and not self._first:
             self._first = now
-        if missing and not self._first and now - self._opened > self._patience:
+        if missing and not self._first and now - self._opened > self._start_timeout:
             self._supervisors.give_up(
-                f"Spark gave no slot within {self._patience:.0f} seconds (Spark(patience=…)): all its cores are "
-                f"taken, or it has no executors; {MORE}"
+                f"Spark gave no slot within {self._start_timeout:.0f} seconds (Spark(start_timeout=…)): all its cores "
+                f"are taken, or it has no executors; {MORE}"
             )
         if missing and self._first and not self._warned and now - self._first > FEWER_SECONDS:
             self._warned = True

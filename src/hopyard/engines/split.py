@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hopyard.errors import ResourceError
-from hopyard.ports import Agents
+from hopyard.ports import Agents, ReleasesCores
 
 
-class Beside:
+class Split:
     """The agents of both.
 
     Args:
         far: takes all slots but these.
-        near: takes the slots of `here`.
-        here: numbers of slots.
+        near: takes these.
+        slots: their numbers.
     """
 
-    def __init__(self, far: Agents, near: Agents, here: range) -> None:
-        self._far, self._near, self._here = far, near, here
+    def __init__(self, far: ReleasesCores, near: Agents, slots: range) -> None:
+        self._far, self._near, self._slots = far, near, slots
 
     def _of(self, slot: int) -> Agents:
-        return self._near if slot in self._here else self._far
+        return self._near if slot in self._slots else self._far
 
     def start(self, slot: int) -> None:
         """Begin to bring up an agent."""
@@ -58,7 +58,7 @@ class Beside:
 
     def release_cores(self, slots: Collection[int]) -> None:
         """Free what those of the cluster hold there."""
-        self._far.release_cores([slot for slot in slots if slot not in self._here])
+        self._far.release_cores([slot for slot in slots if slot not in self._slots])
 
     def reacquire_cores(self) -> None:
         """Ask to hold it again."""

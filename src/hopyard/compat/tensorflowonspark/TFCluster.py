@@ -227,14 +227,14 @@ def run(
         engine=Spark(
             session(sc),
             workers=num_executors,
-            patience=reservation_timeout,
-            here=num_ps if driver_ps_nodes else 0,
+            start_timeout=reservation_timeout,
+            driver_workers=num_ps if driver_ps_nodes else 0,
         ),
         until="workers",
         tensorboard=(log_dir or True) if tensorboard else False,
         env=answers(),
         start_timeout=reservation_timeout,
-        lend=input_mode == InputMode.SPARK,
+        release_cores=input_mode == InputMode.SPARK,
     )
     cluster = TFCluster(context, program, num_executors, input_mode, queues, meta)
     with cluster.stopped_by_errors():

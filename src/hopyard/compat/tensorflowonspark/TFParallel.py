@@ -41,7 +41,7 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
             _member(map_fn, known),
             tf_args,
             roles={"worker": num_executors},
-            engine=Spark(session(sc), workers=num_executors, patience=PATIENCE),
+            engine=Spark(session(sc), workers=num_executors, start_timeout=PATIENCE),
             until="all",
             env=answers(),
             start_timeout=PATIENCE,

@@ -25,10 +25,10 @@ from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeding import Feeding
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.program import Program
-from hopyard.engines.local import Local
+from hopyard.engines.local import START_SECONDS, Local, gpus
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.frameworks.keras import strategies
-from hopyard.ports import Engine
+from hopyard.ports import AgentEngine, Engine, is_engine, starts_agents
 from hopyard.spec import Timeouts, plain_seconds
 from hopyard.store.journal import retire, sweep_temporary
 from hopyard.store.layout import Layout
@@ -52,7 +52,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     tensorflow1: bool = False,
     transport: Literal["auto"] | None = "auto",
-    lend: bool = False,
+    release_cores: bool = False,
     grace: float = 5.0,
     start_timeout: float | None = None,
     heartbeat_timeout: float = 15.0,
@@ -84,8 +84,8 @@ def launch(
         tensorflow1: present `tf.compat.v1` as `tensorflow` to the program, for text written for TensorFlow 1.
         transport: "auto": gloo and NCCL are told which network interface leads to the peers (GLOO_SOCKET_IFNAME,
             NCCL_SOCKET_IFNAME, where `env` does not say it); None: they find one by themselves.
-        lend: on Spark, let other jobs of the session have the cores of chiefs and workers for the program's whole life,
-            not only while it is fed or asked.
+        release_cores: on Spark, let other jobs of the session have the cores of chiefs and workers for the program's
+            whole life, not only while it is fed or asked.
         grace: seconds that tasks have to end by themselves when the program is over.
         start_timeout: seconds until there must be a slot for each task, and until each must have begun; default: the
             engine's, or 120.
@@ -99,6 +99,9 @@ def launch(
         ResourceError: the engine cannot be opened.
     """
     script = isinstance(main, (str, Path))
+    given = None if engine is None else _starting_agents(engine)
+    if start_timeout is None:
+        start_timeout = START_SECONDS if given is None else given.start_timeout
     spec = spec_of(
         roles,
         until,
@@ -106,14 +109,12 @@ def launch(
         restart_scope=_among("restart_scope", restart_scope, ("program", "task")),
         max_time=None if max_time is None else _budget(max_time),
         grace=_seconds("grace", grace),
-        start_timeout=_seconds(
-            "start_timeout", start_timeout if start_timeout is not None else getattr(engine, "patience", 120.0)
-        ),
+        start_timeout=_seconds("start_timeout", start_timeout),
         name=Path(str(main)).name if script else getattr(main, "__name__", type(main).__name__),
         script=script,
         run_id=secrets.token_hex(8),
     )
-    for what, value in (("resume", resume), ("tensorflow1", tensorflow1), ("lend", lend)):
+    for what, value in (("resume", resume), ("tensorflow1", tensorflow1), ("release_cores", release_cores)):
         if not isinstance(value, bool):
             raise SpecError(f"{what} = {value!r}: True or False is needed")
     if not isinstance(tensorboard, (bool, str, os.PathLike)):
@@ -125,10 +126,10 @@ def launch(
     if transport not in ("auto", None):
         raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
     timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
-    chosen = _engine(engine, spec)
-    if strategies.foreseen(Path(str(main)) if script else main, {**getattr(chosen, "env", {}), **environment}):
+    chosen = _engine(given, spec)
+    if strategies.foreseen(Path(str(main)) if script else main, {**chosen.env, **environment}):
         log.warning("%s: %s", spec.name, strategies.SENTENCE)
-    if tensorboard is not False and chosen.name == "local" and importlib.util.find_spec("tensorboard") is None:
+    if tensorboard is not False and not chosen.apart and importlib.util.find_spec("tensorboard") is None:
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
     spec = fitted(spec, chosen.workers)
     with claimed(directory) as (layout, lock):
@@ -152,7 +153,7 @@ def launch(
         about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
         with room(layout.root):
             loop = ProgramLoop(layout, lock, ProgramMachine(spec), chosen, setup, about)
-        feeding = Feeding(loop, layout, key, lend)
+        feeding = Feeding(loop, layout, key, release_cores)
         program = Program(layout, loop, feeding)
         try:
             loop.open(feeding)
@@ -191,18 +192,23 @@ def _script(path: Path, args: Any) -> bytes:
     return dump((path.read_bytes(), str(path.absolute()), list(args)), "the script")
 
 
-def _engine(engine: Engine | None, spec: ProgramSpec) -> Engine:
-    if engine is None:
-        return Local(workers=spec.slots, devices=None) if _no_gpus() else Local(workers=spec.slots)
-    if getattr(engine, "name", None) not in ("local", "spark"):
+def _starting_agents(engine: Engine) -> AgentEngine:
+    if not is_engine(engine) or not starts_agents(engine):
         raise SpecError(
             f"engine = {engine!r}: hy.Local(…) or hy.Spark(…) is needed; a program has processes of its own"
         )
-    here = getattr(engine, "here", 0)
-    if here and engine.workers != spec.slots:
+    return engine
+
+
+def _engine(engine: AgentEngine | None, spec: ProgramSpec) -> AgentEngine:
+    """The user's engine, if it has room for the roles, or one of this host."""
+    if engine is None:
+        return Local(workers=spec.slots, devices="auto" if gpus() else None)
+    if engine.driver_workers and engine.workers != spec.slots:
         raise SpecError(
-            f"hy.Spark(workers={engine.workers}, here={here}): roles are {spec.slots} processes ({_counted(spec)}), "
-            f"and here= counts from the last of them: give workers={spec.slots}"
+            f"{type(engine).__name__}(workers={engine.workers}, driver_workers={engine.driver_workers}): roles are "
+            f"{spec.slots} processes ({_counted(spec)}), and driver_workers= counts from the last of them: give "
+            f"workers={spec.slots}"
         )
     if engine.workers < spec.least:
         raise SpecError(
@@ -210,12 +216,6 @@ def _engine(engine: Engine | None, spec: ProgramSpec) -> Engine:
             f"{type(engine).__name__}(workers={spec.least}), or ask for fewer"
         )
     return engine
-
-
-def _no_gpus() -> bool:
-    from hopyard.engines.local import gpus
-
-    return not gpus()
 
 
 def _counted(spec: ProgramSpec) -> str:

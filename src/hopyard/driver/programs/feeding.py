@@ -22,6 +22,7 @@ from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.sources import source_of
 from hopyard.errors import HopyardError, SpecError
 from hopyard.feeds.sender import Route
+from hopyard.ports import ReleasesCores
 from hopyard.sparkapi.dataframe import checked, is_frame, mapped
 from hopyard.store.layout import Layout
 
@@ -35,10 +36,10 @@ class Feeding:
         loop: of the program.
         layout: of its directory.
         token: lets rows in.
-        lend: other jobs of the session have the cores of fed workers all the time.
+        release_cores: other jobs of the session have the cores of fed workers all the time.
     """
 
-    def __init__(self, loop: ProgramLoop, layout: Layout, token: str, lend: bool = False) -> None:
+    def __init__(self, loop: ProgramLoop, layout: Layout, token: str, release_cores: bool = False) -> None:
         self._loop, self._layout, self._token = loop, layout, token
         self._feeds: dict[str, FeedSession] = {}
         self._lock = threading.Lock()
@@ -47,7 +48,7 @@ class Feeding:
         self._needed: dict[str, Manifest] = {}
         """Key → the rows of a Dataset that was fed."""
         self._over = False
-        self._released = int(lend)
+        self._released = int(release_cores)
         """How many need the cores of fed workers right now; an inference needs them to the program's end."""
         self._asked = False
         """Whether there are inferences: tasks of Spark, whose errors do not say why the program failed."""
@@ -129,20 +130,26 @@ class Feeding:
         with self._lock:
             self._released += 1
         try:
-            self._loop.agents.release_cores(self._loop.status.slots)
+            self._release()
             yield
         finally:
             with self._lock:
                 self._released -= 1
-                if not self._released and not self._loop.status.ended:
-                    self._loop.agents.reacquire_cores()
+                agents = self._loop.agents
+                if not self._released and not self._loop.status.ended and isinstance(agents, ReleasesCores):
+                    agents.reacquire_cores()
+
+    def _release(self) -> None:
+        agents = self._loop.agents
+        if isinstance(agents, ReleasesCores):
+            agents.release_cores(self._loop.status.slots)
 
     def assigned(self) -> None:
         """Each task has its slot. Other jobs may have their cores, where they are lent or needed; tasks that were
         started again get what was fed before."""
         if self._released:
             try:
-                self._loop.agents.release_cores(self._loop.status.slots)
+                self._release()
             except HopyardError as error:
                 log.warning("%s: %s", self._layout.root, error)
         with self._lock:

@@ -54,7 +54,7 @@ from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Router
 from hopyard.driver.programs.status import ProgramStatus, status_of
 from hopyard.errors import HopyardError, ResourceError
-from hopyard.ports import Agents, Engine
+from hopyard.ports import AgentEngine, Agents
 from hopyard.store.journal import Journal, Lock
 from hopyard.store.layout import Layout
 
@@ -105,7 +105,7 @@ class ProgramLoop:
         layout: Layout,
         lock: Lock,
         machine: ProgramMachine,
-        engine: Engine,
+        engine: AgentEngine,
         setup: Host,
         about: dict[str, Any],
     ) -> None:

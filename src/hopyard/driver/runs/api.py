@@ -31,7 +31,7 @@ from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.local import Local
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
-from hopyard.ports import Engine
+from hopyard.ports import Engine, is_engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
 from hopyard.spec import Config, Encrypt, Hopper, RunSpec, Timeouts
@@ -364,7 +364,7 @@ def _on(layout: Layout, cargo: Cargo, data: Dataset, manifest: Manifest) -> Carg
 def _engine(engine: Engine | None) -> Engine:
     if engine is None:
         return Local()
-    if isinstance(engine, type) or not callable(getattr(engine, "open", None)) or not hasattr(engine, "workers"):
+    if not is_engine(engine):
         raise SpecError(f"engine = {engine!r}: hy.Local(…), hy.Spark(spark, …) or hy.Inline() is needed")
     return engine
 

@@ -31,7 +31,7 @@ from hopyard.driver.runs.recovery import Earlier
 from hopyard.driver.runs.run import Run, reasons
 from hopyard.engines.local import cores
 from hopyard.errors import ResourceError, RunFailed, SpecError
-from hopyard.ports import Engine, Store
+from hopyard.ports import AgentEngine, Engine, Store, starts_agents
 from hopyard.spec import Encrypt, RunSpec, Timeouts
 from hopyard.store import summary
 from hopyard.store.arena import Folder, memory_root, sweep
@@ -74,11 +74,6 @@ ROOM = 1 << 20
 IDLE = 30.0
 """Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
 
-LINKS: dict[str, Callable[[Engine, Callable[[str], Setup], Layout, Timeouts], Link]] = {
-    "inline": lambda engine, setup, layout, timeouts: Direct(setup),
-}
-"""Engine → its link; the others dial home through a Router."""
-
 
 @dataclass(frozen=True, slots=True)
 class Drive:
@@ -103,7 +98,7 @@ class Drive:
 
 def drive(it: Drive, wait: bool) -> Run:
     """Drive it to its end, here or (`wait` False) in a thread of its own."""
-    if it.engine.name == "local" and it.engine.workers > cores():
+    if not it.engine.apart and it.engine.workers > cores():
         warnings.warn(
             f"{it.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
             stacklevel=4,
@@ -156,7 +151,7 @@ def _to_the_end(it: Drive, run: Run, journal: Journal[Line]) -> None:
         stack.callback(_spared, it.manifest, layout, machine)
         recipe = for_workers(it.cargo.recipe, machine, it.again)
         manifest = msgspec.json.encode(it.manifest)
-        if it.engine.name not in LINKS:
+        if starts_agents(it.engine):
             fits(it.manifest, len(manifest))
         folder = Folder(root, token)
         stack.callback(folder.close)
@@ -185,12 +180,12 @@ def _to_the_end(it: Drive, run: Run, journal: Journal[Line]) -> None:
         )
 
         sampler = it.cargo.search.open(it.cargo.space, spec.seed)
-        bulk = _depot(it, store, token, stack) if it.engine.apart else None
+        bulk = _depot(it, it.engine, store, token, stack) if starts_agents(it.engine) and it.engine.apart else None
 
         def setup(device: str) -> Setup:
             return Setup(spec, recipe, manifest, it.states.store, str(root), token, it.engine.threads, device, bulk)
 
-        link = LINKS.get(it.engine.name, _router)(it.engine, setup, layout, it.timeouts or spec.timeouts)
+        link = _link(it.engine, setup, layout, it.timeouts or spec.timeouts)
         loop = Loop(
             machine,
             journal,
@@ -255,7 +250,7 @@ def _spared(manifest: Manifest, layout: Layout, machine: Machine) -> None:
         spare(manifest, layout.root)
 
 
-def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> Bulk:
+def _depot(it: Drive, engine: AgentEngine, store: Store, run: str, stack: contextlib.ExitStack) -> Bulk:
     """For workers that cannot reach the States' place: they store and get them through this process."""
 
     def first() -> None:
@@ -268,15 +263,17 @@ def _depot(it: Drive, store: Store, run: str, stack: contextlib.ExitStack) -> Bu
     with using(it.states.store):
         sign(it.states.store, run)
     stack.callback(unsign, it.states.store, run)
-    host, port = it.engine.address
+    host, _ = engine.address
     token, certificate = secrets.token_hex(16), make_certificate() if secured(it.encrypt, host) else ""
     services = Depot(store, first).services()
-    server = Server(host, Credentials(token, certificate), services, port=port + 2 if port else 0, encrypt=it.encrypt)
+    server = Server(host, Credentials(token, certificate), services, port=engine.states_port, encrypt=it.encrypt)
     stack.callback(server.close)
     return Bulk(server.address, token, certificate, it.encrypt)
 
 
-def _router(engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts) -> Link:
+def _link(engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts) -> Link:
+    if not starts_agents(engine):
+        return Direct(setup)
     return Router(engine, setup, layout.log, timeouts.heartbeat_timeout, timeouts.stall_timeout)
 
 
