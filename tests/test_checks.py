@@ -12,7 +12,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.agent.programs.task import explained, plain
-from hopyard.checks import escaped, escaped_tree, unwritable
+from hopyard.checks import environment, escaped, escaped_tree, flag, fraction, one_of, seconds, unwritable, whole
 from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
 from hopyard.core.runs.events import Began, Done, Failed, Interrupted, decode, encode
 from hopyard.driver.runs.session import fits
@@ -26,6 +26,74 @@ ODD = "caf\udce9"
 """A Latin-1 file name, as os.fsdecode gives it."""
 COMMANDS = "moved\0 and \x1b[2Jcleared"
 TABLE = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad", "message"),
+    [
+        (
+            lambda v: whole("n", v, 1),
+            [1, np.int64(7), 2**63],
+            [0, -1, True, 1.0, "1", None, 2**80],
+            "n must be an integer >= 1, got 0",
+        ),
+        (lambda v: whole("n", v, 1, 9), [1, 9], [0, 10], "n must be an integer from 1 to 9, got 0"),
+        (lambda v: whole("n", v), [-5, 0], [None, 0.5], "n must be an integer, got None"),
+        (
+            lambda v: seconds("t", v),
+            [1, 0.5, np.float32(2), np.int64(3)],
+            [0, -1, float("inf"), float("nan"), "1", True, None, [1]],
+            "t must be a finite number of seconds > 0, got 0",
+        ),
+        (
+            lambda v: seconds("t", v, zero=True, most=5),
+            [0, 5],
+            [-1, 5.1],
+            "t must be a finite number of seconds >= 0 and <= 5, got -1",
+        ),
+        (
+            lambda v: seconds("t", v, none="for any"),
+            [1],
+            [0],
+            "t must be a finite number of seconds > 0, or None for any, got 0",
+        ),
+        (
+            lambda v: fraction("f", v, "a column"),
+            [0, 0.5, np.float64(0.9)],
+            [1, -0.1, True, "0.5"],
+            r"f must be a fraction in [0, 1), or a column, got 1",
+        ),
+        (lambda v: flag("b", v), [True, False], [1, 0, None, "True", np.True_], "b must be True or False, got 1"),
+        (
+            lambda v: one_of("m", v, ("min", "max")),
+            ["min", "max"],
+            ["mean", None, 1],
+            'm must be "min" or "max", got \'mean\'',
+        ),
+        (
+            lambda v: one_of("e", v, (True, False, "warn")),
+            [True, "warn"],
+            [1, 0, "no"],
+            'e must be True, False or "warn", got 1',
+        ),
+        (
+            lambda v: environment("env", v),
+            [{}, {"A": "b=c"}],
+            [{"A": 1}, {"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"A": ODD}, "AB", 3],
+            "env['A'] = 1: names and values are text without NUL, names without =",
+        ),
+    ],
+)
+def test_arguments_are_checked_in_one_wording(check: Any, good: list[Any], bad: list[Any], message: str) -> None:
+    for value in good:
+        checked = check(value)
+        assert checked == value and type(checked) in (int, float, bool, str, dict)
+    for value in bad:
+        with pytest.raises(SpecError):
+            check(value)
+    with pytest.raises(SpecError) as error:
+        check(bad[0])
+    assert str(error.value) == message
 
 
 def test_escapes() -> None:

@@ -142,7 +142,7 @@ def test_a_batch_size_of_nothing(tmp_path: Path) -> None:
     def recipe(config: Any) -> Any:
         return hy.keras.Model(compiled(sequence()), batch_size=0)
 
-    refused(tmp_path / "run", recipe, "batch_size = 0: a whole number of at least 1 is needed")
+    refused(tmp_path / "run", recipe, "batch_size must be an integer >= 1, got 0")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What can be written down: journals, messages and manifests hold text of UTF-8 and integers of 64 bits, and no others.
+"""Whether a value is allowed: arguments of public functions, in one wording, and what can be written down.
+
+Journals, messages and manifests hold text of UTF-8 and integers of 64 bits, and no others.
 
 Text that came from bytes of another encoding (`os.fsdecode` of a Latin-1 file name) holds halves of characters, which
 UTF-8 lacks. As a value of a configuration such text is refused, as another value would be written than was used; in an
@@ -7,10 +9,14 @@ error's words it is written with an escape. So are control characters there: a t
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any
+
+from hopyard.errors import SpecError
 
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
 """Integers that MessagePack has."""
@@ -65,3 +71,109 @@ def closest(name: str, there: Iterable[str]) -> str:
     meant = f"; did you mean {near[0]!r}?" if near else ";"
     listed = ", ".join(map(repr, names[:40])) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
     return f"{meant} there are: {listed or 'none'}"
+
+
+def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """The argument `name` as an int, of Python or NumPy, in [least, most].
+
+    Raises:
+        SpecError: it is not one, or has more than 64 bits.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if (least is None or number >= least) and (most is None or number <= most):
+            if fault := unwritable(number):
+                raise SpecError(f"{name} = {value!r}: {fault}")
+            return number
+    limits = f" from {least} to {most}" if most is not None else "" if least is None else f" >= {least}"
+    raise SpecError(f"{name} must be an integer{limits}, got {value!r:.80}")
+
+
+def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf, none: str = "") -> float:
+    """The argument `name` as a finite number of seconds above 0, or from 0 on, as a float.
+
+    Args:
+        name: of the argument.
+        value: an int or a float, of Python or NumPy.
+        zero: whether 0 is allowed.
+        most: what is allowed at most.
+        none: said of None, where the caller takes it, for the message; for example "for any".
+
+    Raises:
+        SpecError: it is not one.
+    """
+    number = _number(value)
+    if (number > 0 or (zero and number == 0)) and number <= most and number < math.inf:
+        return number
+    limits = f" {'>=' if zero else '>'} 0" + ("" if most == math.inf else f" and <= {most:g}")
+    raise SpecError(
+        f"{name} must be a finite number of seconds{limits}{f', or None {none}'.rstrip() if none else ''}, "
+        f"got {value!r:.80}"
+    )
+
+
+def fraction(name: str, value: Any, also: str = "") -> float:
+    """The argument `name` as a float in [0, 1).
+
+    Args:
+        name: of the argument.
+        value: an int or a float, of Python or NumPy.
+        also: what else the caller takes, for the message.
+
+    Raises:
+        SpecError: it is not one.
+    """
+    number = _number(value)
+    if not 0 <= number < 1:
+        raise SpecError(f"{name} must be a fraction in [0, 1){f', or {also}' if also else ''}, got {value!r:.80}")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """The argument `name`, which is True or False.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} must be True or False, got {value!r:.80}")
+    return value
+
+
+def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
+    """The argument `name`, which is one of `allowed`.
+
+    Raises:
+        SpecError: it is none of them.
+    """
+    if not any(type(value) is type(one) and value == one for one in allowed):
+        *first, last = (f'"{one}"' if isinstance(one, str) else repr(one) for one in allowed)
+        raise SpecError(f"{name} must be {', '.join(first)} or {last}, got {value!r:.80}")
+    return value
+
+
+def environment(name: str, value: Any) -> dict[str, str]:
+    """The argument `name` as environment variables.
+
+    Raises:
+        SpecError: it is not a mapping of text to text, or no process could have such variables.
+    """
+    try:
+        variables = dict(value)
+    except (TypeError, ValueError):
+        raise SpecError(f"{name} must be a mapping of environment variables, got {value!r:.80}") from None
+    for key, text in variables.items():
+        texts = isinstance(key, str) and isinstance(text, str)
+        if not texts or not key or "=" in key or "\0" in key + text or not sendable(key + text):
+            raise SpecError(f"{name}[{key!r}] = {text!r}: names and values are text without NUL, names without =")
+    return variables
+
+
+def _number(value: Any) -> float:
+    """A number of Python or NumPy as a float; NaN when it is none."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

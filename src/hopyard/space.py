@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopyard.checks import unwritable
+from hopyard.checks import unwritable, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Config
 
 
 def _number(name: str, field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise SpecError(f"{name}({field}={value!r}): a finite number is needed")
+        raise SpecError(f"{name}: {field} must be a finite number, got {value!r}")
     return float(value)
 
 
 def _range(name: str, low: Any, high: Any, grid: Any) -> None:
     if not _number(name, "low", low) < _number(name, "high", high):
         raise SpecError(f"{name}({low!r}, {high!r}): low must be below high")
-    if grid is not None and (isinstance(grid, bool) or not isinstance(grid, int) or grid < 1):
-        raise SpecError(f"{name}(grid={grid!r}): how many points a grid takes, a whole number of at least 1")
+    if grid is not None:
+        whole(f"{name}: grid, the number of points that a grid takes,", grid, 1)
 
 
 def plain(value: Any, where: str) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hopyard.checks import whole
 from hopyard.core.runs.order import fraction
 from hopyard.errors import SpecError
 from hopyard.space import Space, plain
@@ -44,8 +45,7 @@ class Random:
     """None: the run's seed."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials < 1:
-            raise SpecError(f"Random({self.trials!r}): how many trials, a whole number of at least 1")
+        object.__setattr__(self, "trials", whole("Random: trials", self.trials, 1))
 
     def open(self, space: Space | None, seed: int) -> Listed:
         """The configurations of `space`."""

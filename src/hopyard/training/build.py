@@ -17,6 +17,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from hopyard.checks import whole
 from hopyard.core.runs.order import build_seed
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
@@ -202,9 +203,7 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     size = getattr(made, "batch_size", None)
     if size is None:
         size = config.get("batch_size", BATCH_SIZE)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise SpecError(f"batch_size = {size!r}: a whole number of at least 1 is needed")
-    return Built(made, size)
+    return Built(made, whole("batch_size", size, 1))
 
 
 def _shapes(infos: Mapping[str, ArrayInfo]) -> dict[str, tuple[tuple[int, ...], str]]:

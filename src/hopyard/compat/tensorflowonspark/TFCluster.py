@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from hopyard.checks import whole
 from hopyard.compat import VARIABLE, installed
 from hopyard.compat.tensorflowonspark.TFSparkNode import Meta, hosted
 from hopyard.driver.programs.api import launch
@@ -73,8 +74,7 @@ class TFCluster:
             SpecError: a value is not allowed.
         """
         self._feeds("train", qname)
-        if isinstance(num_epochs, bool) or not isinstance(num_epochs, int) or num_epochs < 0:
-            raise SpecError(f"num_epochs = {num_epochs!r}: a whole number of at least 0 is needed")
+        num_epochs = whole("num_epochs", num_epochs, 0)
 
         def feed(rows: Any, epochs: int) -> None:
             try:

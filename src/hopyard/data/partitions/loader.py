@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from hopyard.checks import whole
 from hopyard.data.assignment import permutation
 from hopyard.data.columns import Columns, aligned, own
-from hopyard.errors import SpecError
 from hopyard.formats.arrow import Array
 from hopyard.spec import Batch
 
@@ -38,15 +36,13 @@ class PartitionLoader:
     changes nothing that is seen again. The buffers belong to the loader: one iteration at a time.
 
     Raises:
-        SpecError: `batch_size` is not a whole number of at least 1.
+        SpecError: `batch_size` is not an integer >= 1.
     """
 
     def __init__(self, columns: Columns, batch_size: int, shuffle: int | None = None, seed: int | None = None) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise SpecError(f"batch_size = {batch_size!r}: a whole number of at least 1 is needed")
         self.columns: Any = columns
         self.rows = columns.rows
-        self.sizes: Sequence[int] = sizes(columns.rows, int(batch_size))
+        self.sizes: Sequence[int] = sizes(columns.rows, whole("batch_size", batch_size, 1))
         self.order: Any = None if shuffle is None else permutation(shuffle, columns.rows)
         self.seed = seed
         self._buffers: tuple[Any, ...] | None = None

@@ -296,9 +296,9 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
         yield f'scheduler_every = {model.scheduler_every!r}: "epoch" or "batch" is needed'
     size, clip = model.batch_size, model.clip_norm
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        yield f"batch_size = {size!r}: a whole number of at least 1, or None, is needed"
+        yield f"batch_size must be an integer >= 1, or None, got {size!r}"
     if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
-        yield f"clip_norm = {clip!r}: a number above 0, or None, is needed"
+        yield f"clip_norm must be a number > 0, or None, got {clip!r}"
     if autocast is not None and model.autocast not in _HALVES.values():
         yield f'autocast = {autocast!r}: "bfloat16", "float16" or None is needed'
     if model.augment is not None and not _takes_two(model.augment):

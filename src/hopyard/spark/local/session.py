@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hopyard.checks import whole
 from hopyard.errors import ResourceError, SpecError
 from hopyard.spark.local import environment
 
@@ -119,8 +120,8 @@ def _checked(config: Mapping[str, Setting]) -> dict[str, str]:
 
 def _master(cores: int | None, executors: int | None, megabytes: int) -> str:
     for name, value in (("cores", cores), ("executors", executors)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise SpecError(f"{name}={value!r} is not allowed: a whole number from 1 on, or None")
+        if value is not None:
+            whole(name, value, 1)
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if executors is None:
         return f"local[{cores or here}]"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params
 
-from hopyard.checks import closest
+from hopyard.checks import closest, fraction, whole
 from hopyard.errors import SpecError
 from hopyard.search.listed import Search
 from hopyard.space import Space
@@ -52,17 +52,11 @@ def _names(name: str, value: Any) -> Any:
 
 
 def _whole(least: int | None, name: str, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        raise SpecError(f"{name} = {value!r}: a whole number{f' of at least {least}' if least else ''} is needed")
-    return value
+    return whole(name, value, least)
 
 
 def _fraction(name: str, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise SpecError(
-            f"{name} = {value!r}: a fraction in [0, 1) is needed; a column of true and false: validationCol"
-        )
-    return float(value)
+    return fraction(name, value, "validationCol, a column of true and false")
 
 
 def _seconds(field: str, name: str, value: Any) -> Any:
