@@ -325,7 +325,7 @@ class TestRefused:
 
     def test_param_maps_are_checked(self, df: Any, make: Any) -> None:
         estimator = make()
-        with pytest.raises(SpecError, match="epochs = 'many'"):
+        with pytest.raises(SpecError, match="epochs must be an integer >= 1, got 'many'"):
             estimator.fit(df, {estimator.epochs: "many"})
         with pytest.raises(ValueError, match="epochs must be an integer >= 1, got -1"):
             estimator.set(estimator.epochs, -1)
