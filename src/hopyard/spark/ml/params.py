@@ -15,6 +15,7 @@ from pyspark.ml.param import Param, Params
 
 from hopyard.checks import closest, fraction, whole
 from hopyard.errors import SpecError
+from hopyard.ports import is_engine
 from hopyard.search.listed import Search
 from hopyard.space import Space
 from hopyard.spec import Hopper, Timeouts
@@ -91,7 +92,7 @@ def _search(name: str, value: Any) -> Any:
 
 
 def _engine(name: str, value: Any) -> Any:
-    if not isinstance(value, type) and callable(getattr(value, "open", None)) and hasattr(value, "workers"):
+    if is_engine(value):
         return value
     raise SpecError(f"{name} = {value!r}: an engine such as hy.Local(workers=2) is needed")
 
