@@ -14,11 +14,13 @@ from hopyard.data.partitions.builder import described
 
 NAME = "spark-{:024x}"
 """Of the folder with some number."""
+NAMED = "spark-{}-{:032x}"
+"""Of the folder of rows to which the user gave a name."""
 
 
-def spark_rows(place: str, number: int = 0, *, key: str = "", half: bool = False) -> str:
+def spark_rows(place: str, number: int = 0, *, key: str = "", half: bool = False, name: str = "") -> str:
     """The URL of a new folder of rows at a place; `half`: of a driver that was killed before it wrote the manifest."""
-    url = f"{place}/{NAME.format(number)}"
+    url = f"{place}/{NAMED.format(name, number) if name else NAME.format(number)}"
     files, root = fsspec.core.url_to_fs(url)
     files.makedirs(root, exist_ok=True)
     stored = Stored(url, f"{number:064x}")

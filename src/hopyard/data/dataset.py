@@ -293,7 +293,7 @@ class Dataset:
         transform: Transform | None = None,
         seed: int = 0,
         path: str | os.PathLike[str] | None = None,
-        reuse: bool = False,
+        name: str | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> Dataset:
         """A Spark DataFrame, of a classic session or Spark Connect; its rows never pass through the driver.
@@ -310,9 +310,10 @@ class Dataset:
             encode: as for `parquet`. Where values are not listed, another job finds them first.
             path: a path or fsspec URL that driver and executors share. Default: the user's cache directory, for
                 sessions whose executors run on this host.
-            reuse: whether to take what the same plan over the same files, with the same transform, was materialised as
-                before. Where nobody can tell (the plan runs Python code, asks for the time or reads a database, the
-                transform holds a lock), it is materialised anew, which is logged.
+            name: "flights-v1" for example: what was written under this name in `path` is found again, by any session,
+                and no job runs. You vouch that the rows behind a name are the same: give changed rows another name.
+                With other arguments, an edited transform too, the same name stands for one more folder; a DataFrame
+                whose columns that are read have other types is refused. None: written anew for each Dataset.
             partitions, …: see the class.
 
         Raises:
@@ -326,7 +327,7 @@ class Dataset:
             encode={} if encode is None else encode, standardize=standardize, key=key,
         )  # fmt: skip
         source = from_spark(
-            frames, spec, share=share, partitions=partitions, seed=seed, transform=transform, path=path, reuse=reuse,
+            frames, spec, share=share, partitions=partitions, seed=seed, transform=transform, path=path, name=name,
             cache=str(default_root()),
         )  # fmt: skip
         return cls(source, spec, share, None, partitions, transform, seed, "spread", cache_bytes)

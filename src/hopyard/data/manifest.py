@@ -67,6 +67,8 @@ class SourceInfo(msgspec.Struct, frozen=True):
     name: str
     row_group: int
     rows: int
+    columns: dict[str, str] = {}
+    """Of a Spark DataFrame: the columns that were read, and Spark's names of their types."""
 
 
 class Scale(msgspec.Struct, frozen=True):

@@ -60,6 +60,22 @@ def schema(df: Any) -> pa.Schema:
         ) from error
 
 
+def types(df: Any) -> dict[str, str]:
+    """Spark's names of the types of all columns."""
+    return {field.name: field.dataType.simpleString() for field in df.schema.fields}
+
+
+def is_deterministic(df: Any) -> bool | None:
+    """What Spark says of the plan of a classic DataFrame; None of others, of which it says nothing.
+
+    No public API tells: where another Spark lacks this one, nothing is known either.
+    """
+    try:
+        return bool(df._jdf.queryExecution().analyzed().deterministic())
+    except Exception:  # noqa: BLE001 - whatever py4j raises, and the AttributeError of a Connect client
+        return None
+
+
 def narrowed(df: Any, names: list[str], where: str) -> Any:
     """Only the columns `names`. Raises DataError unless each is there once."""
     once(df, names, where)

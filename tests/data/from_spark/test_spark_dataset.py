@@ -397,37 +397,34 @@ def test_without_store_it_is_in_the_cache(spark: Any, data_cache: Path) -> None:
     del small
 
 
-def test_reuse_takes_what_did_not_change(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table) -> None:
+def test_a_name_finds_rows_again(spark: Any, store: Path, tmp_path: Path, kinds: pa.Table) -> None:
     path = tmp_path / "kinds.parquet"
 
     def made(partitions: int = 2, column: str = "double", **more: Any) -> Any:
         df = spark.read.parquet(str(path)).filter("n >= 0")
-        return hy.Dataset.spark(
-            df, features=["n", column], partitions=partitions, path=store, **{"reuse": True, **more}
-        )
+        options = {"name": "kinds-v1", **more}
+        return hy.Dataset.spark(df, features=["n", column], partitions=partitions, path=store, **options)
 
     first = made()
     manifest = first.prepare()
     files = left(store)
+    assert str(first.url).startswith(f"{store}/spark-kinds-v1-")
     assert made().url == first.url and made().prepare() == manifest and left(store) == files
-    others = [made(3), made(column="float"), made(validation=0.5), made(standardize=True), made(reuse=False)]
-    assert len({first.url, *(other.url for other in others)}) == 6
-    assert made(transform=lambda batch: batch).url != made(transform=lambda batch: batch.slice(0)).url
-    pq.write_table(kinds.slice(0, 100), path)
-    assert made().url != first.url and made().prepare().rows == 100
+    others = [
+        made(3), made(column="float"), made(validation=0.5), made(standardize=True), made(name="kinds-v2"),
+        made(name=None), made(key="n"), made(validation=spark.read.parquet(str(path))),
+    ]  # fmt: skip
+    assert len({first.url, *(other.url for other in others)}) == 9
+    pq.write_table(kinds.slice(0, 100), path)  # the user vouches for the rows
+    assert made().prepare() == manifest and left(store) == files
+    assert made(name="kinds-v2").prepare().rows == 100
 
 
-def test_reuse_only_of_what_can_be_seen(
-    spark: Any, store: Path, tmp_path: Path, kinds: pa.Table, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    path = str(tmp_path / "kinds.parquet")
-    df = spark.read.parquet(path)
+def test_a_name_goes_with_the_code_of_a_transform(
+    spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-    def url(frame: Any, **options: Any) -> Any:
-        return hy.Dataset.spark(frame, features="n", partitions=2, path=store, reuse=True, **options).url
 
     def edited(factor: int) -> Any:
         (tmp_path / "sparkprep.py").write_text(
@@ -435,18 +432,28 @@ def test_reuse_only_of_what_can_be_seen(
         )
         monkeypatch.delitem(sys.modules, "sparkprep", raising=False)
         importlib.invalidate_caches()
-        return url(df, transform=importlib.import_module("sparkprep").clean)
+        transform = importlib.import_module("sparkprep").clean
+        return hy.Dataset.spark(numbered(spark), features="n", path=store, transform=transform, name="n").url
 
     assert edited(1) == edited(1) != edited(2)
-    assert not caplog.messages
-    python = df.select(F.udf(lambda n: n + 1, "long")("n").alias("n"))
-    arrow = df.select("n").mapInArrow(lambda batches: batches, "n long")
-    today = df.filter(F.current_date() > F.lit("2020-01-01"))
-    for frame in (python, arrow, today):
-        assert url(frame) != url(frame)
-    assert sum("nobody tells whether the rows" in said for said in caplog.messages) == 6
-    monkeypatch.setattr("hopyard.data.from_spark.plans.text", None)  # another Spark may lack what it asks
-    assert url(df) != url(df)
+
+
+def test_a_name_of_rows_of_other_columns_is_refused(spark: Any, store: Path) -> None:
+    def made(df: Any, **more: Any) -> Any:
+        return hy.Dataset.spark(df, features="x", partitions=2, path=store, name="x", **more)
+
+    df = numbered(spark)
+    digest = made(df).prepare().digest
+    assert made(df.withColumn("more", F.lit(1))).prepare().digest == digest  # a column that is not read
+    changed = made(df.withColumn("x", F.col("x").cast("float")))
+    with pytest.raises(SpecError, match=r"name = 'x': .* than df has now: column 'x' has type float, it had double\. "):
+        changed.prepare()
+    keeps = {"transform": lambda batch: batch.select(["x"])}
+    made(df, validation=df, **keeps).prepare()
+    renamed = df.withColumnRenamed("n", "m")
+    with pytest.raises(SpecError, match=r"validation= has now: column 'n' is gone, .*; column 'm' is new, of type big"):
+        made(df, validation=renamed, **keeps).prepare()
+    assert len(list(store.iterdir())) == 2
 
 
 def test_any_name_of_a_column(spark: Any, store: Path) -> None:
@@ -470,27 +477,6 @@ def test_times_and_null_vectors_are_told_as_what_they_are(spark: Any, store: Pat
     df = spark.createDataFrame(rows, schema).repartition(2, "y")
     with pytest.raises(DataError, match=r"column 'v': 1 of its rows hold null"):
         hy.Dataset.spark(df, features="v", label="y", partitions=1, path=store).prepare()
-
-
-def test_reuse_tells_columns_apart_that_were_renamed(spark: Any, store: Path, tmp_path: Path) -> None:
-    path = str(tmp_path / "two.parquet")
-    pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), path)
-
-    def made(name: str) -> Any:
-        df = spark.read.schema(f"{name} double").parquet(path).selectExpr(f"{name} AS x")
-        return hy.Dataset.spark(df, features="x", partitions=1, path=store, reuse=True)
-
-    assert made("a").url != made("b").url
-    assert made("a").url == made("a").url
-
-
-def test_a_database_is_never_reused(spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = str(tmp_path / "t.parquet")
-    pq.write_table(pa.table({"a": [1.0, 2.0]}), path)
-    monkeypatch.setattr("hopyard.data.from_spark.plans._files", lambda leaf: None)  # as a relation of JDBC
-    df = spark.read.parquet(path)
-    made = [hy.Dataset.spark(df, features="a", partitions=1, path=store, reuse=True) for _ in range(2)]
-    assert made[0].url != made[1].url
 
 
 def linear(config: dict[str, Any]) -> Any:
@@ -535,7 +521,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"path": "nowhere://x"}, SpecError, "path: host .* cannot open nowhere://x"),
     ({"path": "memory://x"}, SpecError, "path: host .* does not see in memory://x/.* what the driver wrote there"),
     ({"path": "/proc/nowhere"}, SpecError, "path: host .* cannot write to /proc/nowhere"),
-    ({"reuse": 1}, SpecError, "reuse = 1"),
+    ({"name": 1}, SpecError, "name = 1: 1 to 64 letters"),
+    ({"name": "a/b"}, SpecError, 'name = .a/b.: 1 to 64 letters of ASCII, digits, "."'),
     (
         {"encode": {"text": "one-hot"}, "features": ["text"], "label": None, "partitions": 5},
         DataError,
@@ -729,18 +716,13 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 df = spark.range(0, 40, 1, 3).select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
     F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("c"))
 given = dict(features=["n", "x", "c"], label="n", encode={"c": "one-hot"}, validation=0.2, partitions=2)
-first = hy.Dataset.spark(df, path=sys.argv[1], reuse=True, **given)
+first = hy.Dataset.spark(df, path=sys.argv[1], name="mine", **given)
 manifest = first.prepare()
 assert manifest.rows == 40 and manifest.vocabularies == {"c": ["a", "b"]}, manifest
 rows = np.concatenate([open_partition(manifest, "train", p).inputs for p in range(2)])
 assert (rows[:, 1] == rows[:, 0] / 2).all() and (rows[:, 2] == (rows[:, 0] % 2 == 0)).all()
-assert hy.Dataset.spark(df, path=sys.argv[1], reuse=True, **given).url == first.url
+assert hy.Dataset.spark(df, path=sys.argv[1], name="mine", **given).prepare() == manifest
 assert hy.Dataset.spark(df, **given).url.startswith(sys.argv[2])
-udf = F.udf(lambda n: n, "long")
-for hidden in (df.select(udf("n").alias("n")), df.filter("now() > '2020-01-01'")):
-    hidden.createOrReplaceTempView("hidden")  # a client's plan has only its name
-    urls = [hy.Dataset.spark(spark.table("hidden"), features="n", path=sys.argv[1], reuse=True).url for _ in "ab"]
-    assert urls[0] != urls[1]
 try:
     hy.Dataset.spark(df, path="memory://x", **given)
     vectors = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(2, {1: 3.0}),)], ["v"]).coalesce(1)
@@ -771,7 +753,7 @@ import hopyard as hy
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 df = spark.range(9)
 late = hy.Dataset.spark(df, features="id", path=sys.argv[1])
-print(hy.Dataset.spark(spark.read.parquet(sys.argv[3]), features="n", path=sys.argv[1], reuse=True).url)
+print(hy.Dataset.spark(spark.read.parquet(sys.argv[3]), features="n", path=sys.argv[1], name="ours").url)
 spark.stop()
 for ask in (late.prepare, lambda: hy.Dataset.spark(df, features="id", path=sys.argv[1])):
     try:
@@ -788,7 +770,7 @@ print("all well")
 @pytest.mark.parametrize("script", [CONNECT, STOPPED], ids=["connect", "stopped"])
 def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds: pa.Table) -> None:
     path = str(tmp_path / "kinds.parquet")
-    ours = hy.Dataset.spark(spark.read.parquet(path), features="n", path=tmp_path / "store", reuse=True)
+    ours = hy.Dataset.spark(spark.read.parquet(path), features="n", path=tmp_path / "store", name="ours")
     if script is CONNECT:
         pytest.importorskip("grpc")
     own = {**os.environ, "PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "home")}
@@ -799,7 +781,7 @@ def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds:
     )  # fmt: skip
     assert done.stdout.strip().endswith("all well"), done.stderr[-3000:]
     assert not list((tmp_path / "store").rglob("*probe"))
-    assert script is CONNECT or str(ours.url) in done.stdout  # the same plan over the same files, in another session
+    assert script is CONNECT or str(ours.url) in done.stdout  # the same name, in another session
 
 
 ONE_SCRIPT = """

@@ -119,10 +119,11 @@ def test_folders_of_rows_are_found_and_removed(tmp_path: Path, remote: bool) -> 
     import fsspec
 
     store = f"memory://{tmp_path.name}" if remote else str(tmp_path / "store")
-    url = spark_rows(store)
-    assert rows_in(store) == rows_in(url) == [url]
+    url, named = spark_rows(store), spark_rows(store, name="flights-v1.2_b", half=True)
+    assert rows_in(store) == [url, named] and rows_in(url) == [url] and rows_in(named) == [named]
     assert rows_in(f"{store}/nothing") == []
     remove_rows(url)
+    remove_rows(named)
     assert rows_in(store) == []
     files, root = fsspec.core.url_to_fs(store)
     assert files.find(root) == []

@@ -33,7 +33,6 @@ from hopyard.data.encoding.schema import plan
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.from_spark.location import place
-from hopyard.data.from_spark.plans import is_deterministic
 from hopyard.data.from_spark.reports import listed, tell
 from hopyard.data.from_spark.source import Kept, refuse
 from hopyard.data.from_spark.task import PROBE, Task, Told
@@ -46,7 +45,7 @@ from hopyard.data.shared.segments import Index
 from hopyard.data.shared.storage import Folder, reaching
 from hopyard.data.sources.memory import Piece
 from hopyard.errors import DataError, SpecError
-from hopyard.sparkapi.dataframe import alive, narrowed, schema
+from hopyard.sparkapi.dataframe import alive, is_deterministic, narrowed, schema, types
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +59,8 @@ class Frame:
         spec, partitions, fraction, seed: as of the Dataset.
         code: the transform's pickle, or None.
         kept: where it will be.
+        columns: the types of the columns of each frame that are read, as Spark names them.
+        name: the user's, by which it is found again, or None.
     """
 
     frames: tuple[Any, ...]
@@ -69,6 +70,8 @@ class Frame:
     seed: int
     code: bytes | None
     kept: Kept
+    columns: tuple[dict[str, str], ...]
+    name: str | None
 
     def __repr__(self) -> str:
         return f"Spark DataFrame for {self.kept.url}"
@@ -95,14 +98,34 @@ class Frame:
         return self.kept
 
     def open(self, limit: int, cache: str = "") -> Manifest:
-        """Its manifest; materialises it first when there is none. Arguments and errors as `kept.Kept.open`."""
-        if self.kept.find() is not None:
+        """Its manifest; materialises it first when there is none. Arguments and errors as `kept.Kept.open`.
+
+        Raises:
+            SpecError: what is there under its name was made of other columns.
+        """
+        if (there := self.kept.find()) is not None:
+            self._compare(there)
             return self.kept.open(limit, cache)
         self._materialise()
         found = self.kept.open(limit, cache)
         if self.kept.cached:
             evict(Path(self.kept.url).parent, limit)  # not what was just made: `found` holds it
         return found
+
+    def _compare(self, there: Manifest) -> None:
+        for number, (source, now) in enumerate(zip(there.sources, self.columns, strict=True)):
+            changes = [
+                _change(column, source.columns.get(column), now.get(column))
+                for column in dict.fromkeys([*source.columns, *now])
+                if source.columns.get(column) != now.get(column)
+            ]
+            if changes:
+                raise SpecError(
+                    f"name = {self.name!r}: the rows in {self.url} were made of other columns than "
+                    f"{'validation=' if number else 'df'} has now: "
+                    f"{'; '.join(changes)}. Give these rows a name= of their own, or remove the others with "
+                    f"`hopyard clean {self.url} --yes --older-than 0`"
+                )
 
     def _materialise(self) -> None:
         alive(self.frames[0])
@@ -130,11 +153,11 @@ class Frame:
         told = tell(self.frames[0], train, "run")
         alone = msgspec.structs.replace(spec, validation=None)
         names = [train.what.format(one.number) for one in told]
-        sources = [_source(told)]
-        for second in self.frames[1:]:
+        sources = [_source(told, self.columns[0])]
+        for second, columns in zip(self.frames[1:], self.columns[1:], strict=True):
             held = replace(task, spec=alone, fraction=1.0, what=f"{task.what} of validation=")
             more = tell(second, held, "run")
-            sources.append(_source(more))
+            sources.append(_source(more, columns))
             names += [held.what.format(one.number) for one in more]
             told += more
         fields = _fields(told, names)
@@ -155,7 +178,7 @@ def from_spark(
     seed: int,
     transform: Transform | None,
     path: str | os.PathLike[str] | None,
-    reuse: bool,
+    name: str | None,
     cache: str,
 ) -> Frame:
     """The source that Dataset.spark names; what can be checked without a job is.
@@ -183,8 +206,10 @@ def from_spark(
                 "the validation= DataFrame" if number else "the DataFrame",
             )
     code = None if transform is None else pickled(transform)
-    about = [FORMAT, spec, share, partitions, seed if share else 0, identity(transform) if reuse else ""]
-    return Frame(tuple(frames), spec, partitions, share, seed, code, place(frames, about, path, reuse, cache))
+    asked = [FORMAT, len(frames), spec, share, partitions, seed if share else 0]
+    asked.append("" if name is None else identity(transform))
+    kept = place(frames[0], asked, path, name, cache)
+    return Frame(tuple(frames), spec, partitions, share, seed, code, kept, tuple(map(types, frames)), name)
 
 
 def _same(mine: list[Field], theirs: list[Field]) -> None:
@@ -212,8 +237,14 @@ def _names(told: list[Told]) -> tuple[int, int]:
     return sum(one.rows for one in told), added(*(int(one.sum, 16) for one in told))
 
 
-def _source(told: list[Told]) -> SourceInfo:
-    return SourceInfo(f"Spark DataFrame of {len(told)} partitions", -1, sum(one.rows for one in told))
+def _change(column: str, then: str | None, now: str | None) -> str:
+    if then is None or now is None:
+        return f"column {column!r} is {f'new, of type {now}' if then is None else f'gone, it had type {then}'}"
+    return f"column {column!r} has type {now}, it had {then}"
+
+
+def _source(told: list[Told], columns: dict[str, str]) -> SourceInfo:
+    return SourceInfo(f"Spark DataFrame of {len(told)} partitions", -1, sum(one.rows for one in told), columns)
 
 
 def _fields(told: list[Told], names: list[str]) -> list[Field]:

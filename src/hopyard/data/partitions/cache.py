@@ -55,7 +55,7 @@ KILLED_SECONDS = 86_400.0
 """After which a folder that Spark's tasks wrote to, and that still has no manifest, is rubbish."""
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """What says that a folder is another user's, read-only, or no folder."""
-_ROWS = re.compile(r"spark-[0-9a-f]{24,32}")
+_ROWS = re.compile(r"spark-([0-9A-Za-z][0-9A-Za-z._-]*-)?[0-9a-f]{24,32}")
 """Names of the folders that Dataset.spark makes."""
 _WRITTEN = re.compile(
     rf"(\.part-.+|\.needed-.+|{re.escape(FILE)}|index-[0-9a-f]{{64}}\.json|[0-9a-f]{{12}}-(probe|\d{{5,}}-[0-9a-f]{{12}}\.seg))"
