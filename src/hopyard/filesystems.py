@@ -35,6 +35,9 @@ def open_url(url: str) -> tuple[Any, str]:
     """(the file system at a path or URL, the path in it). Raises whatever its driver raises: see `reaching`."""
     import fsspec  # 30 ms, and not needed by data in memory
 
+    if "://" not in url:  # of a path, "::" is a part
+        system = fsspec.filesystem("file")
+        return system, str(system._strip_protocol(url))
     system, path = fsspec.core.url_to_fs(url)
     return system, str(path)
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from hopyard.data.assignment import validates
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
+from hopyard.data.partitions.cache import open_partition
 from hopyard.data.sources.parquet import Files
 from hopyard.errors import DataError, SpecError
 
@@ -432,8 +436,6 @@ def test_more_rows_than_a_block(cache: Path, tmp_path: Path, read: Any, monkeypa
 
 
 def test_fsspec_url(files: Path, cache: Path) -> None:
-    import fsspec
-
     memory = fsspec.filesystem("memory")
     for path in files.iterdir():
         memory.pipe(f"/flights/{path.name}", path.read_bytes())
@@ -451,6 +453,119 @@ def test_sources_are_found(files: Path) -> None:
         data = Dataset.parquet(source, features=FEATURES, label="n")
         assert isinstance(data.source, Files)
         assert [Path(path).name for path in data.source.paths] == names
+
+
+def hive(folder: Path, table: pa.Table, names: list[str]) -> Path:
+    """The table in Hive's folders, as pyarrow writes them."""
+    schema = pa.schema([table.schema.field(name) for name in names])
+    ds.write_dataset(table, folder, format="parquet", partitioning=ds.partitioning(schema, flavor="hive"))
+    return folder
+
+
+def everything(data: Dataset, cache: Path) -> dict[int, list[Any]]:
+    """All rows that a model sees, by their label."""
+    found: dict[int, list[Any]] = {}
+    manifest = data.prepare(cache)
+    for part in range(len(manifest.train)):
+        columns = open_partition(manifest, "train", part)
+        inputs = columns.inputs if isinstance(columns.inputs, dict) else {"": columns.inputs}
+        for row, label in enumerate(columns.targets.tolist()):
+            found[label] = [array[row].tolist() for array in inputs.values()]
+    return found
+
+
+def test_folders_give_their_column(tmp_path: Path, cache: Path, table: pa.Table) -> None:
+    """As Hive's, pyarrow's and Spark's writers make them; rows are those of one file with these columns."""
+    years = pa.array((2011 + np.arange(300) % 3).tolist())
+    words = pa.array(["a b", "c/d", None, "é=1"] * 75)
+    whole = table.select(["n", "a"]).append_column("year", years).append_column("kind", words)
+    folder = hive(tmp_path / "hive", whole, ["year", "kind"])
+    assert (folder / "year=2011" / "kind=__HIVE_DEFAULT_PARTITION__").is_dir()
+
+    def known(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert batch.schema.names == ["n", "a", "year", "kind"]
+        assert batch.schema.types == [pa.int64(), pa.float64(), pa.int32(), pa.string()]
+        return batch.set_column(3, "kind", batch["kind"].fill_null("none"))
+
+    options: Any = {"features": {"year": "year", "x": ["a", "kind"]}, "label": "n", "encode": {"kind": "one-hot"}}
+    each = dict(zip(range(300), zip(years.to_pylist(), words.to_pylist(), strict=True), strict=True))
+    made = Dataset.parquet(folder, transform=known, **options)
+    rows = everything(made, cache)
+    vocabulary = made.prepare(cache).vocabularies["kind"]
+    assert vocabulary == ["a b", "c/d", "none", "é=1"]
+    for n, (year, x) in rows.items():
+        assert (year, vocabulary[x[1:].index(1.0)]) == (each[n][0], each[n][1] or "none")
+    assert len(rows) == 300
+    with pytest.raises(DataError, match=r"column 'kind': 75 of its rows .*year=2011/kind=__HIVE_DEFAULT"):
+        Dataset.parquet(folder, **options).prepare(cache)
+
+
+def test_folders_below_a_directory_or_a_wildcard(tmp_path: Path, cache: Path, table: pa.Table) -> None:
+    whole = table.select(["n", "a"]).append_column("year", pa.array((2011 + np.arange(300) % 3).tolist()))
+    folder = hive(tmp_path / "run=7" / "hive", whole, ["year"])
+    options: Any = {"features": ["a", "year"], "label": "n", "partitions": 2}
+    plain = [(n, [[a, year]]) for n, a, year in zip(*whole.to_pydict().values(), strict=True)]
+    wanted = {n: np.float32(x[0]).tolist() for n, x in plain}
+    for source, years in ((folder, 3), (f"{folder}/year=*", 3), (f"{folder}/*/*.parquet", 3), (f"{folder}/year=*3", 1)):
+        rows = everything(Dataset.parquet(source, **options), cache)
+        assert rows == {n: [x] for n, x in wanted.items() if years == 3 or x[1] == 2013}
+        seen: Any = Dataset.parquet(source, **options).source
+        assert seen.schema().names == ["n", "a", "year"]  # of `run=7`, which is above, nothing
+    inside = folder / "year=2011"
+    for source in (inside, f"{inside}/*.parquet", next(inside.iterdir())):
+        with pytest.raises(DataError, match="no column 'year'"):
+            Dataset.parquet(source, **options)
+    memory = fsspec.filesystem("memory")
+    for path in folder.rglob("*.parquet"):
+        memory.pipe(f"/folders/{path.relative_to(folder)}", path.read_bytes())
+    assert everything(Dataset.parquet("memory://folders", **options), cache) == {n: [x] for n, x in wanted.items()}
+
+
+def test_the_columns_of_folders_are_part_of_what_names_an_entry(tmp_path: Path, table: pa.Table, cache: Path) -> None:
+    folder = hive(tmp_path / "hive", table.select(["n", "a", "b"]), ["b"])
+    files = sorted(folder.rglob("*.parquet"))
+    one, other = (Dataset.parquet(source, features=["a"], label="n") for source in (folder, files))
+    assert one.prepare(cache).key != other.prepare(cache).key
+    assert one.prepare(cache).digest == other.prepare(cache).digest  # `b` is not read
+    copy = pickle.loads(pickle.dumps(one))
+    assert copy.prepare(cache).key == one.prepare(cache).key
+
+
+def test_a_column_of_the_file_comes_before_one_of_its_folder(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "x=5").mkdir()
+    pq.write_table(pa.table({"x": [1.0, 2.0], "y": [0, 1]}), tmp_path / "x=5" / "a.parquet")
+    rows = everything(Dataset.parquet(tmp_path, features=["x"], label="y", partitions=1), cache)
+    assert rows == {0: [[1.0]], 1: [[2.0]]}
+
+
+def test_files_that_lack_a_column(tmp_path: Path, cache: Path) -> None:
+    """With a transform they may: it sees null. In whatever file a column comes first, and in whatever order."""
+    tables = [
+        pa.table({"y": [0, 1], "none": pa.nulls(2)}), pa.table({"a": [1.5, 2.5], "y": [2, 3], "none": ["x", "y"]}),
+        pa.table({"y": [4], "b": [7], "a": [3.5]}),
+    ]  # fmt: skip
+    for number, each in enumerate(tables):
+        pq.write_table(each, tmp_path / f"{number}.parquet")
+    seen = []
+
+    def filled(batch: pa.RecordBatch) -> pa.RecordBatch:
+        seen.append(batch.schema)
+        a, b = (batch[name].fill_null(-1) for name in "ab")
+        return pa.RecordBatch.from_arrays([a, b, batch["y"]], names=["a", "b", "y"])
+
+    options: Any = {"features": ["a", "b"], "label": "y", "partitions": 1}
+    rows = everything(Dataset.parquet(tmp_path, transform=filled, **options), cache)
+    assert rows == {0: [[-1, -1]], 1: [[-1, -1]], 2: [[1.5, -1]], 3: [[2.5, -1]], 4: [[3.5, 7]]}
+    columns = pa.schema({"y": pa.int64(), "none": pa.string(), "a": pa.float64(), "b": pa.int64()})
+    assert all(schema.equals(columns) for schema in seen)
+    with pytest.raises(DataError, match=r"0\.parquet has no column 'a'"):
+        Dataset.parquet(tmp_path, **options)
+    with pytest.raises(DataError, match=r"0\.parquet has no column 'a'"):
+        Dataset.parquet([tmp_path / "1.parquet", tmp_path / "0.parquet"], features="a", label="y").prepare(cache)
+    strict = pa.schema([pa.field("a", pa.float64(), nullable=False), pa.field("y", pa.int64())])
+    pq.write_table(pa.table({"a": [1.5], "y": [9]}, schema=strict), tmp_path / "1.parquet")
+    with pytest.raises(DataError, match=r"0\.parquet has no column 'a'"):
+        Dataset.parquet(tmp_path, transform=filled, **options).prepare(cache)
 
 
 def test_the_manifest_is_json_that_can_be_copied(cache: Path, files: Path, tmp_path: Path) -> None:

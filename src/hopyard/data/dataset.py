@@ -159,10 +159,13 @@ class Dataset:
         assign: Assign = "spread",
         cache_bytes: int = CACHE_BYTES,
     ) -> Dataset:
-        """Parquet files.
+        """Parquet files. All together are one table: folders below a directory or behind a wildcard that name a column,
+        such as `year=2013/` (what `df.write.partitionBy` makes), give it, as whole numbers or as text. Where there is a
+        transform, columns that some of the files lack are null there; without one, each file needs what is read.
 
         Args:
-            source: a path, glob, directory or fsspec URL, or a list of these.
+            source: a path, glob, directory or fsspec URL, or a list of these. Of directories and globs, what begins
+                with "_" or "." is left out.
             features: a list of columns (numbers, booleans, lists of one length, categories): one float32 matrix; the
                 name of one column: it keeps its type; or a dict of these: named inputs.
             label: one column (whole numbers and booleans become int64, others float32), a list (one matrix), a dict, or

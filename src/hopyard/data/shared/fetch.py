@@ -23,7 +23,7 @@ from hopyard.data.npy import Appender
 from hopyard.data.rows.order import RowSorter
 from hopyard.data.shared.segments import Index, Segment, infos, ranges, views
 from hopyard.data.shared.storage import Folder
-from hopyard.data.sources.parquet import ahead
+from hopyard.data.sources.paths import read_ahead
 from hopyard.errors import DataError, HopyardError
 from hopyard.formats.arrow import Array
 
@@ -122,7 +122,7 @@ def _arrays(manifest: Manifest, index: Index, run: int, kinds: list[ArrayInfo]) 
         (segment, *piece) for segment in index.segments if segment.digests[run] for piece in ranges(kinds, segment, run)
     ]
     hasher, left = blake3(), 0
-    with closing(ahead(_read(Folder(url), pieces))) as read:
+    with closing(read_ahead(_read(Folder(url), pieces))) as read:
         for (segment, rows, _, _), data in read:
             left = left or segment.rows(run)
             meter.advance(len(data))

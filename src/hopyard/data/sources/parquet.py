@@ -1,79 +1,71 @@
-"""Parquet files: found, told apart, and decoded row group by row group, one ahead of who consumes them."""
+"""Parquet files, decoded row group by row group, one ahead of who consumes them.
+
+All files together are one table. What one of them lacks, its folders may say (`year=2013/`, as Hive and Spark write
+them), or it is null there.
+"""
 
 from __future__ import annotations
 
-import glob
 import os
-import uuid
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from hopyard.checks import sendable
 from hopyard.data.manifest import SourceInfo
+from hopyard.data.sources import paths
 from hopyard.data.sources.memory import BYTES, ROWS, Piece
-from hopyard.errors import DataError, SpecError
-from hopyard.filesystems import is_there, matching, names_of, open_url, reaching, why
+from hopyard.data.sources.paths import FoundFile, opened, read_ahead, reading, stamp
+from hopyard.errors import DataError
+from hopyard.filesystems import names_of
 from hopyard.formats.arrow import require
-
-T = TypeVar("T")
 
 GROUP_BYTES = 64 << 20
 """Row groups up to this size are decoded whole, the fastest way; larger ones in batches, so memory stays bounded."""
 
 
-def find(source: Any) -> list[str]:
-    """The Parquet files of a path, a glob, a directory, an fsspec URL, or a list of these; each list entry sorted.
-
-    Raises:
-        SpecError: not such a thing.
-        DataError: nothing matches.
-    """
-    if isinstance(source, (str, os.PathLike)):
-        found = _find(os.fspath(source))
-        for path in found:
-            if not sendable(path):
-                raise DataError(f"{path!a}: the name has a character that UTF-8 lacks; rename the file")
-        return found
-    if isinstance(source, (list, tuple)) and source:
-        return [path for one in source for path in find(one)]
-    raise SpecError(f"source = {source!r}: a path, glob, directory or URL, or a list of these, is needed")
+def find(source: Any) -> list[FoundFile]:
+    """The Parquet files of a path, a glob, a directory, an fsspec URL, or a list of these. Raises as `paths.find`."""
+    return paths.find(source, "Parquet", (".parquet", ".parq", ".pq"))
 
 
 class Files:
     """Parquet files, by path or URL. Cheap to pickle; read as often as needed."""
 
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
+    def __init__(self, files: Sequence[FoundFile]) -> None:
+        self.files = files
         self._listed: list[SourceInfo] = []
 
     def __repr__(self) -> str:
-        return names_of(self.paths)
+        return names_of([file.path for file in self.files])
 
     def identity(self) -> str:
-        """BLAKE3 over path, stamp and footer of each file."""
+        """BLAKE3 over path, stamp and footer of each file, and what its folders say."""
         hasher = blake3()
-        for path in self.paths:
+        for path, folders in self.files:
             hasher.update(f"{path}\0{stamp(path)}\0".encode())
             hasher.update(_footer(path))
+            if folders:
+                hasher.update(f"\0{folders}\0".encode())
         return hasher.hexdigest()
 
     def schema(self) -> pa.Schema:
-        """Of the first file, from its footer."""
-        path = self.paths[0]
-        with _reading(path), _open(path) as stream, _parquet(stream, []) as file:
-            return file.schema_arrow
+        """Of the first file, from its footer, and of the folders."""
+        with _opened(self.files[0].path, []) as file:
+            schema = file.schema_arrow
+        for name, kind in _folder_types(self.files).items():
+            schema = schema if name in schema.names else schema.append(pa.field(name, kind))
+        return schema
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Row groups (or batches of large ones) in order."""
         self._listed = []
-        return ahead(self._read(names, dictionaries))
+        return read_ahead(self._read(names, dictionaries))
 
     def listed(self) -> list[SourceInfo]:
         """Each row group of each file."""
@@ -81,37 +73,94 @@ class Files:
 
     def detached(self, identity: str | None) -> Files:
         """Itself: paths only."""
-        return Files(self.paths)
+        return Files(self.files)
 
     def _read(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
-        first: pa.Schema | None = None
-        for path in self.paths:
-            with _reading(path), _open(path) as stream, _parquet(stream, dictionaries) as file:
-                schema = file.schema_arrow
-                first = first or schema
-                wanted = [name for name in names or first.names if name in first.names]
-                _same(first, schema, wanted, path, self.paths[0])
+        columns = self._columns(names, dictionaries)
+        types = {name: column.field.type for name, column in columns.items()}
+        for found in self.files:
+            with _opened(found.path, dictionaries) as file:
+                there = file.schema_arrow
+                for column in columns.values():
+                    column.check(there, found, fills=names is None)
+                wanted = [name for name in types if name in there.names]
                 row = 0
                 for group in range(file.num_row_groups):
                     for batch in _group(file, group, wanted):
-                        yield batch, path, row
+                        yield _filled(batch, types, found.folders), found.path, row
                         row += batch.num_rows
-                    self._listed.append(SourceInfo(path, group, file.metadata.row_group(group).num_rows))
+                    self._listed.append(SourceInfo(found.path, group, file.metadata.row_group(group).num_rows))
+
+    def _columns(self, names: list[str] | None, dictionaries: list[str]) -> dict[str, _Column]:
+        """The columns that are read: those of all files and folders together, where `names` is None; else those of
+        `names` that the first file has, or folders.
+        """
+        columns: dict[str, _Column] = {}
+        for path, _ in self.files if names is None else self.files[:1]:
+            with _opened(path, dictionaries) as file:
+                there = file.schema_arrow
+            wanted = [name for name in names or there.names if name in there.names]
+            require(there, wanted, path)
+            for name in wanted:
+                if name not in columns or pa.types.is_null(columns[name].field.type):
+                    columns[name] = _Column(there.field(name), path)
+        for name, kind in _folder_types(self.files).items():
+            if name not in columns and (names is None or name in names):
+                columns[name] = _Column(pa.field(name, kind), "the names of folders")
+        return columns
 
 
-def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """`items`, made in a thread, one ahead of who consumes them."""
-    end = object()
-    with ThreadPoolExecutor(1, "hopyard-read") as pool, closing(items):  # type: ignore[type-var]
-        coming = pool.submit(next, items, end)
-        while (item := coming.result()) is not end:
-            coming = pool.submit(next, items, end)
-            try:
-                yield item  # type: ignore[misc]
-            except GeneratorExit:
-                coming.cancel()
-                pool.shutdown(wait=True)
-                raise
+class _Column(NamedTuple):
+    """A column of all files."""
+
+    field: pa.Field
+    path: str
+    """Of the first file that has it."""
+
+    def check(self, there: pa.Schema, file: FoundFile, *, fills: bool) -> None:
+        """Raises DataError where a file, whose schema is `there`, has it with another type, or lacks it and is in no
+        folder that names it. `fills`: whether a transform sees the rows, so that the column may be null.
+        """
+        name, kind = self.field.name, self.field.type
+        if name not in there.names and (name in file.folders or (fills and self.field.nullable)):
+            return
+        require(there, [name], file.path)
+        mine = there.field(name).type
+        if mine != kind and not (fills and pa.types.is_null(mine)):
+            raise DataError(
+                f"column {name!r} has type {mine} in {file.path} but {kind} in {self.path}; write the files with one "
+                "schema"
+            )
+
+
+def _folder_types(files: Sequence[FoundFile]) -> dict[str, pa.DataType]:
+    """The columns that folders name: whole numbers where all are, else text."""
+    values: dict[str, list[str]] = {}
+    for _, folders in files:
+        for name, value in folders.items():
+            values.setdefault(name, []).extend([] if value is None else [value])
+    return {name: _type_of(texts) for name, texts in values.items()}
+
+
+def _type_of(texts: list[str]) -> pa.DataType:
+    if not texts or not all(re.fullmatch(r"-?[0-9]{1,18}", text) for text in texts):
+        return pa.string()
+    return pa.int32() if all(abs(int(text)) < 1 << 31 for text in texts) else pa.int64()
+
+
+def _filled(batch: Any, types: Mapping[str, pa.DataType], folders: Mapping[str, str | None]) -> Any:
+    """A batch with all columns, in one order: those that the file lacks hold what its folders say, or null."""
+    if batch.schema.names == list(types) and batch.schema.types == list(types.values()):
+        return batch
+
+    def column(name: str, kind: pa.DataType) -> Any:
+        if name in batch.schema.names and batch.column(name).type == kind:
+            return batch.column(name)
+        if (value := folders.get(name)) is None:
+            return pa.nulls(batch.num_rows, kind)
+        return pa.repeat(pa.scalar(value).cast(kind), batch.num_rows)
+
+    return pa.RecordBatch.from_arrays([column(*each) for each in types.items()], names=list(types))
 
 
 def _group(file: Any, group: int, wanted: list[str]) -> Iterator[Any]:
@@ -125,119 +174,18 @@ def _group(file: Any, group: int, wanted: list[str]) -> Iterator[Any]:
     yield from file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=True)
 
 
-def _same(first: pa.Schema, schema: pa.Schema, names: list[str], path: str, model: str) -> None:
-    require(schema, names, path)
-    for name in names:
-        kind, other = first.field(name).type, schema.field(name).type
-        if kind != other:
-            raise DataError(
-                f"column {name!r} has type {other} in {path} but {kind} in {model}; write the files with one schema"
-            )
-
-
-def _parquet(stream: Any, dictionaries: list[str]) -> Any:
-    return pq.ParquetFile(
-        stream,
-        read_dictionary=dictionaries or None,
-        memory_map=isinstance(stream, str),
-        page_checksum_verification=True,
-    )
-
-
 @contextmanager
-def _reading(path: str) -> Iterator[None]:
-    with reading(path):
-        try:
-            yield
-        except (pa.ArrowException, OSError, EOFError) as error:
-            if why(path, error) and not _local(path):
-                raise
-            words = f"{path} cannot be read as Parquet: {error}; write the file again, or leave it out"
-            raise DataError(words) from error
-
-
-def reading(path: str, verb: str = "read") -> AbstractContextManager[None]:
-    """Turns what the file system of a URL raises into a DataError; of a local path whoever reads knows more."""
-    return nullcontext() if _local(path) else reaching(path, verb, DataError, "source")
-
-
-def _local(path: str) -> bool:
-    return "://" not in path
-
-
-@contextmanager
-def _open(path: str) -> Iterator[Any]:
-    if _local(path):
-        yield path
-    else:
-        system, inner = open_url(path)
-        with system.open(inner, "rb") as stream:
-            yield stream
-
-
-def _find(path: str) -> list[str]:
-    if not _local(path):
-        with reading(path, "open"):
-            system, inner = open_url(path)
-            system.invalidate_cache()
-            found = matching(system, inner) if any(c in inner for c in "*?[") else [inner]
-            if found == [inner] and system.isdir(inner):
-                found = [name for name in system.find(inner) if _is_data(name, inner)]
-            found = [system.unstrip_protocol(name) for name in sorted(found) if is_there(system, name)]
-    else:
-        path = str(Path(path).expanduser().absolute())
-        if Path(path).is_dir():
-            found = sorted(str(file) for file in Path(path).rglob("*") if file.is_file() and _is_data(str(file), path))
-        elif Path(path).exists():
-            found = [path]
-        else:
-            matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-            found = sorted(file for file in matches if Path(file).is_file())
-    if not found:
-        raise DataError(
-            f"no Parquet file matches {path!r} (this process runs in {Path.cwd()}); give a path that is there"
-        )
-    return [str(file) for file in found]
-
-
-def _is_data(path: str, root: str) -> bool:
-    """Whether a file below a directory is data: Spark and Hive hide others behind "_" and "."."""
-    inside = path[len(root) :].strip("/").split("/")
-    return path.endswith((".parquet", ".parq", ".pq")) and not any(part.startswith(("_", ".")) for part in inside)
-
-
-_MARKS = {
-    "mtime", "modified", "lastmodified", "modificationtime", "lastmodifiedtime", "updated", "created", "datetime",
-    "etag", "digest", "contentmd5", "md5hash", "md5", "crc32c", "crc", "sha", "checksum", "generation", "versionid",
-}  # fmt: skip
-"""What file systems call the time of change and the tag of a file, in small letters without "-" and "_"."""
-
-
-def stamp(path: str) -> str:
-    """Size of a file, its times and its tags: equal stamps, equal content.
-
-    Of a local file the time of the last change of its inode counts too, which a copy with preserved times, or another
-    file moved to its place, does not keep. A file of which nobody tells more than its size has a stamp like no other.
-
-    Raises:
-        DataError: it cannot be asked.
-    """
-    if _local(path):
-        with _reading(path):
-            status = Path(path).stat()
-        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-    with _reading(path):
-        system, inner = open_url(path)
-        system.invalidate_cache(system._parent(inner))  # listings are kept for as long as the process lives
-        info = system.info(inner)
-    plain = {str(name).lower().replace("-", "").replace("_", ""): value for name, value in info.items()}
-    marks = {name: str(plain[name]) for name in sorted(_MARKS & plain.keys()) if plain[name] is not None}
-    return f"{info.get('size')} {marks or uuid.uuid4().hex}"
+def _opened(path: str, dictionaries: list[str]) -> Iterator[Any]:
+    """A Parquet file; what is raised while it is read becomes a DataError."""
+    with reading(path, "Parquet"), opened(path) as stream:
+        options = {"memory_map": isinstance(stream, str), "page_checksum_verification": True}
+        with pq.ParquetFile(stream, read_dictionary=dictionaries or None, **options) as file:
+            yield file
 
 
 def _footer(path: str) -> bytes:
     """The serialized metadata at the end of a Parquet file, which ends with its length and "PAR1"."""
-    with _reading(path), _open(path) as given:
+    with reading(path, "Parquet"), opened(path) as given:
         stream = Path(given).open("rb") if isinstance(given, str) else given  # noqa: SIM115
         with closing(stream):
             size = stream.seek(0, os.SEEK_END)

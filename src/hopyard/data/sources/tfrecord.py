@@ -2,62 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import posixpath
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from blake3 import blake3
 
 from hopyard.data.manifest import SourceInfo
+from hopyard.data.sources import paths
 from hopyard.data.sources.memory import BYTES, ROWS, Piece
-from hopyard.data.sources.parquet import ahead, stamp
-from hopyard.errors import DataError, SpecError
-from hopyard.filesystems import is_there, matching, names_of, open_url, reaching
+from hopyard.data.sources.paths import read_ahead, stamp
+from hopyard.errors import DataError
+from hopyard.filesystems import names_of
 from hopyard.formats.example import Seen, decode, listed, look, schema
 from hopyard.formats.tfrecord import records
 
 
 def find(source: Any) -> list[str]:
-    """The TFRecord files of a path, a glob, a directory, an fsspec URL, or a list of these; each list entry sorted.
-
-    Of directories and globs, files whose name, or a folder below the directory, begins with "_" or "." are left out.
-
-    Raises:
-        SpecError: not such a thing.
-        DataError: nothing matches.
-    """
-    if isinstance(source, (str, os.PathLike)) and os.fspath(source):
-        return _find(os.fspath(source))
-    if isinstance(source, (list, tuple)) and source:
-        return [path for one in source for path in find(one)]
-    raise SpecError(f"source = {source!r}: a path, glob, directory or URL, or a list of these, is needed")
-
-
-def _find(path: str) -> list[str]:
-    with reaching(path, "open", DataError, "source"):
-        system, inner = open_url(str(Path(path).expanduser().absolute()) if "://" not in path else path)
-        system.invalidate_cache()
-        several = any(c in inner for c in "*?[") and not is_there(system, inner)
-        found = []
-        for name in matching(system, inner) if several else [inner]:
-            if system.isdir(name) and not (several and _hidden(name)):
-                below = [file for file in system.find(name) if not _hidden(file[len(name) :])]
-                found += sorted(below)
-            elif is_there(system, name) and not (several and _hidden(posixpath.basename(name))):
-                found.append(name)
-    if not found:
-        raise DataError(
-            f"no TFRecord file matches {path!r} (this process runs in {Path.cwd()}); give a path that is there"
-        )
-    protocols = {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
-    return [str(name) if protocols & {"file", "local"} else str(system.unstrip_protocol(name)) for name in found]
-
-
-def _hidden(inside: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in inside.strip("/").split("/"))
+    """The TFRecord files of a path, a glob, a directory, an fsspec URL, or a list of these. Raises as `paths.find`."""
+    return [file.path for file in paths.find(source, "TFRecord")]
 
 
 def batches(path: str, columns: pa.Schema, rows: int = ROWS, size: int = BYTES) -> Iterator[Any]:
@@ -110,7 +73,7 @@ class Records:
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Batches of each file in order."""
         self._listed = []
-        return ahead(self._read(names))
+        return read_ahead(self._read(names))
 
     def listed(self) -> list[SourceInfo]:
         """Each file."""
