@@ -30,7 +30,7 @@ INSIDE = {
     "core": [{"facts"}, {"runs", "programs"}, {"delivery"}, {"messages"}],
     "data": [
         {"manifest", "assignment", "columns"},
-        {"npy", "options"},
+        {"npy", "options", "keywords"},
         {"rows"},
         {"sources", "encoding"},
         {"shared"},

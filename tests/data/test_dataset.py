@@ -451,8 +451,8 @@ def test_sources_are_found(files: Path) -> None:
     names = [f"part-{n}.parquet" for n in range(3)]
     for source in (files, str(files), f"{files}/*.parquet", [files / name for name in names]):
         data = Dataset.parquet(source, features=FEATURES, label="n")
-        assert isinstance(data.source, Files)
-        assert [Path(path).name for path in data.source.paths] == names
+        assert isinstance(data.rows.source, Files)
+        assert [Path(file.path).name for file in data.rows.source.files] == names
 
 
 def hive(folder: Path, table: pa.Table, names: list[str]) -> Path:
@@ -509,7 +509,7 @@ def test_folders_below_a_directory_or_a_wildcard(tmp_path: Path, cache: Path, ta
     for source, years in ((folder, 3), (f"{folder}/year=*", 3), (f"{folder}/*/*.parquet", 3), (f"{folder}/year=*3", 1)):
         rows = everything(Dataset.parquet(source, **options), cache)
         assert rows == {n: [x] for n, x in wanted.items() if years == 3 or x[1] == 2013}
-        seen: Any = Dataset.parquet(source, **options).source
+        seen: Any = Dataset.parquet(source, **options).rows.source
         assert seen.schema().names == ["n", "a", "year"]  # of `run=7`, which is above, nothing
     inside = folder / "year=2011"
     for source in (inside, f"{inside}/*.parquet", next(inside.iterdir())):
@@ -558,8 +558,12 @@ def test_files_that_lack_a_column(tmp_path: Path, cache: Path) -> None:
     assert rows == {0: [[-1, -1]], 1: [[-1, -1]], 2: [[1.5, -1]], 3: [[2.5, -1]], 4: [[3.5, 7]]}
     columns = pa.schema({"y": pa.int64(), "none": pa.string(), "a": pa.float64(), "b": pa.int64()})
     assert all(schema.equals(columns) for schema in seen)
-    with pytest.raises(DataError, match=r"0\.parquet has no column 'a'"):
+    with pytest.raises(DataError, match=r"0\.parquet and so on has no column 'a'"):
         Dataset.parquet(tmp_path, **options)
+    for encode in ({}, {"none": "one-hot"}):
+        with pytest.raises(DataError, match=r"2\.parquet has no column 'none'"):
+            mine: Any = {"features": ["none"], "label": "y", "encode": encode or {"none": ["x", "y"]}}
+            Dataset.parquet([tmp_path / "1.parquet", tmp_path / "2.parquet"], **mine).prepare(cache)
     with pytest.raises(DataError, match=r"0\.parquet has no column 'a'"):
         Dataset.parquet([tmp_path / "1.parquet", tmp_path / "0.parquet"], features="a", label="y").prepare(cache)
     strict = pa.schema([pa.field("a", pa.float64(), nullable=False), pa.field("y", pa.int64())])

@@ -172,13 +172,11 @@ def _fields(manifest: Manifest, schema: pa.Schema, where: str, targets: bool) ->
 
 def _pieces(manifest: Manifest, data: Any, every: bool) -> Iterator[tuple[Any, Place]]:
     """The rows before any transform; `every`: all columns, not only those that a model reads."""
+    names = None
     if isinstance(data, Dataset) and not every:
-        yield from data.batches(
-            list(dict.fromkeys(column.name for field in manifest.fields for column in field.columns))
-        )
-        return
-    source = data.source if isinstance(data, Dataset) else _source(manifest, data)
-    for batch, name, first in source.pieces(None, []):
+        names = list(dict.fromkeys(column.name for field in manifest.fields for column in field.columns))
+    source = data.rows.source if isinstance(data, Dataset) else _source(manifest, data)
+    for batch, name, first in source.pieces(names, []):
         yield batch, Place(name, first)
 
 

@@ -1,8 +1,9 @@
-"""What the user names: ColumnSpec, the columns of a data set by name, checked when it is made. Knows no types."""
+"""What the user says of a data set, checked when it is made: its columns by name, and how it is cut. Knows no types."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from hopyard.data.manifest import Value
 from hopyard.errors import SpecError
 
 Names = str | list[str]
+Assign = Literal["spread", "blocks"]
 
 
 class Encoding(msgspec.Struct, frozen=True):
@@ -54,6 +56,38 @@ class ColumnSpec(msgspec.Struct, frozen=True):
         """Columns that rows are read for, each once."""
         extra = [name for name in (self.weight, self.validation) if name is not None]
         return list(dict.fromkeys([*self.features, *self.labels, *extra]))
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How rows become partitions.
+
+    Attributes:
+        spec: the columns.
+        partitions: how many, of the training rows and of the validation rows.
+        assign: how rows go to partitions.
+        validates: whether there are to be validation rows.
+        fraction: share of the rows that validate; 0: none, or a column or a second data set names them.
+        seed: of that choice.
+
+    Raises:
+        SpecError: a value is not allowed.
+    """
+
+    spec: ColumnSpec
+    partitions: int = 8
+    assign: Assign = "spread"
+    validates: bool = False
+    fraction: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("partitions", self.partitions, 1)
+        whole("seed", self.seed, None)
+        if self.assign not in ("spread", "blocks"):
+            raise SpecError(f'assign = {self.assign!r}: "spread" or "blocks" is needed')
+        if self.spec.key and self.assign != "spread":
+            raise SpecError(f"key = {self.spec.key!r} says which rows lie together: leave out assign={self.assign!r}")
 
 
 def columns(

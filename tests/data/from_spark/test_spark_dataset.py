@@ -125,6 +125,29 @@ def test_a_key_gives_the_same_from_spark_files_and_memory(
         assert same(mine, other.prepare())
 
 
+def test_what_partition_by_writes_is_read_with_its_columns(spark: Any, store: Path, tmp_path: Path) -> None:
+    kind = F.when(F.col("n") % 4 == 0, "a b/c=1").when(F.col("n") % 4 == 1, "é%")
+    df = numbered(spark, 200).withColumn("year", 2010 + (F.col("n") % 3).cast("int")).withColumn("kind", kind)
+    df.write.partitionBy("year", "kind").parquet(str(tmp_path / "hive"))
+
+    def known(batch: pa.RecordBatch) -> pa.RecordBatch:
+        at = batch.schema.get_field_index("kind")
+        return batch.set_column(at, "kind", batch["kind"].fill_null("none"))
+
+    options: dict[str, Any] = {
+        "features": {"numbers": ["n", "x", "kind"], "year": "year"}, "label": "n", "key": "n", "partitions": 3,
+        "encode": {"kind": "one-hot"}, "validation": 0.3, "transform": known,
+    }  # fmt: skip
+    read = hy.Dataset.parquet(tmp_path / "hive", **options).prepare()
+    written = hy.Dataset.spark(df, path=store, **options).prepare()
+    assert read.rows == 200 and read.inputs["year"].dtype == "int32"
+    assert read.vocabularies == {"kind": ["a b/c=1", "none", "é%"]}
+    assert read.digest == written.digest
+    for kind_of_rows in ("train", "validate"):
+        for mine, theirs in zip(opened(read, kind_of_rows), opened(written, kind_of_rows), strict=True):
+            assert all((mine.inputs[name] == theirs.inputs[name]).all() for name in ("numbers", "year"))
+
+
 def test_equal_rows_and_equal_keys_stay_together(spark: Any, store: Path) -> None:
     df = spark.range(0, 400, 1, 5).selectExpr("id % 40 AS x", "id % 40 % 7 AS user")
     whole: dict[str, Any] = {"features": "x", "validation": 0.3, "partitions": 2, "path": store}
@@ -678,7 +701,7 @@ def test_rows_that_are_encoded_cannot_be_read_as_rows(spark: Any, store: Path) -
     kept = hy.Dataset.open(str(data.url))
     for one in (data, kept):
         with pytest.raises(SpecError, match=r"are encoded already.*toPandas"):
-            next(iter(one.batches()))
+            next(iter(one.rows.batches([], [])))
         with pytest.raises(SpecError, match="are encoded already"):
             hy.Dataset.numpy(np.zeros((4, 1)), validation=one)
 

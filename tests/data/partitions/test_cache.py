@@ -27,7 +27,8 @@ from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions import cache as caches
 from hopyard.data.partitions.cache import hold, open_partition
-from hopyard.data.sources import parquet as files_room
+from hopyard.data.partitions.prepare import entry_key
+from hopyard.data.sources import paths as files_room
 from hopyard.errors import DataError, SpecError
 
 
@@ -36,13 +37,18 @@ def arrays(seed: int = 0, rows: int = 1000, **options: Any) -> Dataset:
     return Dataset.numpy(x, x[:, 0], **({"partitions": 2} | options))
 
 
+def key_of(data: Dataset) -> str | None:
+    assert data.options is not None
+    return entry_key([data.rows], data.options)
+
+
 def entries(root: Path) -> set[str]:
     return {path.parent.name for path in root.glob("*/manifest.json")}
 
 
 def test_found_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = arrays().prepare(cache)
-    monkeypatch.setattr("hopyard.data.dataset.build", None)  # would fail if it built again
+    monkeypatch.setattr("hopyard.data.partitions.prepare.build", None)  # would fail if it built again
     assert arrays().prepare(cache) == first
     assert Path(first.path) == cache / first.key
 
@@ -91,7 +97,7 @@ def test_the_footer_is_part_of_the_key(tmp_path: Path) -> None:
         pq.write_table(pa.table({"a": np.full(100, value)}), tmp_path / "f.parquet")
         os.utime(tmp_path / "f.parquet", ns=(1, 1))
         keys.append(
-            (Dataset.parquet(tmp_path / "f.parquet", features="a")._key(), (tmp_path / "f.parquet").stat().st_size)
+            (key_of(Dataset.parquet(tmp_path / "f.parquet", features="a")), (tmp_path / "f.parquet").stat().st_size)
         )
     assert keys[0][0] != keys[1][0]
     assert keys[0][1] == keys[1][1]
@@ -250,7 +256,7 @@ def test_keys_of_manifests_are_no_paths(tmp_path: Path, key: str) -> None:
 MAKE = """
 import sys, numpy as np
 from hopyard.data.dataset import Dataset
-import hopyard.data.dataset as room
+import hopyard.data.partitions.prepare as room
 real = room.build
 def build(directory, job, blocks):
     print("built", flush=True)
@@ -292,7 +298,7 @@ def test_threads_make_one_entry_at_once(cache: Path) -> None:
 
     table = pa.table({"a": np.arange(100.0)})
     data = Dataset.arrow(table, features="a", transform=count, partitions=2)
-    data._key()
+    key_of(data)
     threads = [threading.Thread(target=data.prepare, args=(cache,)) for _ in range(6)]
     for thread in threads:
         thread.start()
@@ -306,7 +312,7 @@ def make_in_child(root: str, seed: int) -> None:
 
 
 def test_a_killed_maker_leaves_nothing_that_hinders(cache: Path) -> None:
-    key = arrays()._key()
+    key = key_of(arrays())
     left = cache / f".tmp-{key}-abc"
     left.mkdir(parents=True)
     (left / "train-00000").mkdir()

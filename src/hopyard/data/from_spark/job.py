@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -37,8 +37,8 @@ from hopyard.data.from_spark.reports import listed, tell
 from hopyard.data.from_spark.source import Kept, refuse
 from hopyard.data.from_spark.task import PROBE, Task, Told
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored
-from hopyard.data.options import ColumnSpec
-from hopyard.data.partitions.builder import KINDS, Job, check_split, described, named_partition, vocabularies
+from hopyard.data.options import BuildOptions
+from hopyard.data.partitions.builder import KINDS, check_split, described, named_partition, vocabularies
 from hopyard.data.partitions.cache import evict
 from hopyard.data.rows.names import Distinct, added, width
 from hopyard.data.shared.segments import Index
@@ -56,18 +56,17 @@ class Frame:
 
     Attributes:
         frames: of the training rows; and of the validation rows, if they have their own.
-        spec, partitions, fraction, seed: as of the Dataset.
+        options: how they are cut.
         code: the transform's pickle, or None.
         kept: where it will be.
         columns: the types of the columns of each frame that are read, as Spark names them.
         name: the user's, by which it is found again, or None.
     """
 
+    volatile: ClassVar[bool] = False
+
     frames: tuple[Any, ...]
-    spec: ColumnSpec
-    partitions: int
-    fraction: float
-    seed: int
+    options: BuildOptions
     code: bytes | None
     kept: Kept
     columns: tuple[dict[str, str], ...]
@@ -97,17 +96,17 @@ class Frame:
         """Its URL, without frames and session."""
         return self.kept
 
-    def open(self, limit: int, cache: str = "") -> Manifest:
-        """Its manifest; materialises it first when there is none. Arguments and errors as `kept.Kept.open`.
+    def prepare(self, limit: int, cache: str = "") -> Manifest:
+        """Its manifest; materialises it first when there is none. Arguments and errors as `Kept.prepare`.
 
         Raises:
             SpecError: what is there under its name was made of other columns.
         """
         if (there := self.kept.find()) is not None:
             self._compare(there)
-            return self.kept.open(limit, cache)
+            return self.kept.prepare(limit, cache)
         self._materialise()
-        found = self.kept.open(limit, cache)
+        found = self.kept.prepare(limit, cache)
         if self.kept.cached:
             evict(Path(self.kept.url).parent, limit)  # not what was just made: `found` holds it
         return found
@@ -147,9 +146,10 @@ class Frame:
 
     def _write(self, folder: Folder, token: str) -> tuple[Index, Manifest]:
         """Runs the jobs; nothing of what they write counts before the manifest is there."""
-        task = Task(folder.url, token, self.spec, self.partitions, 0.0, self.seed, self.code, "Spark partition {}")
-        spec, before = listed(self.spec, list(self.frames), task if self.code is not None else None)
-        train = replace(task, spec=spec, fraction=self.fraction)
+        asked = self.options
+        task = Task(folder.url, token, asked.spec, asked.partitions, 0.0, asked.seed, self.code, "Spark partition {}")
+        spec, before = listed(asked.spec, list(self.frames), task if self.code is not None else None)
+        train = replace(task, spec=spec, fraction=asked.fraction)
         told = tell(self.frames[0], train, "run")
         alone = msgspec.structs.replace(spec, validation=None)
         names = [train.what.format(one.number) for one in told]
@@ -162,21 +162,18 @@ class Frame:
             told += more
         fields = _fields(told, names)
         _again(before, told)
-        index = Index(self.partitions, width(spec), [one.segment for one in told if one.segment is not None])
+        index = Index(asked.partitions, width(spec), [one.segment for one in told if one.segment is not None])
         _seen(folder, told)
-        manifest = _manifest(self, spec, fields, told, index)
+        manifest = _manifest(replace(asked, spec=spec), fields, told, index)
         manifest.sources = sources
         return index, manifest
 
 
 def from_spark(
     frames: Sequence[Any],
-    spec: ColumnSpec,
-    *,
-    share: float,
-    partitions: int,
-    seed: int,
+    options: BuildOptions,
     transform: Transform | None,
+    *,
     path: str | os.PathLike[str] | None,
     name: str | None,
     cache: str,
@@ -186,7 +183,7 @@ def from_spark(
     Raises:
         SpecError, DataError: as Dataset.spark.
     """
-    alone = msgspec.structs.replace(spec, validation=None)
+    spec, alone = options.spec, msgspec.structs.replace(options.spec, validation=None)
     if transform is None:
         planned = []
         for number, df in enumerate(frames):
@@ -206,10 +203,11 @@ def from_spark(
                 "the validation= DataFrame" if number else "the DataFrame",
             )
     code = None if transform is None else pickled(transform)
-    asked = [FORMAT, len(frames), spec, share, partitions, seed if share else 0]
+    seed = options.seed if options.fraction else 0
+    asked = [FORMAT, len(frames), spec, options.fraction, options.partitions, seed]
     asked.append("" if name is None else identity(transform))
     kept = place(frames[0], asked, path, name, cache)
-    return Frame(tuple(frames), spec, partitions, share, seed, code, kept, tuple(map(types, frames)), name)
+    return Frame(tuple(frames), options, code, kept, tuple(map(types, frames)), name)
 
 
 def _same(mine: list[Field], theirs: list[Field]) -> None:
@@ -292,7 +290,7 @@ def _seen(folder: Folder, told: list[Told]) -> None:
             )
 
 
-def _manifest(frame: Frame, spec: ColumnSpec, fields: list[Field], told: list[Told], index: Index) -> Manifest:
+def _manifest(options: BuildOptions, fields: list[Field], told: list[Told], index: Index) -> Manifest:
     moments: dict[str, ExactSums] = {}
     limits, weights, distinct = Limits(fields), WeightCheck(fields), Distinct()
     for one in told:
@@ -303,16 +301,15 @@ def _manifest(frame: Frame, spec: ColumnSpec, fields: list[Field], told: list[To
             moments.setdefault(name, ExactSums(len(packed[1]))).merge(ExactSums.unpacked(packed))
     weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
-    validating = bool(frame.fraction or spec.validation or len(frame.frames) > 1)
-    check_split(rows, Job(spec, index.partitions, "spread", validating, frame.fraction, frame.seed), distinct)
+    check_split(rows, options, distinct)
     given = scales(moments)
-    finisher = Finisher(fields, vocabularies(spec), given)
+    finisher = Finisher(fields, vocabularies(options.spec), given)
     parts: dict[Kind, list[PartitionInfo]] = {}
     for kind, each in rows.items():
         parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(each) if count]
-    manifest = described(finisher, given, limits, parts, spec.names)
+    manifest = described(finisher, given, limits, parts, options.spec.names)
     count, total = _names(told)
-    manifest.row_names = RowNames(spec.key, count, f"{total:x}")
+    manifest.row_names = RowNames(options.spec.key, count, f"{total:x}")
     manifest.key = manifest.digest[:32]
     return manifest
 

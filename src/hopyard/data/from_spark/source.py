@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import msgspec
 
@@ -26,6 +26,8 @@ class Kept:
         cached: whether the folder is an entry of this user's cache: then it is held, as any entry.
         what: what it was made from, for messages; empty: not known.
     """
+
+    volatile: ClassVar[bool] = False
 
     url: str
     cached: bool = False
@@ -80,7 +82,7 @@ class Kept:
             weakref.finalize(manifest, held.close)
         return manifest
 
-    def open(self, limit: int, cache: str = "") -> Manifest:
+    def prepare(self, limit: int, cache: str = "") -> Manifest:
         """Its manifest, for this process.
 
         Args:

@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -39,7 +38,7 @@ from hopyard.data.manifest import (
     folder_name,
 )
 from hopyard.data.npy import Appender, map_npy
-from hopyard.data.options import ColumnSpec
+from hopyard.data.options import BuildOptions, ColumnSpec
 from hopyard.data.rows.names import Distinct, Names, added, unsigned, width
 from hopyard.data.rows.order import RowSorter
 from hopyard.errors import DataError
@@ -57,22 +56,7 @@ names where these decide where rows go).
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to build."""
-
-    spec: ColumnSpec
-    partitions: int
-    assign: Literal["spread", "blocks"]
-    validating: bool
-    """Whether validation rows were asked for."""
-    fraction: float
-    """Share of the rows that validate; 0: none, or a column or a second data set names them."""
-    seed: int
-    """Seed of that choice."""
-
-
-def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Manifest:
+def build(directory: Path, options: BuildOptions, blocks: Generator[Block, None, None]) -> Manifest:
     """Writes the partitions of `blocks` into the empty `directory`; key, path and sources are the caller's to fill.
 
     Raises:
@@ -88,9 +72,9 @@ def build(directory: Path, job: Job, blocks: Generator[Block, None, None]) -> Ma
         try:
             for batch, place, chosen, names in blocks:
                 if encoder is None:
-                    fields = plan(batch, job.spec, str(place))
-                    encoder = Encoder(fields, vocabularies(job.spec))
-                    writer = _Writer(directory, fields, encoder, job)
+                    fields = plan(batch, options.spec, str(place))
+                    encoder = Encoder(fields, vocabularies(options.spec))
+                    writer = _Writer(directory, fields, encoder, options)
                     limits, weights = Limits(fields), WeightCheck(fields)
                 raw = encoder.raw(batch, place)
                 if encoder.faults:
@@ -141,7 +125,7 @@ def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> Non
         )
 
 
-def check_split(rows: Mapping[Kind, Sequence[int]], job: Job, distinct: Distinct) -> None:
+def check_split(rows: Mapping[Kind, Sequence[int]], options: BuildOptions, distinct: Distinct) -> None:
     """Raises DataError where rows that went by their names left a partition empty, or chose too few or too many for
     validation.
 
@@ -149,22 +133,22 @@ def check_split(rows: Mapping[Kind, Sequence[int]], job: Job, distinct: Distinct
         rows: of each partition of each kind.
         distinct: names there are.
     """
-    key = job.spec.key
+    key = options.spec.key
     what = f"values of key={key!r}" if key else "rows, as far as they are read,"
     there = f"the number of different {what} is {distinct}"
     validate, every = sum(rows["validate"]), sum(map(sum, rows.values()))
-    if abs(validate - job.fraction * every) > job.fraction * every / 5 > 0:
-        seed = distinct.seed(job.seed, job.fraction)
+    if abs(validate - options.fraction * every) > options.fraction * every / 5 > 0:
+        seed = distinct.seed(options.seed, options.fraction)
         other = "another seed=" if seed is None else f"seed={seed[0]}, which chooses {seed[1]:.2g}"
         raise DataError(
-            f"validation = {job.fraction:g} chose {validate} of {every} rows, {validate / every:.2g} of them: the "
+            f"validation = {options.fraction:g} chose {validate} of {every} rows, {validate / every:.2g} of them: the "
             f"rows' names choose, and {there}; give {other}, or name a column of true and false with validation="
         )
-    for kind in KINDS if job.validating else KINDS[:1]:
+    for kind in KINDS if options.validates else KINDS[:1]:
         if 0 in rows[kind]:
             raise DataError(
-                f"partition {rows[kind].index(0)} of {job.partitions} for {NOUNS[kind]} got none of {every} rows: "
-                f"their names draw it, and {there}; give fewer partitions= than {job.partitions}, or more rows"
+                f"partition {rows[kind].index(0)} of {options.partitions} for {NOUNS[kind]} got none of {every} rows: "
+                f"their names draw it, and {there}; give fewer partitions= than {options.partitions}, or more rows"
             )
 
 
@@ -206,17 +190,17 @@ def described(
 class _Writer:
     """Owns the files of an entry while it is made. Used by one thread at a time."""
 
-    def __init__(self, directory: Path, fields: list[Field], encoder: Encoder, job: Job) -> None:
-        self._directory, self._fields, self._encoder, self._job = directory, fields, encoder, job
+    def __init__(self, directory: Path, fields: list[Field], encoder: Encoder, options: BuildOptions) -> None:
+        self._directory, self._fields, self._encoder, self._options = directory, fields, encoder, options
         growing = any(not vocabulary.fixed for vocabulary in encoder.vocabularies.values())
-        self._blocks = job.assign == "blocks"
-        self._words = width(job.spec) if job.spec.key else 0
-        self._distinct, self._sums = Distinct(), [0] * (2 * job.partitions)
+        self._blocks = options.assign == "blocks"
+        self._words = width(options.spec) if options.spec.key else 0
+        self._distinct, self._sums = Distinct(), [0] * (2 * options.partitions)
         scaled = any(column.scaled for field in fields for column in field.columns)
         self._staged = growing or scaled or self._blocks or bool(self._words)
         self._finisher = None if self._staged else Finisher(fields, encoder.vocabularies, {})
-        self._dealers = {kind: Dealer(1 if self._blocks else job.partitions) for kind in KINDS}
-        self._rows: dict[Kind, list[int]] = {kind: [0] * job.partitions for kind in KINDS}
+        self._dealers = {kind: Dealer(1 if self._blocks else options.partitions) for kind in KINDS}
+        self._rows: dict[Kind, list[int]] = {kind: [0] * options.partitions for kind in KINDS}
         """Of each partition, where names deal."""
         self._files: dict[str, list[Appender]] = {}
         self._buffers: dict[int, Array] = {}
@@ -237,9 +221,9 @@ class _Writer:
         """Closes what is written; rewrites it first when it was staged."""
         counts = {kind: sum(self._rows[kind]) if self._words else self._dealers[kind].rows for kind in KINDS}
         if self._words:
-            check_split(self._rows, self._job, self._distinct)
+            check_split(self._rows, self._options, self._distinct)
         else:
-            enough(counts, self._job.partitions, self._job.validating)
+            enough(counts, self._options.partitions, self._options.validates)
         given: dict[str, Scale] = {}
         if self._staged:
             for files in self._files.values():
@@ -256,9 +240,9 @@ class _Writer:
             assert self._finisher is not None
             finisher = self._finisher
             infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
-        manifest = described(finisher, given, limits, infos, self._job.spec.names)
+        manifest = described(finisher, given, limits, infos, self._options.spec.names)
         if self._words:
-            manifest.row_names = RowNames(self._job.spec.key, sum(counts.values()), f"{added(*self._sums):x}")
+            manifest.row_names = RowNames(self._options.spec.key, sum(counts.values()), f"{added(*self._sums):x}")
         return manifest
 
     def close(self) -> None:
@@ -276,9 +260,9 @@ class _Writer:
 
     def _deal_by_name(self, raw: list[Array], chosen: Array | None, names: Names) -> None:
         self._distinct.take(names.words[:, 0])
-        for run, mine, total in names.dealt(self._job.partitions, chosen):
-            kind: Kind = "train" if run < self._job.partitions else "validate"
-            partition = run % self._job.partitions
+        for run, mine, total in names.dealt(self._options.partitions, chosen):
+            kind: Kind = "train" if run < self._options.partitions else "validate"
+            partition = run % self._options.partitions
             for number, (array, file) in enumerate(zip([*raw, names.words], self._open(kind, partition), strict=True)):
                 file.append(self._gather(number, array, mine))
             self._rows[kind][partition] += len(mine)
@@ -302,7 +286,7 @@ class _Writer:
         name = ("stage-" if staged else "") + folder_name(kind, partition)
         files = self._files.get(name)
         if files is None:
-            keep = len(self._fields) * self._job.partitions * 2 <= OPEN_FILES
+            keep = len(self._fields) * self._options.partitions * 2 <= OPEN_FILES
             (self._directory / name).mkdir()
             infos = (finisher or self._finisher).infos if not staged else None  # type: ignore[union-attr]
             files = []
@@ -317,7 +301,7 @@ class _Writer:
     def _close(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
         if not rows:
             return []
-        return [self._seal(kind, partition, finisher) for partition in range(self._job.partitions)]
+        return [self._seal(kind, partition, finisher) for partition in range(self._options.partitions)]
 
     def _seal(self, kind: Kind, partition: int, finisher: Finisher) -> PartitionInfo:
         files = self._files.pop(folder_name(kind, partition))
@@ -330,7 +314,7 @@ class _Writer:
     def _rewrite(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
         """Staged raw rows to finished partitions, block by block; each stage file is removed when it is used up."""
         infos, start = [], 0
-        for partition, share in enumerate(shares(rows, self._job.partitions) if rows else []):
+        for partition, share in enumerate(shares(rows, self._options.partitions) if rows else []):
             files = self._open(kind, partition, False, finisher)
             stage = 0 if self._blocks else partition
             begin = start if self._blocks else 0
@@ -339,7 +323,7 @@ class _Writer:
                     file.append(np.ascontiguousarray(finisher(number, block)))
             start += share
             infos.append(self._seal(kind, partition, finisher))
-            if not self._blocks or partition == self._job.partitions - 1:
+            if not self._blocks or partition == self._options.partitions - 1:
                 for file in self._files.pop(f"stage-{folder_name(kind, stage)}"):
                     file.path.unlink()
                 (self._directory / f"stage-{folder_name(kind, stage)}").rmdir()
@@ -368,7 +352,7 @@ class _Writer:
                     file.append(np.ascontiguousarray(finisher(number, array)))
             sorter.close()
             written = self._seal(kind, partition, finisher)
-            total = self._sums[partition + (self._job.partitions if kind == "validate" else 0)]
+            total = self._sums[partition + (self._options.partitions if kind == "validate" else 0)]
             named = named_partition(count, total, finisher.infos)
             infos.append(msgspec.structs.replace(named, files=written.files))
             shutil.rmtree(self._directory / f"stage-{name}")
@@ -385,7 +369,7 @@ class _Writer:
     def _stage_blocks(self) -> Iterator[tuple[int, Array]]:
         for number, field in enumerate(self._fields):
             if any(column.scaled for column in field.columns):
-                for stage in range(self._job.partitions if self._words else self._dealers["train"].partitions):
+                for stage in range(self._options.partitions if self._words else self._dealers["train"].partitions):
                     rows = self._files[f"stage-{folder_name('train', stage)}"][number].rows
                     for block in self._stage("train", stage, number, 0, rows):
                         yield number, block

@@ -48,7 +48,6 @@ from hopyard.system.locks import still_there
 
 log = logging.getLogger(__name__)
 
-CACHE_BYTES = 64 << 30
 STALE_SECONDS = 30 * 86_400.0
 """After which an entry that nobody used is rubbish."""
 KILLED_SECONDS = 86_400.0

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 
 from hopyard.checks import unwritable
-from hopyard.data.manifest import SourceInfo
+from hopyard.data.manifest import Manifest, SourceInfo
 from hopyard.data.rows.content import Content
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, to_arrow
@@ -29,6 +29,13 @@ Piece = tuple[Any, str, int]
 
 class Source(Protocol):
     """A stream of record batches with an identity."""
+
+    @property
+    def volatile(self) -> bool:
+        """Whether its rows may change while this process lives: then its identity is asked for each time, and its
+        pickle gives the same rows.
+        """
+        ...
 
     def identity(self) -> str | None:
         """Equal identities, equal rows. None: known only after all rows were read."""
@@ -49,9 +56,30 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsPrepare(Protocol):
+    """A source that has, or writes, partitions itself, in a folder of its own."""
+
+    @property
+    def url(self) -> str:
+        """Of the folder."""
+        ...
+
+    def prepare(self, limit: int, cache: str = "") -> Manifest:
+        """Its manifest, for this process.
+
+        Args:
+            limit: bytes that a host's cache may take.
+            cache: directory for the partitions that a host brings; empty: the cache of the user there.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Gone:
     """A source that stayed behind: its identity without its rows."""
+
+    volatile: ClassVar[bool] = False
 
     what: str
     key: str | None
@@ -81,6 +109,8 @@ class Gone:
 class Table:
     """An Arrow table in memory."""
 
+    volatile = False
+
     def __init__(self, table: Any, what: str) -> None:
         self._table, self._what = table, what
 
@@ -109,6 +139,8 @@ class Table:
 
 class Arrays:
     """NumPy arrays in memory, by column name; all of the same length."""
+
+    volatile = False
 
     def __init__(self, arrays: Mapping[str, Array], what: str) -> None:
         self._arrays, self._what = dict(arrays), what
@@ -149,6 +181,8 @@ class Arrays:
 
 class Reader:
     """Record batches that can be read once; or, `again`, as often as an iterator of them can be made."""
+
+    volatile = False
 
     def __init__(self, batches: Iterable[Any], what: str, again: bool = False) -> None:
         self._batches, self._what, self._again = batches, what, again

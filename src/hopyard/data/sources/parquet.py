@@ -37,6 +37,8 @@ def find(source: Any) -> list[FoundFile]:
 class Files:
     """Parquet files, by path or URL. Cheap to pickle; read as often as needed."""
 
+    volatile = True
+
     def __init__(self, files: Sequence[FoundFile]) -> None:
         self.files = files
         self._listed: list[SourceInfo] = []
@@ -178,8 +180,15 @@ def _group(file: Any, group: int, wanted: list[str]) -> Iterator[Any]:
 def _opened(path: str, dictionaries: list[str]) -> Iterator[Any]:
     """A Parquet file; what is raised while it is read becomes a DataError."""
     with reading(path, "Parquet"), opened(path) as stream:
-        options = {"memory_map": isinstance(stream, str), "page_checksum_verification": True}
-        with pq.ParquetFile(stream, read_dictionary=dictionaries or None, **options) as file:
+        metadata = pq.read_metadata(stream) if dictionaries else None
+        there = [] if metadata is None else metadata.schema.to_arrow_schema().names
+        with pq.ParquetFile(
+            stream,
+            metadata=metadata,
+            read_dictionary=[name for name in dictionaries if name in there] or None,
+            memory_map=isinstance(stream, str),
+            page_checksum_verification=True,
+        ) as file:
             yield file
 
 

@@ -40,6 +40,8 @@ def batches(path: str, columns: pa.Schema, rows: int = ROWS, size: int = BYTES) 
 class Records:
     """TFRecord files, by path or URL. Cheap to pickle; read as often as needed, and once more for their columns."""
 
+    volatile = True
+
     def __init__(self, paths: list[str], binary: Sequence[str] = ()) -> None:
         self.paths, self.binary = paths, listed(binary)
         self._listed: list[SourceInfo] = []

@@ -1,0 +1,169 @@
+"""From the rows of a source to the entry of a cache: what names the entry, which rows validate, and its making."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from hopyard.data.assignment import validates
+from hopyard.data.encoding.encoder import Place
+from hopyard.data.encoding.transform import Transform, chosen_by, identity, transformed
+from hopyard.data.manifest import FORMAT, Manifest
+from hopyard.data.options import BuildOptions
+from hopyard.data.partitions.builder import Block, build
+from hopyard.data.partitions.cache import find_or_make, making, scratch, usable
+from hopyard.data.rows.content import Content
+from hopyard.data.rows.names import named
+from hopyard.data.sources.memory import Source
+from hopyard.errors import DataError, SpecError
+from hopyard.formats.arrow import require
+
+
+class InputRows:
+    """The rows of a source after the user's transform. Owner of the digests of both, which are costly, and which only
+    the process that has rows in memory can tell: a pickle has the digests in the rows' place.
+    """
+
+    def __init__(self, source: Source, transform: Transform | None = None) -> None:
+        if transform is not None and not callable(transform):
+            raise SpecError(f"transform = {transform!r}: a function of a record batch, or None, is needed")
+        self.source, self.transform = source, transform
+        self._digest: str | None = None
+        """Of the source's rows, as it was when this was asked for first."""
+        self._unknown = False
+        """Whether it must be taken while the rows are read."""
+        self._code: str | None = None
+
+    def identity(self, again: bool = False) -> str | None:
+        """Of the source's rows, None where they must be read first; `again`: not as it was when this was asked for
+        first, but as it is now.
+        """
+        if self._digest is None or again:
+            identity = self.source.identity()
+            if again or self.source.volatile:
+                return identity or self._digest
+            self._digest, self._unknown = identity, identity is None
+        return self._digest
+
+    def code(self) -> str:
+        """Of the transform, as it was when this was asked for first."""
+        if self._code is None:
+            self._code = identity(self.transform)
+        return self._code
+
+    def batches(self, names: list[str], encoded: list[str]) -> Iterator[tuple[Any, Place]]:
+        """All rows: (record batch, where it is from). Empty batches are left out.
+
+        Args:
+            names: the columns that are needed; a transform sees all.
+            encoded: those of them that are best given as Arrow dictionaries.
+        """
+        content = Content() if self._unknown and self._digest is None else None
+        transform, row = self.transform, 0
+        pieces = self.source.pieces(names, encoded) if transform is None else self.source.pieces(None, [])
+        for batch, name, first in pieces:
+            if content is not None:
+                content.update(batch)
+            place = Place(name, first)
+            if transform is not None:
+                place = Place(name, row, True)
+                batch = transformed(transform, batch, f"{name}, rows from {first}")  # noqa: PLW2901
+            if batch.num_rows:
+                yield batch, place
+            row += batch.num_rows
+        if content is not None:
+            self._digest = content.hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        digest = None if self.source.volatile else self.identity()
+        return _restored, (self.source.detached(digest), self.transform, self._digest, self.code())
+
+
+def _restored(source: Source, transform: Transform | None, digest: str | None, code: str) -> InputRows:
+    rows = InputRows(source, transform)
+    rows._digest, rows._code = digest, code
+    return rows
+
+
+def prepare(rows: InputRows, second: InputRows | None, options: BuildOptions, root: Path, limit: int) -> Manifest:
+    """The manifest of the entry for these rows, which is made unless the cache at `root` has it.
+
+    Args:
+        rows: those that train, and validate, if `options` says so.
+        second: those that validate, where they are a source of their own.
+        options: how they are cut.
+        root: of the cache.
+        limit: bytes that it may take.
+
+    Raises:
+        DataError, ResourceError: as `Dataset.prepare`.
+    """
+    every = [rows] if second is None else [rows, second]
+    with usable(root):
+        root.mkdir(parents=True, exist_ok=True)
+    if (key := entry_key(every, options)) is not None:
+        return find_or_make(root, key, partial(_build, every=every, options=options, key=key), limit)
+    name = f"stream{uuid.uuid4().hex}"
+    with usable(root), making(root, name), scratch(root, name) as directory:
+        manifest = _build(directory, every, options)
+        key = entry_key(every, options)
+        assert key is not None
+
+        def move(empty: Path) -> Manifest:
+            empty.rmdir()
+            directory.rename(empty)
+            return manifest
+
+        found = find_or_make(root, key, move, limit)
+    (root / "locks" / f"{name}.make").unlink(missing_ok=True)
+    return found
+
+
+def entry_key(every: list[InputRows], options: BuildOptions, again: bool = False) -> str | None:
+    """Of the cache entry; None while a source must be read first. `again`: see `InputRows.identity`."""
+    identities = [rows.identity(again) for rows in every]
+    if None in identities:
+        return None
+    seed = options.seed if options.fraction else 0
+    parts: list[Any] = [FORMAT, options.partitions, options.assign, options.fraction, seed, options.spec]
+    for rows, known in zip(every, identities, strict=True):
+        parts += [known, rows.code()]
+    return blake3(msgspec.json.encode(parts)).hexdigest()[:32]
+
+
+def _build(directory: Path, every: list[InputRows], options: BuildOptions, key: str | None = None) -> Manifest:
+    manifest = build(directory, options, _blocks(every, options))
+    manifest.sources = [info for rows in every for info in rows.source.listed()]
+    if key is not None and entry_key(every, options, again=True) != key:
+        what = " or ".join(repr(rows.source) for rows in every)
+        raise DataError(f"{what} changed while they were read; call prepare() again when they are whole")
+    return manifest
+
+
+def _blocks(every: list[InputRows], options: BuildOptions) -> Generator[Block, None, None]:
+    """Batches with the choice of validation rows, which all rows of a second source are."""
+    spec, row = options.spec, 0
+    for number, rows in enumerate(every):
+        for batch, place in rows.batches(spec.names, list(spec.encode)):
+            names = None
+            if spec.key:
+                require(batch.schema, spec.names, str(place))
+                names = named(batch, spec, str(place))
+            chosen = None
+            if number:
+                chosen = np.ones(batch.num_rows, np.bool_)
+            elif options.fraction and names is not None:
+                chosen = names.chosen(options.seed, options.fraction)
+            elif options.fraction:
+                chosen = validates(options.seed, options.fraction, row, row + batch.num_rows)
+            elif spec.validation is not None and batch.schema.get_field_index(spec.validation) >= 0:
+                chosen = chosen_by(batch, spec.validation, place)
+            row += batch.num_rows
+            yield batch, place, chosen, names
