@@ -15,8 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import hopyard as hy
 from hopyard.data.partitions.cache import rows_in
-from hopyard.data.shared.storage import Folder
 from hopyard.data.shared.storage import reaching as in_store
+from hopyard.data.shared.storage import shared_directory
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
 from hopyard.filesystems import absolute, is_there, matching, open_url, reaching
 from hopyard.formats.tfrecord import records
@@ -86,7 +86,7 @@ def trained(store: str, directory: Path) -> Any:
 
 def looked(url: str, directory: Path) -> Any:
     with in_store(url, "read"):
-        return Folder(url).has("name")
+        return shared_directory(url).has("name")
 
 
 PLACES: dict[str, tuple[str, Callable[[str, Path], Any]]] = {

@@ -1,4 +1,5 @@
-"""File systems at URLs, by fsspec: opened in one place, so that one that cannot be reached is told in one way.
+"""File systems at URLs, by fsspec: opened in one place, so that one that cannot be reached is told in one way. Files of
+one directory there (`Directory`) are written whole, and listed as they are now.
 
 Drivers raise what they like: an ImportError where a package is missing, an OSError of Java's, `requests`' or
 `botocore`'s own errors around that of a socket. And `exists`, `isdir` and `glob` take any of these for an absence.
@@ -9,9 +10,10 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ from hopyard.system.files import FULL
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
 """Protocols whose upload is seen when it is complete."""
+PART = ".part-"
+"""Prefix of files that are being written, where an upload is seen before it is complete."""
+_WRITTEN = ("mtime", "LastModified", "last_modified", "updated")
+"""What file systems call the time at which a file was written."""
 SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
 
 
@@ -46,6 +52,103 @@ def uploads_whole(system: Any) -> bool:
     """Whether a file there is seen when it is complete; on all others it needs a temporary name and a move."""
     names = system.protocol
     return not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
+
+
+class Directory:
+    """Files by name, of one directory at a path or URL. Any number of processes may use it at once. Raises whatever the
+    driver of the file system raises: see `reaching`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._system, root = open_url(url)
+        self.url = url
+        self._root = root.rstrip("/")
+        self._whole = uploads_whole(self._system)
+
+    def make(self) -> None:
+        """Makes the directory; no error when it is there."""
+        self._system.makedirs(self._root, exist_ok=True)
+
+    def stream(self, name: str) -> Any:
+        """A new file, open for writing bytes. It may be seen before it is closed: its name must be known to nobody."""
+        return self._system.open(self._path(name), "wb")
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a file that others see whole or not at all, and of which nothing is left where it fails."""
+        part = name if self._whole else f"{PART}{name}-{secrets.token_hex(4)}"
+        try:
+            self._system.pipe_file(self._path(part), data)
+            if part != name:
+                self._system.mv(self._path(part), self._path(name))
+        except BaseException:
+            if part != name:
+                with suppress(Exception):  # what was raised first says why
+                    self.remove(part)
+            raise
+
+    def get(self, name: str) -> bytes:
+        """A whole file. Raises FileNotFoundError."""
+        return bytes(self._system.cat_file(self._path(name)))
+
+    def blocks(self, name: str, size: int) -> Iterator[bytes]:
+        """The bytes of a file, at most `size` at once. Raises FileNotFoundError."""
+        self._system.invalidate_cache()  # or a file younger than the last listing counts as missing
+        with self._system.open(self._path(name), "rb", block_size=size) as file:
+            while block := file.read(size):
+                yield block
+
+    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """The bytes of each (name, start, stop); object stores are asked for all of them at once."""
+        names, starts, stops = (list(each) for each in zip(*wanted, strict=True))
+        found = self._system.cat_ranges([self._path(name) for name in names], starts, stops, on_error="raise")
+        return [bytes(part) for part in found]
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by name; one listing, never from a cache."""
+        return {name: int(entry["size"] or 0) for name, entry in self._entries().items() if entry["type"] == "file"}
+
+    def times(self) -> dict[str, float]:
+        """When each file was written, by name, in seconds since the epoch of Unix; without those of which the file
+        system does not tell.
+        """
+        found = {}
+        for name, entry in self._entries().items():
+            written: Any = next((entry[key] for key in _WRITTEN if key in entry), None)
+            time = written.timestamp() if hasattr(written, "timestamp") else written
+            if isinstance(time, (int, float)):
+                found[name] = float(time)
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file, never from a cache."""
+        self._system.invalidate_cache()
+        return is_there(self._system, self._path(name))
+
+    def remove(self, name: str) -> None:
+        """No error when it is not there."""
+        try:
+            self._system.rm_file(self._path(name))
+        except FileNotFoundError:
+            pass
+
+    def drop(self) -> None:
+        """Removes the directory if nothing is in it."""
+        if not self.sizes():
+            try:
+                self._system.rmdir(self._root)
+            except OSError:  # no such directory, or somebody has just put something there
+                pass
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _entries(self) -> dict[str, Any]:
+        self._system.invalidate_cache()
+        try:
+            entries: list[Any] = self._system.ls(self._root, detail=True)
+        except FileNotFoundError:  # object stores have no empty directories
+            return {}
+        return {posixpath.basename(entry["name"].rstrip("/")): entry for entry in entries}
 
 
 def is_there(system: Any, path: str) -> bool:

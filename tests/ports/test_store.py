@@ -142,7 +142,7 @@ def test_sweep_removes_only_what_is_half_written(own: LocalStore | FsspecStore, 
     if isinstance(own, LocalStore):
         (own.directory / ".part-1-2-3-abcd").write_bytes(b"half")
     else:
-        own._files.pipe_file(own._path(".part-1-2-3-abcd"), b"half")
+        own._directory.put(".part-1-2-3-abcd", b"half")
     assert own.refs() == {REF}
     assert own.sweep() == 1
     assert own.sweep() == 0
@@ -160,7 +160,7 @@ def test_a_full_disk_is_a_resource_error_and_leaves_nothing(
         if isinstance(own, LocalStore):
             patch.setattr(os, "fsync", full)
         else:
-            patch.setattr(type(own._files), "pipe_file", full)
+            patch.setattr(type(own._directory._system), "pipe_file", full)
         with pytest.raises(ResourceError, match=rf"State 3-12-1 \(5 bytes\) in .* \({re.escape(os.strerror(code))}\)$"):
             own.put(REF, memoryview(b"12345"))
     assert own.refs() == set()
@@ -174,7 +174,7 @@ def test_other_errors_come_through(own: LocalStore | FsspecStore, monkeypatch: p
     if isinstance(own, LocalStore):
         monkeypatch.setattr(os, "fsync", broken)
     else:
-        monkeypatch.setattr(type(own._files), "pipe_file", broken)
+        monkeypatch.setattr(type(own._directory._system), "pipe_file", broken)
     with pytest.raises(OSError, match="broken") as caught:
         own.put(REF, memoryview(b"12345"))
     assert not isinstance(caught.value, ResourceError)

@@ -171,9 +171,9 @@ def _folder(url: str, young_stays: bool) -> Item:
     from hopyard.data.manifest import FILE
     from hopyard.data.partitions.cache import KILLED_SECONDS, remove_rows
     from hopyard.data.shared.needed import needed
-    from hopyard.data.shared.storage import Folder
+    from hopyard.data.shared.storage import shared_directory
 
-    folder = Folder(url)
+    folder = shared_directory(url)
     sizes, times = folder.sizes(), folder.times()
     used = max(times.values(), default=None)
     kept = _needed(needed(url))

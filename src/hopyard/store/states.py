@@ -11,18 +11,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import posixpath
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from hopyard import meter
 from hopyard.errors import ResourceError, SpecError
-from hopyard.filesystems import open_url, reaching, uploads_whole
+from hopyard.filesystems import PART, Directory, reaching
 from hopyard.spec import Ref
 from hopyard.store.room import room
 from hopyard.system.files import FULL, sync_directory
@@ -30,9 +28,6 @@ from hopyard.system.files import FULL, sync_directory
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
-_TEMPORARY = ".part-"
-"""Prefix of files that are being written. `refs` never sees them."""
-
 _MARK = ".run-"
 """Prefix of what `sign` leaves."""
 
@@ -84,21 +79,21 @@ def open_store(url: str | Path, make: bool = True) -> LocalStore | FsspecStore:
 
 def sign(url: str, run: str) -> None:
     """Leave a mark of this driver, so that a worker can tell whether it sees the same place (`signed`)."""
-    with _signs(url, run) as (files, path):
-        files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        files.pipe_file(path, b"")
+    directory = Directory(url)
+    directory.make()
+    directory.put(f"{_MARK}{run}", b"")
 
 
 def signed(url: str, run: str) -> bool:
     """Whether the place at `url` is the one that the driver sees, and can be written from here. Never raises."""
     try:
-        with _signs(url, run) as (files, path):
-            if not files.exists(path):
-                return False
-            probe = f"{path}-{secrets.token_hex(4)}"
-            files.pipe_file(probe, b"")
-            files.rm_file(probe)
-            return True
+        directory = Directory(url)
+        if not directory.has(f"{_MARK}{run}"):
+            return False
+        probe = f"{_MARK}{run}-{secrets.token_hex(4)}"
+        directory.put(probe, b"")
+        directory.remove(probe)
+        return True
     except Exception:  # noqa: BLE001 - no package, no rights, no network: it cannot be reached from here
         return False
 
@@ -106,16 +101,9 @@ def signed(url: str, run: str) -> bool:
 def unsign(url: str, run: str) -> None:
     """Take the mark away. Never raises: the next driver sweeps what is left."""
     try:
-        with _signs(url, run) as (files, path):
-            files.rm_file(path)
+        Directory(url).remove(f"{_MARK}{run}")
     except Exception as error:  # noqa: BLE001 - the run is over, and whole
         log.warning("%s: the mark of this driver stays there: %s", url, error)
-
-
-@contextmanager
-def _signs(url: str, run: str) -> Iterator[tuple[Any, str]]:
-    files, root = open_url(url)
-    yield files, f"{root.rstrip('/')}/{_MARK}{run}"
 
 
 def claim(store: LocalStore | FsspecStore, known: Collection[str], mark: str) -> bool:
@@ -184,7 +172,7 @@ class LocalStore:
         path = self.directory / _file(ref)
         if self.has(ref):
             return
-        part = self.directory / f"{_TEMPORARY}{ref}-{secrets.token_hex(4)}"
+        part = self.directory / f"{PART}{ref}-{secrets.token_hex(4)}"
         with _room(ref, data.nbytes, str(self.directory)):
             try:
                 _write(part, data)
@@ -242,7 +230,7 @@ class LocalStore:
 
     def sweep(self) -> int:
         """Remove what a crash left half written; only while nobody writes. Returns how many files."""
-        parts = [*self.directory.glob(f"{_TEMPORARY}*"), *self.directory.glob(f"{_MARK}*")]
+        parts = [*self.directory.glob(f"{PART}*"), *self.directory.glob(f"{_MARK}*")]
         for part in parts:
             part.unlink(missing_ok=True)
         return len(parts)
@@ -265,90 +253,57 @@ class FsspecStore:
     """States as objects under a URL: S3, GCS, HDFS, …. Costs one look more for each put, to keep what is there."""
 
     def __init__(self, url: str, make: bool = True) -> None:
-        self._files, root = open_url(url)
         self.url = url
-        self._root = root.rstrip("/")
-        self._whole = uploads_whole(self._files)
+        self._directory = Directory(url)
         if make:
-            self._files.makedirs(self._root, exist_ok=True)
+            self._directory.make()
 
     def put(self, ref: Ref, data: memoryview) -> None:
         """Store; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""
-        path = self._path(_file(ref))
         if self.has(ref):
             return
-        part = path if self._whole else self._path(f"{_TEMPORARY}{ref}-{secrets.token_hex(4)}")
         with _room(ref, data.nbytes, self.url):
-            try:
-                self._files.pipe_file(part, bytes(data))
-                if part != path:
-                    self._files.mv(part, path)
-            except BaseException:
-                if part != path:
-                    self._remove(part)
-                raise
+            self._directory.put(_file(ref), bytes(data))
 
     def get(self, ref: Ref) -> bytearray:
         """The bytes as stored. Raises FileNotFoundError."""
         data = bytearray()
-        self._files.invalidate_cache()  # or a State younger than the last listing counts as missing
-        with self._files.open(self._path(_file(ref)), "rb", block_size=_BLOCK) as file:
-            while piece := file.read(_BLOCK):
-                data += piece
-                meter.moved(len(piece))
+        for block in self._directory.blocks(_file(ref), _BLOCK):
+            data += block
+            meter.moved(len(block))
         return data
 
     def has(self, ref: Ref) -> bool:
         """Whether it is stored."""
-        return bool(self._files.exists(self._path(_file(ref))))
+        return self._directory.has(_file(ref))
 
     def delete(self, ref: Ref) -> None:
         """No error when it is not there."""
-        self._remove(self._path(_file(ref)))
+        self._directory.remove(_file(ref))
 
     def refs(self) -> set[Ref]:
         """All that is stored; one listing of the URL, never from a cache."""
-        return {ref for name in self._names() if (ref := _ref(name))}
+        return {ref for name in self._directory.sizes() if (ref := _ref(name))}
 
     def sizes(self) -> dict[Ref, int]:
         """Bytes of all that is stored; one listing of the URL, never from a cache."""
-        return {ref: int(entry["size"] or 0) for name, entry in self._entries().items() if (ref := _ref(name))}
+        return {ref: size for name, size in self._directory.sizes().items() if (ref := _ref(name))}
 
     def marks(self) -> dict[str, int]:
         """Marks of drivers: id → number; the largest is the newest."""
-        return _marks(self._names())
+        return _marks(self._directory.sizes())
 
     def mark(self, name: str, number: int) -> None:
         """Leave one."""
-        self._files.pipe_file(self._path(f"{_OWNER}{number}-{name}"), b"")
+        self._directory.put(f"{_OWNER}{number}-{name}", b"")
 
     def unmark(self, name: str, number: int) -> None:
         """Remove one; no error when it is not there."""
-        self._remove(self._path(f"{_OWNER}{number}-{name}"))
+        self._directory.remove(f"{_OWNER}{number}-{name}")
 
     def sweep(self) -> int:
         """Remove what a crash left half written; only while nobody writes. Returns how many files."""
-        parts = [name for name in self._names() if name.startswith((_TEMPORARY, _MARK))]
+        parts = [name for name in self._directory.sizes() if name.startswith((PART, _MARK))]
         for name in parts:
-            self._remove(self._path(name))
+            self._directory.remove(name)
         return len(parts)
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
-
-    def _names(self) -> list[str]:
-        return list(self._entries())
-
-    def _entries(self) -> dict[str, Any]:
-        self._files.invalidate_cache()
-        try:
-            entries: list[Any] = self._files.ls(self._root, detail=True)
-        except FileNotFoundError:  # object stores have no empty directories
-            return {}
-        return {posixpath.basename(entry["name"].rstrip("/")): entry for entry in entries}
-
-    def _remove(self, path: str) -> None:
-        try:
-            self._files.rm_file(path)
-        except FileNotFoundError:
-            pass

@@ -23,8 +23,9 @@ from hopyard.data.partitions.cache import open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
 from hopyard.data.shared.segments import Index, Segment, Writer, infos, ranges, run_bytes, views
-from hopyard.data.shared.storage import Folder, reaching
+from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError
+from hopyard.filesystems import Directory
 from hopyard.formats.vectors import LIST, is_vector, lists, without_vectors
 
 FIELDS = [
@@ -43,7 +44,7 @@ def named_rows(start: int, stop: int) -> Names:
     return Names(row_hashes(pa.RecordBatch.from_arrays([pa.array(range(start, stop))], names=["n"]), ["n"], "t"))
 
 
-def written(folder: Folder, batches: list[tuple[int, int]], limit: int, partitions: int = 3) -> Segment:
+def written(folder: Directory, batches: list[tuple[int, int]], limit: int, partitions: int = 3) -> Segment:
     """A segment of batches (start, stop); every fourth row validates."""
     name = f"{uuid.uuid4().hex}.seg"
     with folder.stream(name) as stream:
@@ -54,7 +55,7 @@ def written(folder: Folder, batches: list[tuple[int, int]], limit: int, partitio
     return Segment(name, writer.bytes, writer.chunks, writer.digests(), [f"{total:x}" for total in writer.sums])
 
 
-def kept(folder: Folder, segments: list[Segment], partitions: int = 3) -> Manifest:
+def kept(folder: Directory, segments: list[Segment], partitions: int = 3) -> Manifest:
     """The manifest of what is in a folder."""
     index = Index(partitions, 2, segments)
     data = msgspec.json.encode(index)
@@ -84,14 +85,14 @@ def own_rule(batches: list[tuple[int, int]], kind: str, partition: int, partitio
 
 
 @pytest.fixture(params=["path", "memory"])
-def folder(request: Any, tmp_path: Path) -> Folder:
-    made = Folder(str(tmp_path / "kept") if request.param == "path" else f"memory://{uuid.uuid4().hex}")
+def folder(request: Any, tmp_path: Path) -> Directory:
+    made = shared_directory(str(tmp_path / "kept") if request.param == "path" else f"memory://{uuid.uuid4().hex}")
     made.make()
     return made
 
 
 @pytest.mark.parametrize("limit", [1, 200, 1 << 20])
-def test_every_row_comes_back_where_the_rule_says(folder: Folder, limit: int) -> None:
+def test_every_row_comes_back_where_the_rule_says(folder: Directory, limit: int) -> None:
     batches = [[(0, 17), (17, 20), (20, 61)], [(100, 101)], [(200, 290)]]
     manifest = kept(folder, [written(folder, each, limit) for each in batches])
     every = [batch for each in batches for batch in each]
@@ -105,7 +106,7 @@ def test_every_row_comes_back_where_the_rule_says(folder: Folder, limit: int) ->
             assert got.inputs.ctypes.data % 64 == 0
 
 
-def test_runs_are_aligned_and_follow_from_the_counts(folder: Folder) -> None:
+def test_runs_are_aligned_and_follow_from_the_counts(folder: Directory) -> None:
     segment = written(folder, [(0, 40), (40, 50)], 200)
     assert len(segment.chunks) > 1
     kinds = infos(FIELDS, 2)
@@ -121,7 +122,7 @@ def test_runs_are_aligned_and_follow_from_the_counts(folder: Folder) -> None:
             assert np.array_equal(names, np.concatenate([named_rows(n, n + 1).words for n in y.tolist()]))
 
 
-def test_the_cut_into_batches_changes_nothing_within_a_chunk(folder: Folder) -> None:
+def test_the_cut_into_batches_changes_nothing_within_a_chunk(folder: Directory) -> None:
     one, other = (written(folder, batches, 1 << 20) for batches in ([(0, 50)], [(0, 1), (1, 30), (30, 50)]))
     assert one.digests == other.digests and one.chunks == other.chunks
 
@@ -134,7 +135,7 @@ def test_a_writer_without_rows_writes_nothing() -> None:
 
 
 def test_a_flipped_byte_is_found_and_nothing_is_kept_of_it(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "kept"))
+    folder = shared_directory(str(tmp_path / "kept"))
     folder.make()
     segment = written(folder, [(0, 60)], 1 << 20)
     manifest = kept(folder, [segment])
@@ -152,7 +153,7 @@ def test_a_flipped_byte_is_found_and_nothing_is_kept_of_it(tmp_path: Path) -> No
 
 
 def test_a_short_or_missing_file_is_named(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "kept"))
+    folder = shared_directory(str(tmp_path / "kept"))
     folder.make()
     segment = written(folder, [(0, 60)], 1 << 20)
     manifest = kept(folder, [segment])
@@ -165,7 +166,7 @@ def test_a_short_or_missing_file_is_named(tmp_path: Path) -> None:
         open_partition(manifest, "train", 0)
 
 
-def test_another_index_is_refused(folder: Folder) -> None:
+def test_another_index_is_refused(folder: Directory) -> None:
     manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     assert manifest.stored is not None
     folder.put(manifest.stored.file, b"{}")
@@ -176,7 +177,7 @@ def test_another_index_is_refused(folder: Folder) -> None:
         open_partition(manifest, "train", 0)
 
 
-def test_the_order_of_segments_changes_nothing(folder: Folder) -> None:
+def test_the_order_of_segments_changes_nothing(folder: Directory) -> None:
     several = [written(folder, [each], 200) for each in ((0, 20), (20, 21), (21, 80))]
     manifests = [
         kept(folder, several),
@@ -190,7 +191,7 @@ def test_the_order_of_segments_changes_nothing(folder: Folder) -> None:
 
 @pytest.mark.parametrize("name", ["../segment", "/etc/passwd", "a/b", ".", "", "a\x00"])
 def test_names_of_an_index_are_of_its_folder(tmp_path: Path, name: str) -> None:
-    folder = Folder(str(tmp_path / "kept"))
+    folder = shared_directory(str(tmp_path / "kept"))
     folder.make()
     manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     assert manifest.stored is not None
@@ -204,7 +205,7 @@ def test_names_of_an_index_are_of_its_folder(tmp_path: Path, name: str) -> None:
 
 
 def test_a_host_brings_a_partition_once(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "kept"))
+    folder = shared_directory(str(tmp_path / "kept"))
     folder.make()
     manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     manifest.path = str(tmp_path / "cache")
@@ -219,7 +220,7 @@ def test_a_host_brings_a_partition_once(tmp_path: Path) -> None:
 
 
 def test_a_host_brings_a_partition_again_that_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = Folder(str(tmp_path / "kept"))
+    folder = shared_directory(str(tmp_path / "kept"))
     folder.make()
     manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     manifest.path = str(tmp_path / "cache")
@@ -234,7 +235,7 @@ def test_a_host_brings_a_partition_again_that_is_damaged(tmp_path: Path, caplog:
 
 
 def test_old_manifests_are_read(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
+    folder = shared_directory(str(tmp_path))
     manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     plain = msgspec.to_builtins(manifest)
     del plain["stored"]
@@ -251,7 +252,7 @@ def test_a_host_without_a_home_uses_the_temporary_directory(tmp_path: Path, monk
     assert caches._host_root(str(tmp_path / "wanted")) == tmp_path / "wanted"
 
 
-def test_a_folder_keeps_files_by_name(folder: Folder) -> None:
+def test_a_folder_keeps_files_by_name(folder: Directory) -> None:
     assert folder.sizes() == {} and not folder.has("a")
     folder.put("a", b"12345")
     folder.put("a", b"123")
@@ -268,7 +269,7 @@ def test_a_folder_keeps_files_by_name(folder: Folder) -> None:
 
 def test_errors_of_file_systems_name_path() -> None:
     with pytest.raises(SpecError, match=r"path: host .* cannot open nowhere://x: there is no file system 'nowhere'"):
-        Folder("nowhere://x")
+        shared_directory("nowhere://x")
     with pytest.raises(ResourceError, match="path: no room in x on host"), reaching("x", "write to"):
         raise OSError(28, "No space left on device")
     with pytest.raises(DataError, match="as it is"), reaching("x", "write to"):

@@ -21,7 +21,8 @@ from hopyard.core.runs.machine import fold
 from hopyard.data.from_spark import job as materialise
 from hopyard.data.from_spark.source import Kept
 from hopyard.data.from_spark.task import Told
-from hopyard.data.options import columns
+from hopyard.data.options import BuildOptions, columns
+from hopyard.data.partitions.prepare import InputRows
 from hopyard.data.shared.needed import needed
 from hopyard.driver.runs import api as start
 from hopyard.driver.runs.ownership import new_folder, parent_of
@@ -582,8 +583,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.
 
     def make() -> hy.Dataset:
         kept = Kept(str(tmp_path / "rows" / f"spark-{next(numbers)}"))
-        source = materialise.Frame((rows,), spec, 4, 0.25, 0, None, kept)
-        return hy.Dataset(source, spec, 0.25, None, 4, None, 0, "spread", 1 << 30)
+        options = BuildOptions(spec, 4, validates=True, fraction=0.25)
+        source = materialise.Frame((rows,), options, None, kept, ({},), None)
+        return hy.Dataset(InputRows(source), None, None, 1 << 30)
 
     return make
 

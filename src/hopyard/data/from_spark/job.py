@@ -42,9 +42,10 @@ from hopyard.data.partitions.builder import KINDS, check_split, described, named
 from hopyard.data.partitions.cache import evict
 from hopyard.data.rows.names import Distinct, added, width
 from hopyard.data.shared.segments import Index
-from hopyard.data.shared.storage import Folder, reaching
+from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.data.sources.memory import Piece
 from hopyard.errors import DataError, SpecError
+from hopyard.filesystems import Directory
 from hopyard.sparkapi.dataframe import alive, is_deterministic, narrowed, schema, types
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class Frame:
 
     def _materialise(self) -> None:
         alive(self.frames[0])
-        folder, token = Folder(self.kept.url), secrets.token_hex(6)
+        folder, token = shared_directory(self.kept.url), secrets.token_hex(6)
         named: set[str] = set()
         try:
             with reaching(folder.url, "write to"):
@@ -144,7 +145,7 @@ class Frame:
         finally:
             _sweep(folder, token, named)
 
-    def _write(self, folder: Folder, token: str) -> tuple[Index, Manifest]:
+    def _write(self, folder: Directory, token: str) -> tuple[Index, Manifest]:
         """Runs the jobs; nothing of what they write counts before the manifest is there."""
         asked = self.options
         task = Task(folder.url, token, asked.spec, asked.partitions, 0.0, asked.seed, self.code, "Spark partition {}")
@@ -276,7 +277,7 @@ def _fields(told: list[Told], names: list[str]) -> list[Field]:
     return first.fields
 
 
-def _seen(folder: Folder, told: list[Told]) -> None:
+def _seen(folder: Directory, told: list[Told]) -> None:
     """Raises SpecError unless this process sees what the tasks wrote."""
     with reaching(folder.url, "read"):
         sizes = folder.sizes()
@@ -324,7 +325,7 @@ def _part(index: Index, kind: Kind, partition: int, rows: int, finisher: Finishe
     return named_partition(rows, total, finisher.infos)
 
 
-def _sweep(folder: Folder, token: str, named: set[str]) -> None:
+def _sweep(folder: Directory, token: str, named: set[str]) -> None:
     """Removes what this attempt wrote, but for what is named: probe, failed and doubled tasks; else the folder too."""
     try:
         named = named if folder.has(FILE) else set()

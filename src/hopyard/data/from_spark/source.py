@@ -12,7 +12,7 @@ import msgspec
 
 from hopyard.data.manifest import FILE, FORMAT, Manifest, SourceInfo
 from hopyard.data.partitions.cache import hold
-from hopyard.data.shared.storage import Folder, reaching
+from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.data.sources.memory import Piece
 from hopyard.errors import DataError, SpecError
 
@@ -62,7 +62,7 @@ class Kept:
         with reaching(self.url, "read"):
             held = hold(Path(self.url).parent, Path(self.url).name) if self.cached else None
             try:
-                data = Folder(self.url).get(FILE)
+                data = shared_directory(self.url).get(FILE)
             except (FileNotFoundError, NotADirectoryError):
                 return None
         try:

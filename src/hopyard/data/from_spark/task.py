@@ -30,8 +30,9 @@ from hopyard.data.options import ColumnSpec
 from hopyard.data.partitions.builder import vocabularies
 from hopyard.data.rows.names import Distinct, Names, added, named, unsigned, width
 from hopyard.data.shared.segments import Segment, Writer
-from hopyard.data.shared.storage import Folder, reaching
+from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError, UsageError
+from hopyard.filesystems import Directory
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
 
@@ -164,14 +165,14 @@ class _Work:
     def __init__(self, task: Task, number: int) -> None:
         self._task, self._number = task, number
         self._name = f"{task.token}-{number:05d}-{secrets.token_hex(6)}.seg"
-        self._folder: Folder | None = None
+        self._folder: Directory | None = None
         self._stream: Any = None
         self._whole = False
 
     def all(self, batches: Iterable[Any]) -> Told:
         """To the end of the batches."""
         task = self._task
-        self._folder = Folder(task.url)
+        self._folder = shared_directory(task.url)
         self._look(self._folder)
         encoder: Encoder | None = None
         moments: dict[str, ExactSums] = {}
@@ -229,7 +230,7 @@ class _Work:
         except Exception:  # noqa: BLE001, S110 - the driver removes it too
             pass
 
-    def _look(self, folder: Folder) -> None:
+    def _look(self, folder: Directory) -> None:
         with reaching(folder.url, "read"):
             seen = folder.has(f"{self._task.token}-{PROBE}")
         if not seen:

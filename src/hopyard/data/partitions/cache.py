@@ -39,9 +39,9 @@ from hopyard.data.manifest import FILE, ArrayInfo, Manifest, PartitionInfo, file
 from hopyard.data.npy import HEADER, compare, map_npy
 from hopyard.data.shared.fetch import fetch
 from hopyard.data.shared.needed import needed
-from hopyard.data.shared.storage import Folder, reaching
+from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError
-from hopyard.filesystems import is_there, open_url
+from hopyard.filesystems import Directory, is_there, open_url
 from hopyard.formats.arrow import Array
 from hopyard.system.files import FULL
 from hopyard.system.locks import still_there
@@ -291,16 +291,16 @@ def rows_in(path: str) -> list[str]:
     """The folders of rows that Dataset.spark(…, path=path) made there; or `path` itself, if it is one. Raises as
     `reaching`."""
     with reaching(path, "read"):
-        if _are_rows(Folder(path)):
+        if _are_rows(shared_directory(path)):
             return [path]
         files, root = open_url(path)
         listed: list[Any] = files.ls(root, detail=True) if is_there(files, root) else []
         names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
         urls = sorted(f"{path}/{name}" for name in names if _ROWS.fullmatch(name))
-        return [url for url in urls if _are_rows(Folder(url))]
+        return [url for url in urls if _are_rows(shared_directory(url))]
 
 
-def _are_rows(folder: Folder) -> bool:
+def _are_rows(folder: Directory) -> bool:
     """Whether Dataset.spark wrote what is in a folder, or began to: it removes nothing that somebody else put there."""
     names = folder.sizes()
     if FILE not in names:
@@ -323,7 +323,7 @@ def remove_rows(url: str) -> None:
     Raises:
         SpecError: somebody else wrote what is there, or it cannot be removed.
     """
-    folder = Folder(url)
+    folder = shared_directory(url)
     with reaching(url, "remove"):
         if not _are_rows(folder):
             raise SpecError(f"{url} is no folder of rows that Dataset.spark wrote; nothing is removed")

@@ -22,9 +22,10 @@ from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_names, folde
 from hopyard.data.npy import Appender
 from hopyard.data.rows.order import RowSorter
 from hopyard.data.shared.segments import Index, Segment, infos, ranges, views
-from hopyard.data.shared.storage import Folder
+from hopyard.data.shared.storage import shared_directory
 from hopyard.data.sources.paths import read_ahead
 from hopyard.errors import DataError, HopyardError
+from hopyard.filesystems import Directory
 from hopyard.formats.arrow import Array
 
 _BYTES = 32 << 20
@@ -91,7 +92,7 @@ def load(stored: Stored) -> Index:
         DataError: it is not there, or another.
     """
     try:
-        data = Folder(stored.url).get(stored.file)
+        data = shared_directory(stored.url).get(stored.file)
     except HopyardError:
         raise
     except Exception as error:
@@ -122,7 +123,7 @@ def _arrays(manifest: Manifest, index: Index, run: int, kinds: list[ArrayInfo]) 
         (segment, *piece) for segment in index.segments if segment.digests[run] for piece in ranges(kinds, segment, run)
     ]
     hasher, left = blake3(), 0
-    with closing(read_ahead(_read(Folder(url), pieces))) as read:
+    with closing(read_ahead(_read(shared_directory(url), pieces))) as read:
         for (segment, rows, _, _), data in read:
             left = left or segment.rows(run)
             meter.advance(len(data))
@@ -138,7 +139,7 @@ def _arrays(manifest: Manifest, index: Index, run: int, kinds: list[ArrayInfo]) 
                 hasher = blake3()
 
 
-def _read(folder: Folder, pieces: list[_Piece]) -> Generator[tuple[_Piece, bytes], None, None]:
+def _read(folder: Directory, pieces: list[_Piece]) -> Generator[tuple[_Piece, bytes], None, None]:
     start = 0
     while start < len(pieces):
         stop, size = start, 0

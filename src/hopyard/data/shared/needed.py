@@ -15,7 +15,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from hopyard.data.manifest import Manifest
-from hopyard.data.shared.storage import Folder
+from hopyard.data.shared.storage import shared_directory
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def need(manifest: Manifest, run: Path) -> None:
     try:
         where, name, text = _note(manifest, run)
         if "://" in where:
-            Folder(where).put(name, text.encode())
+            shared_directory(where).put(name, text.encode())
         else:
             (Path(where) / name).write_text(text)
     except Exception as error:  # noqa: BLE001 - any file system
@@ -42,7 +42,7 @@ def spare(manifest: Manifest, run: Path) -> None:
     try:
         where, name, _ = _note(manifest, run)
         if "://" in where:
-            Folder(where).remove(name)
+            shared_directory(where).remove(name)
         else:
             (Path(where) / name).unlink(missing_ok=True)
     except Exception as error:  # noqa: BLE001 - any file system
@@ -53,7 +53,7 @@ def needed(where: str | Path) -> list[str]:
     """The run directories that may still need the rows in this folder; with the host, when it is another one."""
     now = time.time()
     if isinstance(where, str) and "://" in where:
-        folder = Folder(where)
+        folder = shared_directory(where)
         names = [name for name in folder.sizes() if name.startswith(_NOTE)]
         times = folder.times() if names else {}
         notes = [(folder.get(name).decode(), times.get(name, now)) for name in names]

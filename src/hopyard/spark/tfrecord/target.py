@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hopyard import filesystems
-from hopyard.data.shared.storage import Folder, reaching
+from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import SpecError
 
 _PROBE = "probe"
@@ -101,7 +101,7 @@ def part(url: str, number: int) -> Iterator[tuple[str, Any]]:
         ResourceError: no room there.
     """
     with reaching(url, "write to"):
-        folder = Folder(url)
+        folder = shared_directory(url)
         if not folder.has(_PROBE):
             raise SpecError(
                 f"path: host {socket.gethostname()} does not see in {url} what the driver wrote there; a place that "
