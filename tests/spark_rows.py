@@ -7,10 +7,10 @@ from typing import Any
 import fsspec
 import msgspec
 
-from hopyard.data.encoding.finalize import Finisher
-from hopyard.data.encoding.label_range import Limits
+from hopyard.data.encoding.finalize import FeatureFinalizer
+from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.manifest import FILE, Stored
-from hopyard.data.partitions.builder import described
+from hopyard.data.partitions.builder import make_manifest
 
 NAME = "spark-{:024x}"
 """Of the folder with some number."""
@@ -24,7 +24,7 @@ def spark_rows(place: str, number: int = 0, *, key: str = "", half: bool = False
     files, root = fsspec.core.url_to_fs(url)
     files.makedirs(root, exist_ok=True)
     stored = Stored(url, f"{number:064x}")
-    manifest: Any = described(Finisher([], {}, {}), {}, Limits([]), {"train": [], "validate": []}, [])
+    manifest: Any = make_manifest(FeatureFinalizer([], {}, {}), {}, LabelRange([]), {"train": [], "validate": []}, [])
     manifest = msgspec.structs.replace(manifest, key=key or f"{number:032x}", stored=stored)
     written = {f"{number:012x}-00003-{number:012x}.seg": b"rows"}
     if not half:

@@ -19,7 +19,7 @@ from hopyard.data.assignment import validates
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.cache import open_partition
-from hopyard.data.sources.parquet import Files
+from hopyard.data.sources.parquet import ParquetFiles
 from hopyard.errors import DataError, SpecError
 
 FEATURES = ["a", "b", "flag"]
@@ -451,7 +451,7 @@ def test_sources_are_found(files: Path) -> None:
     names = [f"part-{n}.parquet" for n in range(3)]
     for source in (files, str(files), f"{files}/*.parquet", [files / name for name in names]):
         data = Dataset.parquet(source, features=FEATURES, label="n")
-        assert isinstance(data.rows.source, Files)
+        assert isinstance(data.rows.source, ParquetFiles)
         assert [Path(file.path).name for file in data.rows.source.files] == names
 
 

@@ -140,7 +140,7 @@ def _plain(item: Item, removed: bool) -> dict[str, Any]:
 
 def _cached() -> Iterator[Item]:
     """Entries of this user's caches."""
-    from hopyard.data.partitions.cache import default_root, entries, held, sweep
+    from hopyard.data.partitions.cache import default_root, entries, is_pinned, sweep
 
     for root in (default_root(), Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}" / "data"):
         if not root.is_dir() or root.lstat().st_uid != os.geteuid():
@@ -149,7 +149,7 @@ def _cached() -> Iterator[Item]:
         for entry in entries(root):
             name = entry.path.name
             kind = "rows" if name.startswith("spark-") else "fetched rows" if "-" in name else "partitions"
-            kept = _needed(entry.runs) or ("a process uses it" if held(entry.path) else "")
+            kept = _needed(entry.runs) or ("a process uses it" if is_pinned(entry.path) else "")
             yield Item(kind, str(entry.path), entry.bytes, entry.used, kept, entry.remove)
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from hopyard.data.columns import Columns, aligned, pack
 from hopyard.data.dataset import Dataset
-from hopyard.data.encoding.encoder import Encoder, Place
-from hopyard.data.encoding.finalize import Finisher
+from hopyard.data.encoding.encoder import Encoder, RowOrigin
+from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import NAME, RowTracker
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed
@@ -68,31 +68,33 @@ def apply(
     encoder: Encoder | None = None
     known = fixed(manifest)
     blocks: list[list[Array]] = []
-    finisher: Finisher | None = None
+    finisher: FeatureFinalizer | None = None
     places = Places()
     rows = 0
     for piece, where in _pieces(manifest, data, tracker is not None):
         if not piece.num_rows:
             continue
-        batch, place, numbers = piece, where, None
+        batch, origin, numbers = piece, where, None
         if tracker is not None:
-            place = Place(where.name, rows, True)
+            origin = RowOrigin(where.name, rows, True)
             batch, numbers = tracker(piece, places.source_rows, read, f"{where.name}, rows from {where.row}")
         places.add(piece.num_rows, batch.num_rows, numbers)
         rows += batch.num_rows
         if not batch.num_rows:
             continue
         if encoder is None:
-            chosen = _fields(manifest, batch.schema, str(place), targets)
+            chosen = _fields(manifest, batch.schema, str(origin), targets)
             encoder = Encoder(chosen, known, strict=False)
-            finisher = Finisher(chosen, known, manifest.standardize)
-        raw = encoder.raw(batch, place)
+            finisher = FeatureFinalizer(chosen, known, manifest.standardize)
+        raw = encoder.raw(batch, origin)
         if not encoder.faults and finisher is not None:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])
     if not places.source_rows:
         raise DataError("no rows were given; give at least one")
     if encoder is None or finisher is None:  # the transform dropped all
-        finisher = Finisher([field for field in manifest.fields if field.role == "inputs"], known, manifest.standardize)
+        finisher = FeatureFinalizer(
+            [field for field in manifest.fields if field.role == "inputs"], known, manifest.standardize
+        )
     else:
         encoder.check()
     found = places.result(rows, ordered=not targets)
@@ -170,14 +172,14 @@ def _fields(manifest: Manifest, schema: pa.Schema, where: str, targets: bool) ->
     return chosen
 
 
-def _pieces(manifest: Manifest, data: Any, every: bool) -> Iterator[tuple[Any, Place]]:
+def _pieces(manifest: Manifest, data: Any, every: bool) -> Iterator[tuple[Any, RowOrigin]]:
     """The rows before any transform; `every`: all columns, not only those that a model reads."""
     names = None
     if isinstance(data, Dataset) and not every:
         names = list(dict.fromkeys(column.name for field in manifest.fields for column in field.columns))
     source = data.rows.source if isinstance(data, Dataset) else _source(manifest, data)
     for batch, name, first in source.pieces(names, []):
-        yield batch, Place(name, first)
+        yield batch, RowOrigin(name, first)
 
 
 def _source(manifest: Manifest, data: Any) -> Source:

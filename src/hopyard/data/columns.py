@@ -40,14 +40,14 @@ class Columns:
         source_rows: of what `predict` or `evaluate` was given, how many rows went in; None for a partition.
         places: int64 array of shape (rows,): which of the rows that went in each row is; −1 where nobody can tell. None
             where row i is row i.
-        hold: keeps the cache entry from eviction for as long as this object lives; None when there is no entry.
+        pin: keeps the cache entry from eviction for as long as this object lives; None when there is no entry.
     """
 
     inputs: Any
     targets: Any
     weights: Any
     rows: int
-    hold: object = field(default=None, repr=False)
+    pin: object = field(default=None, repr=False)
     source_rows: int | None = None
     places: Array | None = None
 

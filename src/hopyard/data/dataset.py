@@ -10,10 +10,10 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.data.encoding.schema import plan
+from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
-from hopyard.data.from_spark.source import Kept
+from hopyard.data.from_spark.source import MaterializedSource
 from hopyard.data.keywords import CACHE_BYTES, takes
 from hopyard.data.manifest import Manifest
 from hopyard.data.options import Assign, BuildOptions, columns, fraction, whole
@@ -131,7 +131,7 @@ class Dataset:
         Raises:
             SpecError, DataError: a value is not allowed, no file matches, or a column is not there.
         """
-        files = parquet.Files(parquet.find(source))
+        files = parquet.ParquetFiles(parquet.find(source))
         return cls._of(files, files.schema(), **options)
 
     @classmethod
@@ -157,7 +157,7 @@ class Dataset:
             SpecError, DataError: a value is not allowed, or no file matches. A file that is damaged or no TFRecord
                 file, and a column that is not there, are found by `prepare`.
         """
-        return cls._of(tfrecord.Records(tfrecord.find(source), binary_features), None, **options)
+        return cls._of(tfrecord.TFRecordFiles(tfrecord.find(source), binary_features), None, **options)
 
     @classmethod
     @takes(TableOptions)
@@ -244,9 +244,9 @@ class Dataset:
         Raises:
             DataError: there is none.
         """
-        kept = Kept(absolute(url))
-        kept.prepare(cache_bytes)
-        return cls(InputRows(kept), None, None, cache_bytes)
+        source = MaterializedSource(absolute(url))
+        source.prepare(cache_bytes)
+        return cls(InputRows(source), None, None, cache_bytes)
 
     @classmethod
     @takes(ItemOptions)
@@ -261,7 +261,7 @@ class Dataset:
             second._check_validates(build)
         rows = InputRows(source, options["transform"])
         if schema is not None and rows.transform is None:
-            plan(pa.RecordBatch.from_pylist([], schema=schema), build.spec, repr(source))
+            infer_fields(pa.RecordBatch.from_pylist([], schema=schema), build.spec, repr(source))
         return cls(rows, build, None if second is None else second.rows, options["cache_bytes"])
 
     def _check_validates(self, first: BuildOptions) -> None:

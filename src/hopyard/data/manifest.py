@@ -104,7 +104,7 @@ class Field(msgspec.Struct, frozen=True):
     """NumPy dtype that a model sees."""
 
     @property
-    def finished(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the raw array is what a model sees."""
         return not any(column.encode or column.scaled for column in self.columns)
 

@@ -26,7 +26,7 @@ from hopyard.data import npy
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions import cache as caches
-from hopyard.data.partitions.cache import hold, open_partition
+from hopyard.data.partitions.cache import open_partition, pin
 from hopyard.data.partitions.prepare import entry_key
 from hopyard.data.sources import paths as files_room
 from hopyard.errors import DataError, SpecError
@@ -362,7 +362,7 @@ def test_another_process_holds(cache: Path) -> None:
     ours, theirs = context.Pipe()
 
     def child() -> None:
-        kept = hold(cache, key)
+        kept = pin(cache, key)
         theirs.send(kept is not None)
         theirs.recv()
         os._exit(0)

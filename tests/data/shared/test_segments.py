@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from blake3 import blake3
 
-from hopyard.data.encoding.finalize import Finisher
-from hopyard.data.encoding.label_range import Limits
+from hopyard.data.encoding.finalize import FeatureFinalizer
+from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.manifest import Column, Field, Manifest, PartitionInfo, Stored
 from hopyard.data.partitions import cache as caches
-from hopyard.data.partitions.builder import described
+from hopyard.data.partitions.builder import make_manifest
 from hopyard.data.partitions.cache import open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
@@ -69,7 +69,7 @@ def kept(folder: Directory, segments: list[Segment], partitions: int = 3) -> Man
         ]
         for kind in ("train", "validate")
     }
-    made = described(Finisher(FIELDS, {}, {}), {}, Limits(FIELDS), parts, ["x", "y"])
+    made = make_manifest(FeatureFinalizer(FIELDS, {}, {}), {}, LabelRange(FIELDS), parts, ["x", "y"])
     return msgspec.structs.replace(made, key=uuid.uuid4().hex, stored=stored)
 
 

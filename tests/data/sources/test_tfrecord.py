@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("google_crc32c")
 
 import hopyard as hy
-from hopyard.data.sources.tfrecord import Records, batches, find
+from hopyard.data.sources.tfrecord import TFRecordFiles, batches, find
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.example import Seen, decode, encode, look, merge, schema
 from hopyard.formats.tfrecord import checksum, framed, records
@@ -49,7 +49,7 @@ def rows(**columns: Any) -> list[bytes]:
 
 
 def read(path: str, binary: Iterable[str] = ()) -> Any:
-    made = Records([path], binary)  # type: ignore[arg-type]
+    made = TFRecordFiles([path], binary)  # type: ignore[arg-type]
     return pa.Table.from_batches([piece[0] for piece in made.pieces(None, [])], made.schema())
 
 

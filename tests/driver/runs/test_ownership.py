@@ -19,8 +19,8 @@ import hopyard as hy
 from hopyard.core.runs.events import Began, Resumed
 from hopyard.core.runs.machine import fold
 from hopyard.data.from_spark import job as materialise
-from hopyard.data.from_spark.source import Kept
-from hopyard.data.from_spark.task import Told
+from hopyard.data.from_spark.source import MaterializedSource
+from hopyard.data.from_spark.task import TaskReport
 from hopyard.data.options import BuildOptions, columns
 from hopyard.data.partitions.prepare import InputRows
 from hopyard.data.shared.needed import needed
@@ -569,11 +569,11 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.
     """As Dataset.spark(df, path=…) gives, each with a folder of its own; an Arrow table stands for the DataFrame, and
     its one partition is written here."""
     monkeypatch.setattr(materialise, "alive", lambda df: None)
-    monkeypatch.setattr(materialise, "listed", lambda spec, frames, task: (spec, []))
+    monkeypatch.setattr(materialise, "with_vocabularies", lambda spec, frames, task: (spec, []))
     monkeypatch.setattr(
         materialise,
-        "tell",
-        lambda df, task, what: [msgspec.msgpack.decode(task.run(0, df.to_batches()), type=Told)],
+        "run_tasks",
+        lambda df, task, what: [msgspec.msgpack.decode(task.run(0, df.to_batches()), type=TaskReport)],
     )
     x, y = table()
     rows = pa.table({**{f"x{number}": x[:, number] for number in range(WIDTH)}, "y": y})
@@ -582,9 +582,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.
     numbers = count()
 
     def make() -> hy.Dataset:
-        kept = Kept(str(tmp_path / "rows" / f"spark-{next(numbers)}"))
+        kept = MaterializedSource(str(tmp_path / "rows" / f"spark-{next(numbers)}"))
         options = BuildOptions(spec, 4, validates=True, fraction=0.25)
-        source = materialise.Frame((rows,), options, None, kept, ({},), None)
+        source = materialise.DataFrameSource((rows,), options, None, kept, ({},), None)
         return hy.Dataset(InputRows(source), None, None, 1 << 30)
 
     return make

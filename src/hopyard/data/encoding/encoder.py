@@ -1,8 +1,9 @@
 """From record batches to raw arrays: types, growing vocabularies, and the refusal of bad values.
 
 Encoding has two steps: `Encoder.raw` (one pass over a batch; a category becomes the number of its first appearance) and
-`finish.Finisher` (sorted vocabularies, one-hot, means and deviations). Where a vocabulary or a mean is not known before
-all rows were seen, raw arrays are stored first and finished after; `predict` does both at once, with the same bits.
+`finalize.FeatureFinalizer` (sorted vocabularies, one-hot, means and deviations). Where a vocabulary or a mean is not
+known before all rows were seen, raw arrays are stored first and finalized after; `predict` does both at once, with the
+same bits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _STEP = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowOrigin:
     """Where a batch came from, for messages: its first row is row `row` of `name`, or of what the transform gave."""
 
     name: str
@@ -59,7 +60,7 @@ class Vocabulary:
     values: dict[Value, int] = field(default_factory=dict)
     fixed: bool = False
 
-    def codes(self, array: Any, place: Place) -> Array:
+    def codes(self, array: Any, origin: RowOrigin) -> Array:
         """int64 array of shape (rows,): the code of each row, in order of first appearance while it grows.
 
         Raises:
@@ -74,15 +75,15 @@ class Vocabulary:
             if used[at]:
                 code = self.values.get(value)
                 if code is None:
-                    code = self._new(value, place, index, at)
+                    code = self._new(value, origin, index, at)
                 table[at] = code
         return np.asarray(table[index])
 
-    def _new(self, value: Value, place: Place, index: Array, at: int) -> int:
+    def _new(self, value: Value, origin: RowOrigin, index: Array, at: int) -> int:
         if self.fixed:
             known = ", ".join(map(repr, list(self.values)[:20])) + (", …" if len(self.values) > 20 else "")
             raise DataError(
-                f"column {self.column!r}, {place.at(int(np.argmax(index == at)))}: {value!r} is not among the "
+                f"column {self.column!r}, {origin.at(int(np.argmax(index == at)))}: {value!r} is not among the "
                 f"{len(self.values)} values it is encoded by ({known}); drop or replace such rows first, or train with "
                 f"encode={{{self.column!r}: [...]}} listing all values"
             )
@@ -93,11 +94,11 @@ class Vocabulary:
         if self.fixed:
             return np.arange(len(self.values))
         ranks = np.empty(len(self.values), np.int64)
-        for rank, value in enumerate(self.listed()):
+        for rank, value in enumerate(self.provenance()):
             ranks[self.values[value]] = rank
         return ranks
 
-    def listed(self) -> list[Value]:
+    def provenance(self) -> list[Value]:
         """The values in the order of their final numbers. −0.0 and 0.0 are one, and 0.0 here, whichever came first."""
         values = self.values if self.fixed else sorted(self.values)
         return [value + 0.0 if isinstance(value, float) else value for value in values]
@@ -152,40 +153,40 @@ class Encoder:
         self._strict = strict
         """Whether columns must keep the type that they were planned with (`predict` takes what can be cast)."""
 
-    def raw(self, batch: Any, place: Place) -> list[Array]:
+    def raw(self, batch: Any, origin: RowOrigin) -> list[Array]:
         """For each field an array of shape (rows, *raw row shape) and dtype `field.raw`; may be views of the batch.
 
         Bad values are counted in `faults`; once there are any, nothing is given.
         """
         self._blamed.clear()
         with np.errstate(over="ignore", invalid="ignore"):
-            made = [self._raw(field, batch, place) for field in self.fields]
+            made = [self._raw(field, batch, origin) for field in self.fields]
         return [] if self.faults else [array for array in made if array is not None]
 
     def check(self) -> None:
         """Raises DataError naming every column with bad values."""
         check(self.faults, self.fields)
 
-    def _raw(self, field: Field, batch: Any, place: Place) -> Array | None:
-        parts = [self._values(column, batch, place) for column in field.columns]
+    def _raw(self, field: Field, batch: Any, origin: RowOrigin) -> Array | None:
+        parts = [self._values(column, batch, origin) for column in field.columns]
         if field.role == "inputs" and field.raw in FLOATS:
             for column, values in zip(field.columns, parts, strict=True):
-                _exact(column, values, place)
+                _exact(column, values, origin)
         good = [part for part in parts if part is not None]
         if len(good) < len(parts):
             for column, values in zip(field.columns, parts, strict=True):
                 if values is not None:
-                    self._blame(column, values, place)
+                    self._blame(column, values, origin)
             return None
         if not field.matrix:
             (values,), (column,) = good, field.columns
-            made = values if values.dtype == field.raw else _cast(values, field.raw, column, place)
+            made = values if values.dtype == field.raw else _cast(values, field.raw, column, origin)
             if field.raw in FLOATS and not _fine(made):
-                self._blame(column, values, place)
+                self._blame(column, values, origin)
                 return None
             if field.role == "weights" and (row := negative(values)) is not None:  # before the cast: -1e-300 becomes -0
                 raise DataError(
-                    f"weight column {column.name!r}, {place.at(row)}: {values[row]} is below 0; a weight must be a "
+                    f"weight column {column.name!r}, {origin.at(row)}: {values[row]} is below 0; a weight must be a "
                     f"number >= 0, where 0 leaves the row out; drop or replace such rows before, or with transform="
                 )
             return made
@@ -202,52 +203,52 @@ class Encoder:
         if fine:
             return made
         for column, values in zip(field.columns, flat, strict=True):
-            self._blame(column, values, place)
+            self._blame(column, values, origin)
         return None
 
-    def _values(self, column: Column, batch: Any, place: Place) -> Array | None:
+    def _values(self, column: Column, batch: Any, origin: RowOrigin) -> Array | None:
         """Values of one column, shape (rows, *column.shape), categories as codes; None when it has nulls."""
         array = batch.column(batch.schema.get_field_index(column.name))
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
         before = column.type.rpartition(":")[0]
         if self._strict and str(kind) != before:
             raise DataError(
-                f"column {column.name!r} of {place} has type {kind}, before it had {before}; all files, batches and "
+                f"column {column.name!r} of {origin} has type {kind}, before it had {before}; all files, batches and "
                 f"validation data need one schema"
             )
         bad = null_rows(array)
         if bad is not None:
-            values = None if column.encode else to_numpy(array.filter(pa.array(~bad)), column.name, str(place))
+            values = None if column.encode else to_numpy(array.filter(pa.array(~bad)), column.name, str(origin))
             if values is not None and values.dtype.name in FLOATS:
                 bad[~bad] = _bad(values)
-            self._fault(column, bad, place)
+            self._fault(column, bad, origin)
             return None
         if column.encode:
             if pa.types.is_floating(kind) and (wrong := _bad(np.asarray(array.cast(kind)))).any():
-                self._fault(column, wrong, place)
+                self._fault(column, wrong, origin)
                 return None
-            return self.vocabularies[column.name].codes(array, place)
-        values = to_numpy(array, column.name, str(place), place.at)
+            return self.vocabularies[column.name].codes(array, origin)
+        values = to_numpy(array, column.name, str(origin), origin.at)
         if values.dtype.kind not in "biuf":
-            raise DataError(f"column {column.name!r} of {place} has type {array.type}; {before} is needed")
+            raise DataError(f"column {column.name!r} of {origin} has type {array.type}; {before} is needed")
         if values.shape[1:] != column.shape:
             raise DataError(
-                f"column {column.name!r} of {place}: rows of shape {values.shape[1:]}, before they had {column.shape}; "
-                f"pad or cut them with transform="
+                f"column {column.name!r} of {origin}: rows of shape {values.shape[1:]}, before they had "
+                f"{column.shape}; pad or cut them with transform="
             )
         return values
 
-    def _blame(self, column: Column, values: Array, place: Place) -> None:
+    def _blame(self, column: Column, values: Array, origin: RowOrigin) -> None:
         if not column.encode and values.dtype.name in FLOATS and (bad := _bad(values)).any():
-            self._fault(column, bad, place)
+            self._fault(column, bad, origin)
 
-    def _fault(self, column: Column, bad: Array, place: Place) -> None:
+    def _fault(self, column: Column, bad: Array, origin: RowOrigin) -> None:
         """Counts the `bad` rows of a column; once a batch, also when two fields use the column."""
         if column.name in self._blamed:
             return
         self._blamed.add(column.name)
         if column.name not in self.faults:
-            self.faults[column.name] = Fault(0, place.at(int(np.argmax(bad))))
+            self.faults[column.name] = Fault(0, origin.at(int(np.argmax(bad))))
         self.faults[column.name].count += int(bad.sum())
 
 
@@ -258,7 +259,7 @@ def _bad(values: Array) -> Array:
     return np.asarray(~(np.abs(values.reshape(len(values), -1)) <= LARGEST).all(axis=1))
 
 
-def _exact(column: Column, values: Array | None, place: Place) -> None:
+def _exact(column: Column, values: Array | None, origin: RowOrigin) -> None:
     """Raises DataError for the first integer of a feature that a float64 may not hold."""
     if values is None or column.encode or values.dtype.name not in ("int64", "uint64") or not values.size:
         return
@@ -268,12 +269,12 @@ def _exact(column: Column, values: Array | None, place: Place) -> None:
     row = int(np.argmax(wrong.reshape(len(values), -1).any(axis=1)))
     coded = "" if column.shape else f'for categories give encode={{{column.name!r}: "index"}}; for amounts '
     raise DataError(
-        f"feature {column.name!r}, {place.at(row)}: {values[row][wrong[row]].flat[0]} is beyond 2**53, where floating "
+        f"feature {column.name!r}, {origin.at(row)}: {values[row][wrong[row]].flat[0]} is beyond 2**53, where floating "
         f"point makes different integers equal; {coded}subtract an offset, or divide, with transform="
     )
 
 
-def _cast(values: Array, dtype: str, column: Column, place: Place) -> Array:
+def _cast(values: Array, dtype: str, column: Column, origin: RowOrigin) -> Array:
     """`values` as `dtype`; DataError where that would lose whole numbers."""
     made = values.astype(dtype)
     narrows = not np.can_cast(values.dtype, dtype, "same_kind") or (
@@ -281,7 +282,7 @@ def _cast(values: Array, dtype: str, column: Column, place: Place) -> Array:
     )
     if narrows and not np.can_cast(values.dtype, dtype, "safe") and not np.array_equal(made, values):
         raise DataError(
-            f"column {column.name!r} of {place} has type {values.dtype} and values that {dtype} cannot hold"
+            f"column {column.name!r} of {origin} has type {values.dtype} and values that {dtype} cannot hold"
         )
     return made
 

@@ -15,14 +15,14 @@ from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
 
 
-class Finisher:
+class FeatureFinalizer:
     """Applies vocabularies and scales; the same bits for training rows and for those that `predict` is given."""
 
     def __init__(
         self, fields: list[Field], vocabularies: Mapping[str, Vocabulary], scales: Mapping[str, Scale]
     ) -> None:
         self.fields = fields
-        self.vocabularies: dict[str, list[Value]] = {name: v.listed() for name, v in vocabularies.items()}
+        self.vocabularies: dict[str, list[Value]] = {name: v.provenance() for name, v in vocabularies.items()}
         self.infos = [ArrayInfo(row_shape(field, self.vocabularies), field.dtype) for field in fields]
         self._ranks = {name: v.ranks() for name, v in vocabularies.items()}
         self._scales = scales
@@ -37,7 +37,7 @@ class Finisher:
     def __call__(self, number: int, raw: Array) -> Array:
         """Rows of field `number`: shape (rows, *raw row shape) → (rows, *row shape). `raw` itself if it is so."""
         field = self.fields[number]
-        if field.finished:
+        if field.is_final:
             return raw
         if not field.matrix and field.columns[0].encode == "index":
             return np.asarray(self._ranks[field.columns[0].name][raw])

@@ -10,7 +10,7 @@ from hopyard.formats.arrow import Array
 Range = tuple[float, float]
 
 
-class Limits:
+class LabelRange:
     """Watches the label, when it is one column of one number a row; else it has none."""
 
     def __init__(self, fields: list[Field]) -> None:

@@ -22,7 +22,7 @@ from hopyard.formats.arrow import is_text, require
 FLOATS = {"float16", "float32", "float64"}
 
 
-def plan(batch: pa.RecordBatch, spec: ColumnSpec, where: str) -> list[Field]:
+def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, where: str) -> list[Field]:
     """The fields that `spec` asks for, given the first batch that has rows.
 
     Args:
@@ -78,7 +78,7 @@ def raw_shape(field: Field) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """What `plan` knows while it plans."""
+    """What `infer_fields` knows while it plans."""
 
     batch: Any
     spec: ColumnSpec

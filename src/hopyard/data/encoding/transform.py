@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from hopyard.code.digest import Unseen, digest
 from hopyard.code.pickling import dumps
-from hopyard.data.encoding.encoder import Place
+from hopyard.data.encoding.encoder import RowOrigin
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, null_rows
 
@@ -63,14 +63,14 @@ def pickled(transform: Transform) -> bytes:
         ) from error
 
 
-def chosen_by(batch: Any, column: str, place: Place) -> Array:
+def chosen_by(batch: Any, column: str, origin: RowOrigin) -> Array:
     """Boolean array of shape (rows,): the column that says which rows are validation rows."""
     array = batch.column(batch.schema.get_field_index(column))
     bad = null_rows(array)
     if bad is not None:
         raise DataError(
-            f"validation column {column!r} is null in {place.at(int(np.argmax(bad)))}; fill it with transform="
+            f"validation column {column!r} is null in {origin.at(int(np.argmax(bad)))}; fill it with transform="
         )
     if not pa.types.is_boolean(array.type):
-        raise DataError(f"validation column {column!r} of {place} has type {array.type}; true and false are needed")
+        raise DataError(f"validation column {column!r} of {origin} has type {array.type}; true and false are needed")
     return np.asarray(array.to_numpy(zero_copy_only=False))

@@ -1,6 +1,6 @@
-"""The driver's part of materialising a DataFrame: what tasks told becomes an index and a manifest, written last.
+"""The driver's part of materialising a DataFrame: what tasks report becomes an index and a manifest, written last.
 
-The rows lie in the folder of a `kept.Kept`:
+The rows lie in the folder of a `MaterializedSource`:
 
     <token>-00003-<random>.seg    a segment: of one attempt of one task; counts only if the index names it
     index-<BLAKE3>.json           which segments, in which order, with the digests of their runs
@@ -27,18 +27,18 @@ from blake3 import blake3
 from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Fault, check
 from hopyard.data.encoding.exact_sums import ExactSums
-from hopyard.data.encoding.finalize import Finisher, scales
-from hopyard.data.encoding.label_range import Limits
-from hopyard.data.encoding.schema import plan
+from hopyard.data.encoding.finalize import FeatureFinalizer, scales
+from hopyard.data.encoding.label_range import LabelRange
+from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
-from hopyard.data.from_spark.location import place
-from hopyard.data.from_spark.reports import listed, tell
-from hopyard.data.from_spark.source import Kept, refuse
-from hopyard.data.from_spark.task import PROBE, Task, Told
+from hopyard.data.from_spark.location import folder_for
+from hopyard.data.from_spark.reports import run_tasks, with_vocabularies
+from hopyard.data.from_spark.source import MaterializedSource, refuse
+from hopyard.data.from_spark.task import PROBE, Task, TaskReport
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored
 from hopyard.data.options import BuildOptions
-from hopyard.data.partitions.builder import KINDS, check_split, described, named_partition, vocabularies
+from hopyard.data.partitions.builder import KINDS, check_split, make_manifest, named_partition, vocabularies
 from hopyard.data.partitions.cache import evict
 from hopyard.data.rows.names import Distinct, added, width
 from hopyard.data.shared.segments import Index
@@ -52,14 +52,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """A source that is a DataFrame until it is materialised, and `kept` from then on. Its pickle is `kept`.
+class DataFrameSource:
+    """A source that is a DataFrame until it is materialised, and `written` from then on. Its pickle is `written`.
 
     Attributes:
         frames: of the training rows; and of the validation rows, if they have their own.
         options: how they are cut.
         code: the transform's pickle, or None.
-        kept: where it will be.
+        written: its partitions, which are there or will be.
         columns: the types of the columns of each frame that are read, as Spark names them.
         name: the user's, by which it is found again, or None.
     """
@@ -69,47 +69,47 @@ class Frame:
     frames: tuple[Any, ...]
     options: BuildOptions
     code: bytes | None
-    kept: Kept
+    written: MaterializedSource
     columns: tuple[dict[str, str], ...]
     name: str | None
 
     def __repr__(self) -> str:
-        return f"Spark DataFrame for {self.kept.url}"
+        return f"Spark DataFrame for {self.written.url}"
 
     @property
     def url(self) -> str:
         """Where it will be."""
-        return self.kept.url
+        return self.written.url
 
     def identity(self) -> str:
         """Its URL."""
-        return self.kept.url
+        return self.written.url
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Raises SpecError: the driver does not read the rows."""
-        refuse(self.kept.url)
+        refuse(self.written.url)
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """Nothing; the manifest has them."""
         return []
 
-    def detached(self, identity: str | None) -> Kept:
+    def detached(self, identity: str | None) -> MaterializedSource:
         """Its URL, without frames and session."""
-        return self.kept
+        return self.written
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:
-        """Its manifest; materialises it first when there is none. Arguments and errors as `Kept.prepare`.
+        """Its manifest; materialises it first when there is none. Arguments and errors as `MaterializedSource.prepare`.
 
         Raises:
             SpecError: what is there under its name was made of other columns.
         """
-        if (there := self.kept.find()) is not None:
+        if (there := self.written.find()) is not None:
             self._compare(there)
-            return self.kept.prepare(limit, cache)
+            return self.written.prepare(limit, cache)
         self._materialise()
-        found = self.kept.prepare(limit, cache)
-        if self.kept.cached:
-            evict(Path(self.kept.url).parent, limit)  # not what was just made: `found` holds it
+        found = self.written.prepare(limit, cache)
+        if self.written.cached:
+            evict(Path(self.written.url).parent, limit)  # not what was just made: `found` pins it
         return found
 
     def _compare(self, there: Manifest) -> None:
@@ -129,7 +129,7 @@ class Frame:
 
     def _materialise(self) -> None:
         alive(self.frames[0])
-        folder, token = shared_directory(self.kept.url), secrets.token_hex(6)
+        folder, token = shared_directory(self.written.url), secrets.token_hex(6)
         named: set[str] = set()
         try:
             with reaching(folder.url, "write to"):
@@ -149,23 +149,23 @@ class Frame:
         """Runs the jobs; nothing of what they write counts before the manifest is there."""
         asked = self.options
         task = Task(folder.url, token, asked.spec, asked.partitions, 0.0, asked.seed, self.code, "Spark partition {}")
-        spec, before = listed(asked.spec, list(self.frames), task if self.code is not None else None)
+        spec, before = with_vocabularies(asked.spec, list(self.frames), task if self.code is not None else None)
         train = replace(task, spec=spec, fraction=asked.fraction)
-        told = tell(self.frames[0], train, "run")
+        reports = run_tasks(self.frames[0], train, "run")
         alone = msgspec.structs.replace(spec, validation=None)
-        names = [train.what.format(one.number) for one in told]
-        sources = [_source(told, self.columns[0])]
+        names = [train.what.format(one.number) for one in reports]
+        sources = [_source(reports, self.columns[0])]
         for second, columns in zip(self.frames[1:], self.columns[1:], strict=True):
-            held = replace(task, spec=alone, fraction=1.0, what=f"{task.what} of validation=")
-            more = tell(second, held, "run")
+            validate = replace(task, spec=alone, fraction=1.0, what=f"{task.what} of validation=")
+            more = run_tasks(second, validate, "run")
             sources.append(_source(more, columns))
-            names += [held.what.format(one.number) for one in more]
-            told += more
-        fields = _fields(told, names)
-        _again(before, told)
-        index = Index(asked.partitions, width(spec), [one.segment for one in told if one.segment is not None])
-        _seen(folder, told)
-        manifest = _manifest(replace(asked, spec=spec), fields, told, index)
+            names += [validate.what.format(one.number) for one in more]
+            reports += more
+        fields = _fields(reports, names)
+        _again(before, reports)
+        index = Index(asked.partitions, width(spec), [one.segment for one in reports if one.segment is not None])
+        _seen(folder, reports)
+        manifest = _manifest(replace(asked, spec=spec), fields, reports, index)
         manifest.sources = sources
         return index, manifest
 
@@ -178,7 +178,7 @@ def from_spark(
     path: str | os.PathLike[str] | None,
     name: str | None,
     cache: str,
-) -> Frame:
+) -> DataFrameSource:
     """The source that Dataset.spark names; what can be checked without a job is.
 
     Raises:
@@ -188,11 +188,11 @@ def from_spark(
     if transform is None:
         planned = []
         for number, df in enumerate(frames):
-            where, mine = ("the validation= DataFrame", alone) if number else ("the DataFrame", spec)
-            narrow = narrowed(df, mine.names, where)
-            fields = plan(pa.RecordBatch.from_pylist([], schema=schema(narrow)), mine, where)
+            what, mine = ("the validation= DataFrame", alone) if number else ("the DataFrame", spec)
+            narrow = narrowed(df, mine.names, what)
+            fields = infer_fields(pa.RecordBatch.from_pylist([], schema=schema(narrow)), mine, what)
             planned.append((narrow, fields))
-            Finisher(fields, vocabularies(mine), {})
+            FeatureFinalizer(fields, vocabularies(mine), {})
         frames = [narrow for narrow, _ in planned]
         if len(planned) > 1:
             _same(planned[0][1], planned[1][1])
@@ -207,8 +207,8 @@ def from_spark(
     seed = options.seed if options.fraction else 0
     asked = [FORMAT, len(frames), spec, options.fraction, options.partitions, seed]
     asked.append("" if name is None else identity(transform))
-    kept = place(frames[0], asked, path, name, cache)
-    return Frame(tuple(frames), options, code, kept, tuple(map(types, frames)), name)
+    written = folder_for(frames[0], asked, path, name, cache)
+    return DataFrameSource(tuple(frames), options, code, written, tuple(map(types, frames)), name)
 
 
 def _same(mine: list[Field], theirs: list[Field]) -> None:
@@ -221,9 +221,9 @@ def _same(mine: list[Field], theirs: list[Field]) -> None:
                 )
 
 
-def _again(before: list[Told], now: list[Told]) -> None:
+def _again(before: list[TaskReport], now: list[TaskReport]) -> None:
     """Raises DataError when two passes over the rows saw others; none `before`, and there was one pass."""
-    (rows, total), (more, other) = (_names(told) for told in (before, now))
+    (rows, total), (more, other) = (_names(reports) for reports in (before, now))
     if before and (rows, total) != (more, other):
         raise DataError(
             f"the DataFrame gave {rows} rows when its categories were found and {more} when they were written"
@@ -232,8 +232,8 @@ def _again(before: list[Told], now: list[Told]) -> None:
         )
 
 
-def _names(told: list[Told]) -> tuple[int, int]:
-    return sum(one.rows for one in told), added(*(int(one.sum, 16) for one in told))
+def _names(reports: list[TaskReport]) -> tuple[int, int]:
+    return sum(one.rows for one in reports), added(*(int(one.sum, 16) for one in reports))
 
 
 def _change(column: str, then: str | None, now: str | None) -> str:
@@ -242,22 +242,22 @@ def _change(column: str, then: str | None, now: str | None) -> str:
     return f"column {column!r} has type {now}, it had {then}"
 
 
-def _source(told: list[Told], columns: dict[str, str]) -> SourceInfo:
-    return SourceInfo(f"Spark DataFrame of {len(told)} partitions", -1, sum(one.rows for one in told), columns)
+def _source(reports: list[TaskReport], columns: dict[str, str]) -> SourceInfo:
+    return SourceInfo(f"Spark DataFrame of {len(reports)} partitions", -1, sum(one.rows for one in reports), columns)
 
 
-def _fields(told: list[Told], names: list[str]) -> list[Field]:
-    """The fields that all tasks agree on. Raises what tasks told of, bad values, and that there are no rows."""
-    for one in told:
+def _fields(reports: list[TaskReport], names: list[str]) -> list[Field]:
+    """The fields that all tasks agree on. Raises what tasks report: errors, bad values, and that there are no rows."""
+    for one in reports:
         one.check()
-    with_rows = [(one, name) for one, name in zip(told, names, strict=True) if one.fields is not None]
+    with_rows = [(one, name) for one, name in zip(reports, names, strict=True) if one.fields is not None]
     if not with_rows:
         raise DataError("the DataFrame has no rows; give one that has some, or a transform that keeps some")
     faults: dict[str, Fault] = {}
-    for one in told:
+    for one in reports:
         for column, (count, at) in one.faults.items():
             faults.setdefault(column, Fault(0, at)).count += count
-    first, where = with_rows[0]
+    first, origin = with_rows[0]
     assert first.fields is not None
     check(faults, first.fields)
     for other, there in with_rows[1:]:
@@ -267,21 +267,21 @@ def _fields(told: list[Told], names: list[str]) -> list[Field]:
                 if a.type != b.type:
                     raise DataError(
                         f"column {a.name!r} has type {b.type.rpartition(':')[0]} in {there} but "
-                        f"{a.type.rpartition(':')[0]} in {where}; cast it with transform="
+                        f"{a.type.rpartition(':')[0]} in {origin}; cast it with transform="
                     )
                 if a.shape != b.shape:
                     raise DataError(
-                        f"column {a.name!r}: rows of shape {b.shape} in {there} but {a.shape} in {where}; pad or cut "
+                        f"column {a.name!r}: rows of shape {b.shape} in {there} but {a.shape} in {origin}; pad or cut "
                         f"them with transform="
                     )
     return first.fields
 
 
-def _seen(folder: Directory, told: list[Told]) -> None:
+def _seen(folder: Directory, reports: list[TaskReport]) -> None:
     """Raises SpecError unless this process sees what the tasks wrote."""
     with reaching(folder.url, "read"):
         sizes = folder.sizes()
-    for one in told:
+    for one in reports:
         if one.segment is not None and sizes.get(one.segment.name) != one.segment.bytes:
             seen = sizes.get(one.segment.name)
             raise SpecError(
@@ -291,10 +291,10 @@ def _seen(folder: Directory, told: list[Told]) -> None:
             )
 
 
-def _manifest(options: BuildOptions, fields: list[Field], told: list[Told], index: Index) -> Manifest:
+def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskReport], index: Index) -> Manifest:
     moments: dict[str, ExactSums] = {}
-    limits, weights, distinct = Limits(fields), WeightCheck(fields), Distinct()
-    for one in told:
+    limits, weights, distinct = LabelRange(fields), WeightCheck(fields), Distinct()
+    for one in reports:
         limits.merge(one.limits)
         weights.merge(one.heaviest)
         distinct.merge(one.distinct)
@@ -303,13 +303,13 @@ def _manifest(options: BuildOptions, fields: list[Field], told: list[Told], inde
     weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     check_split(rows, options, distinct)
-    given = scales(moments)
-    finisher = Finisher(fields, vocabularies(options.spec), given)
+    scaling = scales(moments)
+    finisher = FeatureFinalizer(fields, vocabularies(options.spec), scaling)
     parts: dict[Kind, list[PartitionInfo]] = {}
     for kind, each in rows.items():
         parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(each) if count]
-    manifest = described(finisher, given, limits, parts, options.spec.names)
-    count, total = _names(told)
+    manifest = make_manifest(finisher, scaling, limits, parts, options.spec.names)
+    count, total = _names(reports)
     manifest.row_names = RowNames(options.spec.key, count, f"{total:x}")
     manifest.key = manifest.digest[:32]
     return manifest
@@ -319,7 +319,7 @@ def _rows(index: Index, kind: Kind, partition: int) -> int:
     return sum(segment.rows(index.run(kind, partition)) for segment in index.segments)
 
 
-def _part(index: Index, kind: Kind, partition: int, rows: int, finisher: Finisher) -> PartitionInfo:
+def _part(index: Index, kind: Kind, partition: int, rows: int, finisher: FeatureFinalizer) -> PartitionInfo:
     run = index.run(kind, partition)
     total = added(*(int(segment.sums[run], 16) for segment in index.segments))
     return named_partition(rows, total, finisher.infos)

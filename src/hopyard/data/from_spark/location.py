@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from hopyard.data.from_spark.source import Kept
+from hopyard.data.from_spark.source import MaterializedSource
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import on_this_host
@@ -21,7 +21,9 @@ from hopyard.sparkapi.dataframe import on_this_host
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 
 
-def place(df: Any, asked: Sequence[Any], path: str | os.PathLike[str] | None, name: str | None, cache: str) -> Kept:
+def folder_for(
+    df: Any, asked: Sequence[Any], path: str | os.PathLike[str] | None, name: str | None, cache: str
+) -> MaterializedSource:
     """The folder for the rows of these frames.
 
     Args:
@@ -51,4 +53,4 @@ def place(df: Any, asked: Sequence[Any], path: str | os.PathLike[str] | None, na
     if name is not None:
         folder = f"{name}-{blake3(msgspec.json.encode([name, *asked])).hexdigest()[:32]}"
     root = cache if path is None else absolute(path)
-    return Kept(f"{root}/spark-{folder}", path is None, "the DataFrame")
+    return MaterializedSource(f"{root}/spark-{folder}", path is None, "the DataFrame")

@@ -11,19 +11,19 @@ from typing import ClassVar, NoReturn
 import msgspec
 
 from hopyard.data.manifest import FILE, FORMAT, Manifest, SourceInfo
-from hopyard.data.partitions.cache import hold
+from hopyard.data.partitions.cache import pin
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.data.sources.memory import Piece
 from hopyard.errors import DataError, SpecError
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class MaterializedSource:
     """A source that is partitions already. Its pickle is its URL.
 
     Attributes:
         url: of the folder, absolute.
-        cached: whether the folder is an entry of this user's cache: then it is held, as any entry.
+        cached: whether the folder is an entry of this user's cache: then it is pinned while it is used, as any entry.
         what: what it was made from, for messages; empty: not known.
     """
 
@@ -44,23 +44,23 @@ class Kept:
         """Raises SpecError: its rows are encoded already."""
         refuse(self.url)
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """Nothing; its manifest has them."""
         return []
 
-    def detached(self, identity: str | None) -> Kept:
+    def detached(self, identity: str | None) -> MaterializedSource:
         """Itself."""
         return self
 
     def find(self) -> Manifest | None:
-        """Its manifest; None when there is none. The cache's entry is held while the Manifest lives.
+        """Its manifest; None when there is none. The cache's entry is pinned while the Manifest lives.
 
         Raises:
             DataError: what is there is no manifest, or of a newer version.
             SpecError: the URL cannot be opened.
         """
         with reaching(self.url, "read"):
-            held = hold(Path(self.url).parent, Path(self.url).name) if self.cached else None
+            pinned = pin(Path(self.url).parent, Path(self.url).name) if self.cached else None
             try:
                 data = shared_directory(self.url).get(FILE)
             except (FileNotFoundError, NotADirectoryError):
@@ -78,8 +78,8 @@ class Kept:
             raise DataError(
                 f"{self.url} is an entry of a cache, not what Dataset.spark(…) wrote; name its source again instead"
             )
-        if held is not None:
-            weakref.finalize(manifest, held.close)
+        if pinned is not None:
+            weakref.finalize(manifest, pinned.close)
         return manifest
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:

@@ -1,8 +1,8 @@
 """What one task of a cluster does: encodes the rows of one partition of a DataFrame and writes them as one segment.
 
 It runs in the cluster's workers and knows nothing of the cluster: it takes a number and record batches, and gives
-`Told`, which is all that the driver ever sees. What the user has to mend is told, not raised: a cluster would try the
-task again, and bury the message in its own.
+`TaskReport`, which is all that the driver ever sees. What the user has to mend is reported, not raised: a cluster would
+try the task again, and bury the message in its own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 
 from hopyard.data.assignment import Kind
-from hopyard.data.encoding.encoder import Encoder, Place
+from hopyard.data.encoding.encoder import Encoder, RowOrigin
 from hopyard.data.encoding.exact_sums import ExactSums, PackedSums
 from hopyard.data.encoding.finalize import measure
-from hopyard.data.encoding.label_range import Limits, Range
-from hopyard.data.encoding.schema import plan
+from hopyard.data.encoding.label_range import LabelRange, Range
+from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, chosen_by, transformed
 from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.manifest import Field, Value
@@ -44,8 +44,8 @@ _ERRORS: dict[str, type[UsageError] | type[ResourceError]] = {
 }
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task tells the driver."""
+class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task reports to the driver."""
 
     number: int
     """Of the partition of the DataFrame."""
@@ -63,7 +63,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     sum: str = "0"
     """The sum of the names of its rows, in hexadecimal."""
     distinct: bytes = b""
-    """The names that decide where rows go, as row_names.Distinct packs them."""
+    """The names that decide where rows go, as rows.names.Distinct packs them."""
     values: dict[str, list[Value]] = {}
     """Of the columns to be encoded, if these were asked for."""
     error: tuple[str, str] | None = None
@@ -82,7 +82,7 @@ class Task:
     Attributes:
         url: of the folder for segments.
         token: how all names of this materialisation begin.
-        spec: columns; all vocabularies are listed.
+        spec: columns; with the values of all vocabularies.
         partitions: of the data set.
         fraction: of the rows that validate. 1: all of them.
         seed: of that choice.
@@ -100,51 +100,51 @@ class Task:
     what: str
 
     def run(self, number: int, batches: Iterable[Any]) -> bytes:
-        """All batches of partition `number` to one segment; gives the MessagePack of Told."""
+        """All batches of partition `number` to one segment; gives the MessagePack of its TaskReport."""
         work = _Work(self, number)
         try:
-            told = work.all(batches)
+            report = work.all(batches)
         except (DataError, SpecError, ResourceError) as error:
-            told = _told(number, error)
+            report = _failed(number, error)
         finally:
             work.close()
-        return msgspec.msgpack.encode(told)
+        return msgspec.msgpack.encode(report)
 
     def values(self, number: int, batches: Iterable[Any]) -> bytes:
-        """The values of the columns to be encoded, after the transform: MessagePack of Told."""
+        """The values of the columns to be encoded, after the transform: MessagePack of TaskReport."""
         found: dict[str, dict[Value, None]] = {name: {} for name in self.spec.encode}
         planned, rows, total = False, 0, 0
         try:
-            for batch, place in blocks(self, number, batches):
-                planned = planned or bool(plan(batch, self.spec, str(place)))
+            for batch, origin in blocks(self, number, batches):
+                planned = planned or bool(infer_fields(batch, self.spec, str(origin)))
                 rows += batch.num_rows
-                total = added(total, named(batch, self.spec, str(place)).total())
+                total = added(total, named(batch, self.spec, str(origin)).total())
                 for name, seen in found.items():
                     seen.update(dict.fromkeys(batch.column(batch.schema.get_field_index(name)).unique().to_pylist()))
             values = {name: [value for value in seen if value is not None] for name, seen in found.items()}
-            told = Told(number=number, host=socket.gethostname(), rows=rows, sum=f"{total:x}", values=values)
+            report = TaskReport(number=number, host=socket.gethostname(), rows=rows, sum=f"{total:x}", values=values)
         except (DataError, SpecError) as error:
-            told = _told(number, error)
-        return msgspec.msgpack.encode(told)
+            report = _failed(number, error)
+        return msgspec.msgpack.encode(report)
 
 
-def _told(number: int, error: Exception) -> Told:
-    return Told(number=number, host=socket.gethostname(), error=(type(error).__name__, str(error)))
+def _failed(number: int, error: Exception) -> TaskReport:
+    return TaskReport(number=number, host=socket.gethostname(), error=(type(error).__name__, str(error)))
 
 
-def blocks(task: Task, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, Place]]:
+def blocks(task: Task, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, RowOrigin]]:
     """Batches that have rows, after vectors became lists and the transform was run."""
     name = task.what.format(number)
     transform = None if task.code is None else _loaded(task.code)
-    given = row = 0
+    read = row = 0
     for whole in batches:
         for part in lists(whole):
-            batch, place = part, Place(name, row, transform is not None)
+            batch, origin = part, RowOrigin(name, row, transform is not None)
             if transform is not None:
-                batch = transformed(transform, part, f"{name}, rows from {given}")
-            given += part.num_rows
+                batch = transformed(transform, part, f"{name}, rows from {read}")
+            read += part.num_rows
             if batch.num_rows:
-                yield batch, place
+                yield batch, origin
             row += batch.num_rows
 
 
@@ -169,7 +169,7 @@ class _Work:
         self._stream: Any = None
         self._whole = False
 
-    def all(self, batches: Iterable[Any]) -> Told:
+    def all(self, batches: Iterable[Any]) -> TaskReport:
         """To the end of the batches."""
         task = self._task
         self._folder = shared_directory(task.url)
@@ -177,39 +177,39 @@ class _Work:
         encoder: Encoder | None = None
         moments: dict[str, ExactSums] = {}
         distinct, row = Distinct(), 0
-        for batch, place in blocks(task, self._number, batches):
+        for batch, origin in blocks(task, self._number, batches):
             if encoder is None:
-                fields = plan(batch, task.spec, str(place))
+                fields = infer_fields(batch, task.spec, str(origin))
                 encoder = Encoder(fields, vocabularies(task.spec))
-                limits, weights = Limits(fields), WeightCheck(fields)
+                limits, weights = LabelRange(fields), WeightCheck(fields)
                 writer = Writer(fields, task.partitions, width(task.spec), self._write)
                 scaled = [at for at, field in enumerate(fields) if any(column.scaled for column in field.columns)]
-            raw = encoder.raw(batch, place)
+            raw = encoder.raw(batch, origin)
             row += batch.num_rows
             if encoder.faults:
                 continue  # only to count them all
             raw = unsigned(raw)
-            names = named(batch, task.spec, str(place))
-            chosen = self._chosen(batch, place, names)
+            names = named(batch, task.spec, str(origin))
+            chosen = self._chosen(batch, origin, names)
             distinct.take(names.words[:, 0])
             limits.take(raw)
             weights.take(raw, chosen)
             for at in scaled:
                 measure(moments, fields, at, raw[at] if chosen is None else raw[at][~chosen])
             writer.take(raw, names, chosen)
-        told = Told(number=self._number, host=socket.gethostname(), rows=row)
+        report = TaskReport(number=self._number, host=socket.gethostname(), rows=row)
         if encoder is None:
-            return told
-        told = msgspec.structs.replace(told, fields=encoder.fields, limits=limits.range, heaviest=weights.heaviest)
+            return report
+        report = msgspec.structs.replace(report, fields=encoder.fields, limits=limits.range, heaviest=weights.heaviest)
         if encoder.faults:
             return msgspec.structs.replace(
-                told, faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()}
+                report, faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()}
             )
         writer.flush()
         self._end()
         sums = [f"{total:x}" for total in writer.sums]
         return msgspec.structs.replace(
-            told,
+            report,
             segment=Segment(self._name, writer.bytes, writer.chunks, writer.digests(), sums),
             moments={name: sums.packed() for name, sums in moments.items()},
             sum=f"{added(*writer.sums):x}",
@@ -223,7 +223,7 @@ class _Work:
         stream, self._stream = self._stream, None
         try:
             stream.close()
-        except Exception:  # noqa: BLE001, S110 - what it failed with before is what is told
+        except Exception:  # noqa: BLE001, S110 - what it failed with before is what is reported
             pass
         try:
             self._folder.remove(self._name)
@@ -239,13 +239,13 @@ class _Work:
                 f"must be a place that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
             )
 
-    def _chosen(self, batch: Any, place: Place, names: Names) -> Array | None:
+    def _chosen(self, batch: Any, origin: RowOrigin, names: Names) -> Array | None:
         task = self._task
         if task.fraction >= 1:
             return np.ones(len(names), np.bool_)
         if task.fraction:
             return names.chosen(task.seed, task.fraction)
-        return None if task.spec.validation is None else chosen_by(batch, task.spec.validation, place)
+        return None if task.spec.validation is None else chosen_by(batch, task.spec.validation, origin)
 
     def _write(self, chunk: Array) -> None:
         assert self._folder is not None

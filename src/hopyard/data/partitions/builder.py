@@ -20,11 +20,11 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.data.assignment import Dealer, Kind, shares
-from hopyard.data.encoding.encoder import Encoder, Place, Vocabulary
+from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary
 from hopyard.data.encoding.exact_sums import ExactSums
-from hopyard.data.encoding.finalize import Finisher, measure, scales
-from hopyard.data.encoding.label_range import Limits
-from hopyard.data.encoding.schema import plan, raw_shape
+from hopyard.data.encoding.finalize import FeatureFinalizer, measure, scales
+from hopyard.data.encoding.label_range import LabelRange
+from hopyard.data.encoding.schema import infer_fields, raw_shape
 from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.manifest import (
     ArrayInfo,
@@ -50,13 +50,13 @@ OPEN_FILES = 256
 """Files kept open at once; with more, each is opened for each write."""
 _BLOCK_BYTES = 1 << 20
 
-Block = tuple[Any, Place, Array | None, Names | None]
+LabelledBatch = tuple[Any, RowOrigin, Array | None, Names | None]
 """(record batch after the transform, where it is from, which of its rows are validation rows: None for none, their
 names where these decide where rows go).
 """
 
 
-def build(directory: Path, options: BuildOptions, blocks: Generator[Block, None, None]) -> Manifest:
+def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatch, None, None]) -> Manifest:
     """Writes the partitions of `blocks` into the empty `directory`; key, path and sources are the caller's to fill.
 
     Raises:
@@ -65,18 +65,18 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[Block, None,
     """
     encoder: Encoder | None = None
     writer: _Writer | None = None
-    limits: Limits | None = None
+    limits: LabelRange | None = None
     weights: WeightCheck | None = None
     with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
         pending: deque[Future[None]] = deque()
         try:
-            for batch, place, chosen, names in blocks:
+            for batch, origin, chosen, names in blocks:
                 if encoder is None:
-                    fields = plan(batch, options.spec, str(place))
+                    fields = infer_fields(batch, options.spec, str(origin))
                     encoder = Encoder(fields, vocabularies(options.spec))
                     writer = _Writer(directory, fields, encoder, options)
-                    limits, weights = Limits(fields), WeightCheck(fields)
-                raw = encoder.raw(batch, place)
+                    limits, weights = LabelRange(fields), WeightCheck(fields)
+                raw = encoder.raw(batch, origin)
                 if encoder.faults:
                     continue  # only to count them all
                 assert writer is not None and limits is not None and weights is not None
@@ -103,7 +103,7 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[Block, None,
 
 
 def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
-    """For each encoded column: empty and growing, or the values that were listed."""
+    """For each encoded column: empty and growing, or the values that the user lists."""
     made = {}
     for name, how in spec.encode.items():
         values = {value: code for code, value in enumerate(how.values or [])}
@@ -157,10 +157,10 @@ def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionI
     return PartitionInfo(rows, rows * sum(info.row_bytes for info in infos), f"{total:032x}")
 
 
-def described(
-    finisher: Finisher,
-    given: dict[str, Scale],
-    limits: Limits,
+def make_manifest(
+    finisher: FeatureFinalizer,
+    scaling: dict[str, Scale],
+    limits: LabelRange,
     parts: Mapping[Kind, list[PartitionInfo]],
     names: list[str],
 ) -> Manifest:
@@ -179,7 +179,7 @@ def described(
         classes=classes,
         label_range=label_range,
         vocabularies=finisher.vocabularies,
-        standardize=given,
+        standardize=scaling,
         fields=finisher.fields,
         names=names,
         sources=[],
@@ -198,7 +198,7 @@ class _Writer:
         self._distinct, self._sums = Distinct(), [0] * (2 * options.partitions)
         scaled = any(column.scaled for field in fields for column in field.columns)
         self._staged = growing or scaled or self._blocks or bool(self._words)
-        self._finisher = None if self._staged else Finisher(fields, encoder.vocabularies, {})
+        self._finisher = None if self._staged else FeatureFinalizer(fields, encoder.vocabularies, {})
         self._dealers = {kind: Dealer(1 if self._blocks else options.partitions) for kind in KINDS}
         self._rows: dict[Kind, list[int]] = {kind: [0] * options.partitions for kind in KINDS}
         """Of each partition, where names deal."""
@@ -217,14 +217,14 @@ class _Writer:
         for kind, index in (("train", np.flatnonzero(~chosen)), ("validate", np.flatnonzero(chosen))):
             self._deal("train" if kind == "train" else "validate", index, len(index), arrays)
 
-    def finish(self, limits: Limits) -> Manifest:
+    def finish(self, limits: LabelRange) -> Manifest:
         """Closes what is written; rewrites it first when it was staged."""
         counts = {kind: sum(self._rows[kind]) if self._words else self._dealers[kind].rows for kind in KINDS}
         if self._words:
             check_split(self._rows, self._options, self._distinct)
         else:
             enough(counts, self._options.partitions, self._options.validates)
-        given: dict[str, Scale] = {}
+        scaling: dict[str, Scale] = {}
         if self._staged:
             for files in self._files.values():
                 for file in files:
@@ -232,15 +232,15 @@ class _Writer:
             moments: dict[str, ExactSums] = {}
             for number, block in self._stage_blocks():
                 measure(moments, self._fields, number, block)
-            given = scales(moments)
-            finisher = Finisher(self._fields, self._encoder.vocabularies, given)
+            scaling = scales(moments)
+            finisher = FeatureFinalizer(self._fields, self._encoder.vocabularies, scaling)
             rewrite = self._rewrite_by_name if self._words else self._rewrite
             infos = {kind: rewrite(kind, counts[kind], finisher) for kind in KINDS}
         else:
             assert self._finisher is not None
             finisher = self._finisher
             infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
-        manifest = described(finisher, given, limits, infos, self._options.spec.names)
+        manifest = make_manifest(finisher, scaling, limits, infos, self._options.spec.names)
         if self._words:
             manifest.row_names = RowNames(self._options.spec.key, sum(counts.values()), f"{added(*self._sums):x}")
         return manifest
@@ -279,7 +279,7 @@ class _Writer:
         return array.take(index, axis=0, out=buffer[:rows], mode="clip")
 
     def _open(
-        self, kind: str, partition: int, staged: bool | None = None, finisher: Finisher | None = None
+        self, kind: str, partition: int, staged: bool | None = None, finisher: FeatureFinalizer | None = None
     ) -> list[Appender]:
         """The files of one partition (or stage), one per field."""
         staged = self._staged if staged is None else staged
@@ -298,12 +298,12 @@ class _Writer:
                 files.append(Appender(self._directory / name / "names.npy", (self._words,), "uint64", keep))
         return files
 
-    def _close(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
+    def _close(self, kind: Kind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
         if not rows:
             return []
         return [self._seal(kind, partition, finisher) for partition in range(self._options.partitions)]
 
-    def _seal(self, kind: Kind, partition: int, finisher: Finisher) -> PartitionInfo:
+    def _seal(self, kind: Kind, partition: int, finisher: FeatureFinalizer) -> PartitionInfo:
         files = self._files.pop(folder_name(kind, partition))
         digest, size, data = blake3(), 0, [file.finish() for file in files]
         for field, info, file, part in zip(self._fields, finisher.infos, files, data, strict=True):
@@ -311,8 +311,8 @@ class _Writer:
             size += file.rows * info.row_bytes
         return PartitionInfo(files[0].rows, size, digest.hexdigest(), data)
 
-    def _rewrite(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
-        """Staged raw rows to finished partitions, block by block; each stage file is removed when it is used up."""
+    def _rewrite(self, kind: Kind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
+        """Staged raw rows to final partitions, block by block; each stage file is removed when it is used up."""
         infos, start = [], 0
         for partition, share in enumerate(shares(rows, self._options.partitions) if rows else []):
             files = self._open(kind, partition, False, finisher)
@@ -329,7 +329,7 @@ class _Writer:
                 (self._directory / f"stage-{folder_name(kind, stage)}").rmdir()
         return infos
 
-    def _rewrite_by_name(self, kind: Kind, rows: int, finisher: Finisher) -> list[PartitionInfo]:
+    def _rewrite_by_name(self, kind: Kind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
         """As `_rewrite`, in the order of the rows' names."""
         if not rows:
             return []

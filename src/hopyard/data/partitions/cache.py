@@ -3,7 +3,7 @@
     <root>/<key>/manifest.json, train-00000/inputs-0.npy, …      an entry; appears by one rename, never changes
     <root>/.tmp-<key>-<random>/                                   an entry that is being made
     <root>/locks/<key>.make                                       exclusive while it is made or evicted
-    <root>/locks/<key>.use                                        shared by whoever holds it, exclusive while evicted
+    <root>/locks/<key>.use                                        shared by whoever pins it, exclusive while evicted
 
 All locks are `flock`s on files, which the kernel releases when a process ends, however it ends.
 """
@@ -73,7 +73,7 @@ def default_root() -> Path:
     return Path(platformdirs.user_cache_dir("hopyard")) / "data"
 
 
-class Hold:
+class Pin:
     """A shared lock on an entry: as long as it lives, nobody evicts the entry. `close` may be called twice."""
 
     def __init__(self, file: int) -> None:
@@ -84,8 +84,8 @@ class Hold:
         self._close()
 
 
-def hold(root: Path, key: str) -> Hold | None:
-    """Holds the entry `key` and marks it as used now; None when there is none."""
+def pin(root: Path, key: str) -> Pin | None:
+    """Pins the entry `key` and marks it as used now; None when there is none."""
     if not (root / key / FILE).is_file():
         return None
     file = _lock(root, f"{key}.use", fcntl.LOCK_SH)
@@ -97,7 +97,7 @@ def hold(root: Path, key: str) -> Hold | None:
         return None
     except PermissionError:  # of another user, who alone may mark it
         pass
-    return Hold(file)
+    return Pin(file)
 
 
 def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: int) -> Manifest:
@@ -106,22 +106,22 @@ def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: 
     An entry that is there is read whole, once in each process, to see that it holds what was written (about 2 GB/s a
     core); one that is damaged is made again, which is logged.
 
-    The entry is held for as long as the Manifest object lives. After making one, the least recently used entries are
-    evicted until all take at most `limit` bytes: never one that is held.
+    The entry is pinned for as long as the Manifest object lives. After making one, the least recently used entries are
+    evicted until all take at most `limit` bytes: never one that is pinned.
 
     Raises:
         ResourceError: no room, or the folder cannot be written; what was written is removed.
         What `make` raises; what was written is removed.
     """
     with usable(root):
-        if (found := _held(root, key)) is not None:
+        if (found := _entry(root, key)) is not None:
             return found
         with making(root, key):
-            if (found := _held(root, key, tell=True)) is None:
+            if (found := _entry(root, key, warn=True)) is None:
                 with scratch(root, key) as directory:
                     adopt(root, key, directory, make(directory))
-                found = _held(root, key)
-        evict(root, limit)  # not what was just made: `found` holds it
+                found = _entry(root, key)
+        evict(root, limit)  # not what was just made: `found` pins it
     if found is None:
         raise DataError(f"{root / key} was deleted while it was made; call prepare() again")
     return found
@@ -214,7 +214,7 @@ class Entry:
     runs: list[str]
 
     def remove(self) -> bool:
-        """Whether it could be removed: nobody makes or holds it."""
+        """Whether it could be removed: nobody makes or pins it."""
         return _remove(self.path.parent, self.path.name, self.path)
 
 
@@ -250,8 +250,8 @@ class _Identity(msgspec.Struct):
     stored: Any = None
 
 
-def held(path: Path) -> bool:
-    """Whether a process holds or makes the entry there."""
+def is_pinned(path: Path) -> bool:
+    """Whether a process pins or makes the entry there."""
     for kind in ("make", "use"):
         file = _lock(path.parent, f"{path.name}.{kind}", fcntl.LOCK_EX | fcntl.LOCK_NB)
         if file is None:
@@ -277,7 +277,7 @@ def sweep(root: Path) -> None:
 
 def evict(root: Path, limit: int) -> None:
     """Removes entries that nobody has used for STALE_SECONDS; then the least recently used ones until all take at most
-    `limit` bytes; and what killed makers left. Never one that is held, nor one that a run needs that may go on."""
+    `limit` bytes; and what killed makers left. Never one that is pinned, nor one that a run needs that may go on."""
     sweep(root)
     every = entries(root)
     total = sum(entry.bytes for entry in every)
@@ -294,8 +294,8 @@ def rows_in(path: str) -> list[str]:
         if _are_rows(shared_directory(path)):
             return [path]
         files, root = open_url(path)
-        listed: list[Any] = files.ls(root, detail=True) if is_there(files, root) else []
-        names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
+        listing: list[Any] = files.ls(root, detail=True) if is_there(files, root) else []
+        names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in listing if entry["type"] == "directory"]
         urls = sorted(f"{path}/{name}" for name in names if _ROWS.fullmatch(name))
         return [url for url in urls if _are_rows(shared_directory(url))]
 
@@ -368,8 +368,8 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
         parts = entry.train if kind == "train" else entry.validate
     path = Path(entry.path)
     with usable(path.parent):
-        held = hold(path.parent, path.name)
-    if held is None:
+        pinned = pin(path.parent, path.name)
+    if pinned is None:
         raise DataError(gone(entry))
     folder = path / folder_name(kind, number)
     try:
@@ -382,11 +382,11 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
             f"{kind} partition {partition} in {folder} is damaged: {error}; call prepare() on the Dataset again, which "
             f"makes it anew"
         ) from error
-    return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, held)
+    return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, pinned)
 
 
 def _brought(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
-    """One partition of a materialisation as an entry of this host's cache; it is held while the result lives."""
+    """One partition of a materialisation as an entry of this host's cache; it is pinned while the result lives."""
     assert manifest.stored is not None
     key = f"{manifest.key}-{kind}-{partition:05d}"
     make = partial(fetch, manifest=manifest, kind=kind, partition=partition)
@@ -428,9 +428,9 @@ def _compare(folder: Path, manifest: Manifest, part: PartitionInfo) -> None:
         compare(folder / name, digest)
 
 
-def _held(root: Path, key: str, tell: bool = False) -> Manifest | None:
-    held = hold(root, key)
-    if held is None:
+def _entry(root: Path, key: str, warn: bool = False) -> Manifest | None:
+    pinned = pin(root, key)
+    if pinned is None:
         return None
     try:
         manifest = Manifest.load(root / key / FILE, check=False)
@@ -438,14 +438,14 @@ def _held(root: Path, key: str, tell: bool = False) -> Manifest | None:
         return None
     manifest.path = str(root / key)
     if fault := _fault(manifest):
-        if tell:
+        if warn:
             log.warning(
                 "the prepared rows in %s are damaged (%s): they are made again where their source is at hand",
                 root / key,
                 fault,
             )
         return None
-    weakref.finalize(manifest, held.close)
+    weakref.finalize(manifest, pinned.close)
     return manifest
 
 
@@ -489,7 +489,7 @@ def _lock(root: Path, name: str, how: int) -> int | None:
 
 
 def _remove(root: Path, key: str, path: Path) -> bool:
-    """Removes `path`, which belongs to `key`, unless somebody makes or holds it."""
+    """Removes `path`, which belongs to `key`, unless somebody makes or pins it."""
     make = _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)
     if make is None:
         return False

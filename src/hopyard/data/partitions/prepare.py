@@ -13,11 +13,11 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.data.assignment import validates
-from hopyard.data.encoding.encoder import Place
+from hopyard.data.encoding.encoder import RowOrigin
 from hopyard.data.encoding.transform import Transform, chosen_by, identity, transformed
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.options import BuildOptions
-from hopyard.data.partitions.builder import Block, build
+from hopyard.data.partitions.builder import LabelledBatch, build
 from hopyard.data.partitions.cache import find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import named
@@ -58,7 +58,7 @@ class InputRows:
             self._code = identity(self.transform)
         return self._code
 
-    def batches(self, names: list[str], encoded: list[str]) -> Iterator[tuple[Any, Place]]:
+    def batches(self, names: list[str], encoded: list[str]) -> Iterator[tuple[Any, RowOrigin]]:
         """All rows: (record batch, where it is from). Empty batches are left out.
 
         Args:
@@ -71,12 +71,12 @@ class InputRows:
         for batch, name, first in pieces:
             if content is not None:
                 content.update(batch)
-            place = Place(name, first)
+            origin = RowOrigin(name, first)
             if transform is not None:
-                place = Place(name, row, True)
+                origin = RowOrigin(name, row, True)
                 batch = transformed(transform, batch, f"{name}, rows from {first}")  # noqa: PLW2901
             if batch.num_rows:
-                yield batch, place
+                yield batch, origin
             row += batch.num_rows
         if content is not None:
             self._digest = content.hexdigest()
@@ -140,22 +140,22 @@ def entry_key(every: list[InputRows], options: BuildOptions, again: bool = False
 
 def _build(directory: Path, every: list[InputRows], options: BuildOptions, key: str | None = None) -> Manifest:
     manifest = build(directory, options, _blocks(every, options))
-    manifest.sources = [info for rows in every for info in rows.source.listed()]
+    manifest.sources = [info for rows in every for info in rows.source.provenance()]
     if key is not None and entry_key(every, options, again=True) != key:
         what = " or ".join(repr(rows.source) for rows in every)
         raise DataError(f"{what} changed while they were read; call prepare() again when they are whole")
     return manifest
 
 
-def _blocks(every: list[InputRows], options: BuildOptions) -> Generator[Block, None, None]:
+def _blocks(every: list[InputRows], options: BuildOptions) -> Generator[LabelledBatch, None, None]:
     """Batches with the choice of validation rows, which all rows of a second source are."""
     spec, row = options.spec, 0
     for number, rows in enumerate(every):
-        for batch, place in rows.batches(spec.names, list(spec.encode)):
+        for batch, origin in rows.batches(spec.names, list(spec.encode)):
             names = None
             if spec.key:
-                require(batch.schema, spec.names, str(place))
-                names = named(batch, spec, str(place))
+                require(batch.schema, spec.names, str(origin))
+                names = named(batch, spec, str(origin))
             chosen = None
             if number:
                 chosen = np.ones(batch.num_rows, np.bool_)
@@ -164,6 +164,6 @@ def _blocks(every: list[InputRows], options: BuildOptions) -> Generator[Block, N
             elif options.fraction:
                 chosen = validates(options.seed, options.fraction, row, row + batch.num_rows)
             elif spec.validation is not None and batch.schema.get_field_index(spec.validation) >= 0:
-                chosen = chosen_by(batch, spec.validation, place)
+                chosen = chosen_by(batch, spec.validation, origin)
             row += batch.num_rows
-            yield batch, place, chosen, names
+            yield batch, origin, chosen, names

@@ -49,8 +49,8 @@ class Content:
     def _begin(self, schema: pa.Schema) -> None:
         self._end()
         plain = [pa.field(field.name, field.type, field.nullable) for field in schema]  # without metadata
-        told = bytes(pa.schema(plain).serialize())
-        self._hasher.update(len(told).to_bytes(8, "little") + told)
+        described = bytes(pa.schema(plain).serialize())
+        self._hasher.update(len(described).to_bytes(8, "little") + described)
         self._schema, self._columns = schema, [_Column() for _ in schema]
 
     def _end(self) -> None:

@@ -258,10 +258,10 @@ def _text(array: Any) -> Pair:
 
 def _words_of_text(ends: Array, data: Any) -> Pair:
     size = int(ends[-1] - ends[0])
-    held = np.zeros(size + 8, np.uint8)
+    padded = np.zeros(size + 8, np.uint8)
     if size:
-        held[:size] = np.frombuffer(data, np.uint8, size, int(ends[0]))
-    anywhere: Array = np.ndarray((size + 1,), "<u8", held, strides=(1,))  # a word that begins at each byte
+        padded[:size] = np.frombuffer(data, np.uint8, size, int(ends[0]))
+    anywhere: Array = np.ndarray((size + 1,), "<u8", padded, strides=(1,))  # a word that begins at each byte
     starts, lengths = ends[:-1] - ends[0], np.diff(ends)
     counts = -(-lengths // 8)
     at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

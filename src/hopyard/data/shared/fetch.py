@@ -17,7 +17,7 @@ from blake3 import blake3
 from hopyard import meter
 from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Vocabulary
-from hopyard.data.encoding.finalize import Finisher
+from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_names, folder_name
 from hopyard.data.npy import Appender
 from hopyard.data.rows.order import RowSorter
@@ -48,7 +48,7 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
     index = load(manifest.stored)
     kinds, run = infos(manifest.fields, index.words), index.run(kind, partition)
     sorter = RowSorter(kinds[:-1], index.words, directory / "order")
-    finisher = Finisher(manifest.fields, fixed(manifest), manifest.standardize)
+    finisher = FeatureFinalizer(manifest.fields, fixed(manifest), manifest.standardize)
     (directory / folder_name(kind, 0)).mkdir()
     files: list[Appender] = []
     try:

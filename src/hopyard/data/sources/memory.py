@@ -47,7 +47,7 @@ class Source(Protocol):
         """
         ...
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """Files and row groups with their rows; after `pieces` was exhausted."""
         ...
 
@@ -76,7 +76,7 @@ class SupportsPrepare(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class DetachedSource:
     """A source that stayed behind: its identity without its rows."""
 
     volatile: ClassVar[bool] = False
@@ -97,11 +97,11 @@ class Gone:
             "reach, or write the rows to Parquet and use Dataset.parquet"
         )
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """Nothing."""
         return []
 
-    def detached(self, identity: str | None) -> Gone:
+    def detached(self, identity: str | None) -> DetachedSource:
         """Itself."""
         return self
 
@@ -128,13 +128,13 @@ class Table:
         )
         yield from _numbered(table.to_batches(max_chunksize=batch_rows(table.nbytes, table.num_rows)), self._what)
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """One source."""
         return [SourceInfo(self._what, -1, self._table.num_rows)]
 
-    def detached(self, identity: str | None) -> Gone:
+    def detached(self, identity: str | None) -> DetachedSource:
         """Without the rows."""
-        return Gone(repr(self), identity or self.identity())
+        return DetachedSource(repr(self), identity or self.identity())
 
 
 class Arrays:
@@ -164,19 +164,19 @@ class Arrays:
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Slices of the arrays, without copies where Arrow allows it."""
-        kept = {name: array for name, array in self._arrays.items() if names is None or name in names}
-        step = batch_rows(sum(array.nbytes for array in kept.values()), self._rows)
+        arrays = {name: array for name, array in self._arrays.items() if names is None or name in names}
+        step = batch_rows(sum(array.nbytes for array in arrays.values()), self._rows)
         for start in range(0, self._rows, step):
-            columns = [to_arrow(array[start : start + step], name) for name, array in kept.items()]
-            yield pa.RecordBatch.from_arrays(columns, names=list(kept)), self._what, start
+            columns = [to_arrow(array[start : start + step], name) for name, array in arrays.items()]
+            yield pa.RecordBatch.from_arrays(columns, names=list(arrays)), self._what, start
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """One source."""
         return [SourceInfo(self._what, -1, self._rows)]
 
-    def detached(self, identity: str | None) -> Gone:
+    def detached(self, identity: str | None) -> DetachedSource:
         """Without the rows."""
-        return Gone(repr(self), identity or self.identity())
+        return DetachedSource(repr(self), identity or self.identity())
 
 
 class Reader:
@@ -211,13 +211,13 @@ class Reader:
                     yield part.slice(start, step), self._what, self._rows + start
                 self._rows += part.num_rows
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """One source."""
         return [SourceInfo(self._what, -1, self._rows)]
 
-    def detached(self, identity: str | None) -> Gone:
+    def detached(self, identity: str | None) -> DetachedSource:
         """Without the rows."""
-        return Gone(self._what, identity)
+        return DetachedSource(self._what, identity)
 
 
 def digest_of(source: Source, schema: pa.Schema) -> str:

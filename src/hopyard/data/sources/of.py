@@ -40,9 +40,9 @@ def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], d
     """
     values: dict[str, tuple[str, Any]] = {}
     names: dict[str, Any] = {}
-    for part, given in parts.items():
-        single = not isinstance(given, Mapping)
-        texts = [part] if single else [str(name) for name in given]
+    for part, value in parts.items():
+        single = not isinstance(value, Mapping)
+        texts = [part] if single else [str(name) for name in value]
         for text in texts:
             if texts.count(text) > 1:
                 raise SpecError(f"{part} have two keys that are {text!r} as text: names are text; rename one")
@@ -53,7 +53,7 @@ def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], d
                 column += "."
             columns[text] = column
         values.update(
-            zip(columns.values(), zip(texts, [given] if single else given.values(), strict=True), strict=True)
+            zip(columns.values(), zip(texts, [value] if single else value.values(), strict=True), strict=True)
         )
         names[part] = columns[part] if single else columns
     return values, names

@@ -34,14 +34,14 @@ def find(source: Any) -> list[FoundFile]:
     return paths.find(source, "Parquet", (".parquet", ".parq", ".pq"))
 
 
-class Files:
+class ParquetFiles:
     """Parquet files, by path or URL. Cheap to pickle; read as often as needed."""
 
     volatile = True
 
     def __init__(self, files: Sequence[FoundFile]) -> None:
         self.files = files
-        self._listed: list[SourceInfo] = []
+        self._provenance: list[SourceInfo] = []
 
     def __repr__(self) -> str:
         return names_of([file.path for file in self.files])
@@ -66,16 +66,16 @@ class Files:
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Row groups (or batches of large ones) in order."""
-        self._listed = []
+        self._provenance = []
         return read_ahead(self._read(names, dictionaries))
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """Each row group of each file."""
-        return self._listed
+        return self._provenance
 
-    def detached(self, identity: str | None) -> Files:
+    def detached(self, identity: str | None) -> ParquetFiles:
         """Itself: paths only."""
-        return Files(self.files)
+        return ParquetFiles(self.files)
 
     def _read(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         columns = self._columns(names, dictionaries)
@@ -91,7 +91,7 @@ class Files:
                     for batch in _group(file, group, wanted):
                         yield _filled(batch, types, found.folders), found.path, row
                         row += batch.num_rows
-                    self._listed.append(SourceInfo(found.path, group, file.metadata.row_group(group).num_rows))
+                    self._provenance.append(SourceInfo(found.path, group, file.metadata.row_group(group).num_rows))
 
     def _columns(self, names: list[str] | None, dictionaries: list[str]) -> dict[str, _Column]:
         """The columns that are read: those of all files and folders together, where `names` is None; else those of
@@ -194,8 +194,8 @@ def _opened(path: str, dictionaries: list[str]) -> Iterator[Any]:
 
 def _footer(path: str) -> bytes:
     """The serialized metadata at the end of a Parquet file, which ends with its length and "PAR1"."""
-    with reading(path, "Parquet"), opened(path) as given:
-        stream = Path(given).open("rb") if isinstance(given, str) else given  # noqa: SIM115
+    with reading(path, "Parquet"), opened(path) as place:
+        stream = Path(place).open("rb") if isinstance(place, str) else place  # noqa: SIM115
         with closing(stream):
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - 8))

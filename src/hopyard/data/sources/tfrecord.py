@@ -25,26 +25,26 @@ def find(source: Any) -> list[str]:
 
 def batches(path: str, columns: pa.Schema, rows: int = ROWS, size: int = BYTES) -> Iterator[Any]:
     """The records of a file as record batches of `columns`, each of at most `rows` rows and about `size` bytes."""
-    held: list[bytes] = []
+    pending: list[bytes] = []
     first = total = 0
     for data in records(path):
-        held.append(data)
+        pending.append(data)
         total += len(data)
-        if len(held) >= rows or total >= size:
-            yield decode(held, columns, path, first)
-            first, total, held = first + len(held), 0, []
-    if held:
-        yield decode(held, columns, path, first)
+        if len(pending) >= rows or total >= size:
+            yield decode(pending, columns, path, first)
+            first, total, pending = first + len(pending), 0, []
+    if pending:
+        yield decode(pending, columns, path, first)
 
 
-class Records:
+class TFRecordFiles:
     """TFRecord files, by path or URL. Cheap to pickle; read as often as needed, and once more for their columns."""
 
     volatile = True
 
     def __init__(self, paths: list[str], binary: Sequence[str] = ()) -> None:
         self.paths, self.binary = paths, listed(binary)
-        self._listed: list[SourceInfo] = []
+        self._provenance: list[SourceInfo] = []
         self._known: tuple[list[str], pa.Schema] | None = None
         """(stamps of the files, the columns that they then had)."""
 
@@ -74,16 +74,16 @@ class Records:
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Batches of each file in order."""
-        self._listed = []
+        self._provenance = []
         return read_ahead(self._read(names))
 
-    def listed(self) -> list[SourceInfo]:
+    def provenance(self) -> list[SourceInfo]:
         """Each file."""
-        return self._listed
+        return self._provenance
 
-    def detached(self, identity: str | None) -> Records:
+    def detached(self, identity: str | None) -> TFRecordFiles:
         """Itself: paths only."""
-        return Records(self.paths, self.binary)
+        return TFRecordFiles(self.paths, self.binary)
 
     def _read(self, names: list[str] | None) -> Iterator[Piece]:
         columns = self.schema()
@@ -94,7 +94,7 @@ class Records:
             for batch in batches(path, columns):
                 yield batch, path, row
                 row += batch.num_rows
-            self._listed.append(SourceInfo(path, -1, row))
+            self._provenance.append(SourceInfo(path, -1, row))
 
     def _stamps(self) -> list[str]:
         return [stamp(path) for path in self.paths]
