@@ -71,8 +71,12 @@ def test_arrays(cache: Path, table: pa.Table) -> None:
     whole = apply(manifest, table).inputs
     assert np.array_equal(apply(manifest, np.column_stack([a, b, words])).inputs, whole)
     assert np.array_equal(apply(manifest, {"a": a, "b": b, "words": words}).inputs, whole)
+    rows = [{"a": one, "b": other, "words": list(pair)} for one, other, pair in zip(a, b, words, strict=True)]
+    assert np.array_equal(apply(manifest, rows).inputs, whole)
     with pytest.raises(DataError, match=r"\(rows, 4\) is needed"):
         apply(manifest, np.zeros((5, 3)))
+    with pytest.raises(DataError, match="the dict is empty"):
+        apply(manifest, {})
     with pytest.raises(DataError, match="no column 'words'"):
         apply(manifest, {"a": a, "b": b})
 

@@ -80,6 +80,16 @@ def test_dicts_that_are_no_table(rows: Any, words: str) -> None:
         list(blocks_of(rows))
 
 
+def test_a_dict_of_arrays_is_a_table() -> None:
+    images = np.arange(24.0).reshape(2, 3, 4)
+    (block,) = blocks_of({"image": images, "label": [1, 2]})
+    assert np.array_equal(to_numpy(block.column(0), "image", "here"), images)
+    assert block.column(1).to_pylist() == [1, 2]
+    assert len(list(blocks_of({"a": np.arange(5)}, 3))) == 3
+    with pytest.raises(DataError, match="arrays differ in their number of rows: 'a' has 2, 'b' has 3"):
+        list(blocks_of({"a": np.zeros(2), "b": np.zeros(3)}))
+
+
 def test_other_rows_stay_as_they_are() -> None:
     assert list(blocks_of([1, {"a": 1}, "x"])) == [[1, {"a": 1}, "x"]]
     table = pa.table({"a": [1, 2, 3]})

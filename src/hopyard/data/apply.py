@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from hopyard.data.encoding.row_tracker import NAME, RowTracker
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed
 from hopyard.data.sources.memory import Arrays, Reader, Source, Table
-from hopyard.data.sources.of import as_array, from_pandas
+from hopyard.data.sources.of import as_array, is_pandas, table_of
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, require
 
@@ -50,8 +50,8 @@ def apply(
     Args:
         manifest: of the training data; its cache entry is not needed.
         data: a Dataset (where it has a transform itself, that takes the other's place; its `validation` is not used), a
-            pandas DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a dict from column to array, or one
-            array: the single input, or, when that is a list of number columns, these side by side.
+            pandas DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a dict from column to array, a list of
+            dicts, or one array: the single input, or, when that is a list of number columns, these side by side.
         transform: that of the training Dataset, if it had one. A RowTracker keeps what it found out for the next call.
         targets: whether to give targets and weights, where their columns are there. Without them (`predict`) the place
             of each row must be known, with them (`evaluate`) it is enough to know how many there are.
@@ -183,16 +183,10 @@ def _pieces(manifest: Manifest, data: Any, every: bool) -> Iterator[tuple[Any, R
 
 
 def _source(manifest: Manifest, data: Any) -> Source:
-    if isinstance(data, pa.RecordBatch):
-        data = pa.Table.from_batches([data])
-    if isinstance(data, pa.Table):
-        return Table(data, "the table")
     if isinstance(data, pa.RecordBatchReader):
         return Reader(data, "the record batch reader")
-    if isinstance(data, Mapping):
-        return Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
-    if hasattr(data, "iloc"):
-        return Table(from_pandas(data), "the data frame")
+    if (table := table_of(data)) is not None:
+        return Table(table, "the data frame" if is_pandas(data) else "the table")
     return Arrays(_split(manifest, as_array(data, "the data")), "the array")
 
 

@@ -32,9 +32,8 @@ from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
-from hopyard.data.from_spark.location import folder_for
 from hopyard.data.from_spark.reports import run_tasks, with_vocabularies
-from hopyard.data.from_spark.source import MaterializedSource, refuse
+from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
 from hopyard.data.from_spark.task import PROBE, Task, TaskReport
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored
 from hopyard.data.options import BuildOptions

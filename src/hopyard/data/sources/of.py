@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from hopyard.checks import sendable, unwritable
-from hopyard.data.sources.memory import BYTES, ROWS, Reader, Source, Table
+from hopyard.data.sources.memory import BYTES, ROWS, Arrays, Reader, Source, Table
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, masked_at, plain, to_arrow
 
@@ -83,7 +83,7 @@ def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
 
 def from_pandas(frame: Any) -> pa.Table:
     """A data frame as a table, without its index."""
-    if not all(hasattr(frame, name) for name in ("iloc", "columns", "dtypes")):
+    if not is_pandas(frame):
         raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
     for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
         if kind.kind == "O" and (row := masked_at(frame.iloc[:, at])) is not None:
@@ -92,6 +92,94 @@ def from_pandas(frame: Any) -> pa.Table:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"the data frame cannot be used: {error}; {_mend(frame)}") from error
+
+
+def table_of(data: Any, *, nan_is_null: bool = True) -> pa.Table | None:
+    """Rows in memory whose columns have names, as one table: a pyarrow Table or RecordBatch, a pandas DataFrame, a dict
+    from column to array, or a list of dicts. None: it is nothing of these.
+
+    Args:
+        data: what the user wrote.
+        nan_is_null: whether NaN in a DataFrame is null; in a feed it is a number.
+
+    Raises:
+        SpecError, DataError: it is one of these, and no table.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, Mapping):
+        if not data:
+            raise DataError("the dict is empty; a dict from column to array is needed")
+        arrays = Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
+        return pa.Table.from_batches([batch for batch, _, _ in arrays.pieces(None, [])], arrays.schema)
+    if isinstance(data, (list, tuple)) and data and all(isinstance(row, Mapping) for row in data):
+        return from_dicts(data)
+    if is_pandas(data):
+        return from_pandas(data) if nan_is_null else _pandas_with_nan(data)
+    return None
+
+
+def is_pandas(data: Any) -> bool:
+    """Whether it is a pandas DataFrame, as far as its attributes tell."""
+    return all(hasattr(data, name) for name in ("iloc", "columns", "dtypes"))
+
+
+def from_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows that are dicts as one table, so that each column has one type."""
+    names = rows[0].keys()
+    if not names:
+        raise DataError("row 0 is an empty dict: a row needs at least one key")
+    for number, row in enumerate(rows):
+        if row.keys() != names:
+            odd = ", ".join(sorted(map(repr, row.keys() ^ names)))
+            raise DataError(f"row {number} and row 0 differ in their keys: {odd}; each row needs the same")
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = _column([row[name] for row in rows])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise _no_type(name, error) from error
+    return pa.table(columns)
+
+
+def _pandas_with_nan(frame: Any) -> pa.Table:
+    """NaN in a column of floats stays a number, as it is in Spark; None, NaT and NA are null."""
+    columns = {}
+    for name, column in frame.items():
+        try:
+            floats = isinstance(column.dtype, np.dtype) and column.dtype.kind == "f"
+            columns[str(name)] = pa.array(column.to_numpy(), from_pandas=False) if floats else _of_objects(column)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise _no_type(name, error) from error
+    return pa.table(columns)
+
+
+def _no_type(name: Any, error: Exception) -> DataError:
+    reason = "; ".join(map(str, error.args))
+    return DataError(f"column {name!r}: its values have no common type ({reason})")
+
+
+def _of_objects(column: Any) -> Any:
+    values = list(column) if column.dtype == object else []
+    if values and all(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
+        return _column(values)
+    made = pa.array(column, from_pandas=True)
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+
+
+def _column(values: list[Any]) -> Any:
+    """Arrays of one shape keep it; those of one dimension may differ in length.
+
+    Raises:
+        ValueError: a mask hides some of their values.
+    """
+    if masked_at(values) is not None:
+        raise ValueError("a mask hides some of them; fill them, or leave such rows out")
+    if all(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
+        return to_arrow(np.stack(values), "its arrays")
+    return pa.array(values)
 
 
 def _mend(frame: Any) -> str:

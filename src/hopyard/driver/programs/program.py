@@ -161,8 +161,8 @@ class Program:
         Where the program may be started again (`max_restarts`), what was fed is kept until it ends, to go again then.
 
         Args:
-            data: a Spark DataFrame, an RDD, a hy.Dataset, or a list of rows (dicts become columns, others stay as they
-                are).
+            data: a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a dict from column to
+                array, or a list of rows (dicts become columns, others stay as they are).
             epochs: how often.
             name: of the feed, as in `ctx.feed(name)`.
             uneven: when workers have unequal shares: "join" (the feed of each ends with its own rows), "min" (all end

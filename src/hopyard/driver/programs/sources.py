@@ -6,11 +6,12 @@ import contextlib
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from hopyard.data.sources.of import is_pandas
 from hopyard.errors import HopyardError, SpecError
 from hopyard.feeds.local_rows import blocks_of
 from hopyard.feeds.sender import Route, send_partition
@@ -188,17 +189,14 @@ def source_of(data: Any) -> Source:
         return OfSpark(checked(data, "data"))
     if hasattr(data, "mapPartitionsWithIndex") and hasattr(data, "ctx"):
         return OfSpark(data)
-    names = list(data.columns) if _is_pandas(data) else getattr(getattr(data, "schema", None), "names", [])
+    names = list(data.columns) if is_pandas(data) else getattr(getattr(data, "schema", None), "names", [])
     if len(set(map(str, names))) < len(names):
         twice = sorted({str(name) for name in names if list(map(str, names)).count(str(name)) > 1})
         raise SpecError(f"feed({type(data).__name__}): there are several columns named {', '.join(twice)}; rename them")
-    if isinstance(data, (list, tuple, pa.Table, pa.RecordBatch)) or hasattr(data, "prepare") or _is_pandas(data):
+    allowed = isinstance(data, (list, tuple, Mapping, pa.Table, pa.RecordBatch))
+    if allowed or hasattr(data, "prepare") or is_pandas(data):
         return Here(data)
     raise SpecError(
-        f"feed({type(data).__name__}): a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table "
-        "or a list of rows is needed"
+        f"feed({type(data).__name__}): a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a "
+        "dict from column to array, or a list of rows is needed"
     )
-
-
-def _is_pandas(data: Any) -> bool:
-    return type(data).__module__.startswith("pandas") and hasattr(data, "iloc") and hasattr(data, "columns")
