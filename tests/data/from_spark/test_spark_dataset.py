@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import hopyard as hy
-from hopyard.data.from_spark import reports
 from hopyard.data.manifest import FORMAT
 from hopyard.data.partitions.cache import open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
 from hopyard.errors import DataError, ResourceError, SpecError
+from hopyard.sparkapi import tasks
 
 pytest.importorskip("pyspark")
 from pyspark.ml.linalg import Vectors, VectorUDT
@@ -375,14 +375,14 @@ def test_a_transform_sees_all_columns_and_its_values_are_found(spark: Any, store
 
 def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    whole = reports.collected
+    whole = tasks.collected
 
     def counted(df: Any) -> list[Any]:
         rows = whole(df)
         told.extend(len(row[0]) for row in rows)
         return rows
 
-    monkeypatch.setattr(reports, "collected", counted)
+    monkeypatch.setattr(tasks, "collected", counted)
     context = spark.sparkContext
     context.setJobGroup("counted", "")
     rows = 50_000

@@ -10,7 +10,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,7 +19,6 @@ from hopyard.core.runs.events import Began, Resumed
 from hopyard.core.runs.machine import fold
 from hopyard.data.from_spark import job as materialise
 from hopyard.data.from_spark.source import MaterializedSource
-from hopyard.data.from_spark.task import TaskReport
 from hopyard.data.options import BuildOptions, columns
 from hopyard.data.partitions.prepare import InputRows
 from hopyard.data.shared.needed import needed
@@ -570,11 +568,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.
     its one partition is written here."""
     monkeypatch.setattr(materialise, "alive", lambda df: None)
     monkeypatch.setattr(materialise, "with_vocabularies", lambda spec, frames, task: (spec, []))
-    monkeypatch.setattr(
-        materialise,
-        "run_tasks",
-        lambda df, task, what: [msgspec.msgpack.decode(task.run(0, df.to_batches()), type=TaskReport)],
-    )
+    monkeypatch.setattr(materialise, "report_each", lambda df, work, kind: [work(0, df.to_batches())])
     x, y = table()
     rows = pa.table({**{f"x{number}": x[:, number] for number in range(WIDTH)}, "y": y})
     names = [f"x{number}" for number in range(WIDTH)]

@@ -25,18 +25,17 @@ import pyarrow as pa
 from blake3 import blake3
 
 from hopyard.data.assignment import Kind
-from hopyard.data.encoding.encoder import Fault, check
+from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Fault, check
 from hopyard.data.encoding.exact_sums import ExactSums
 from hopyard.data.encoding.finalize import FeatureFinalizer, scales
 from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
-from hopyard.data.from_spark.reports import run_tasks, with_vocabularies
 from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
 from hopyard.data.from_spark.task import PROBE, Task, TaskReport
-from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored
-from hopyard.data.options import BuildOptions
+from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
+from hopyard.data.options import BuildOptions, ColumnSpec
 from hopyard.data.partitions.builder import KINDS, check_split, make_manifest, named_partition, vocabularies
 from hopyard.data.partitions.cache import evict
 from hopyard.data.rows.names import Distinct, added, width
@@ -45,7 +44,8 @@ from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.data.sources.memory import Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import Directory
-from hopyard.sparkapi.dataframe import alive, is_deterministic, narrowed, schema, types
+from hopyard.sparkapi.dataframe import alive, collected, is_deterministic, narrowed, quoted, schema, types
+from hopyard.sparkapi.tasks import report_each
 
 log = logging.getLogger(__name__)
 
@@ -150,13 +150,13 @@ class DataFrameSource:
         task = Task(folder.url, token, asked.spec, asked.partitions, 0.0, asked.seed, self.code, "Spark partition {}")
         spec, before = with_vocabularies(asked.spec, list(self.frames), task if self.code is not None else None)
         train = replace(task, spec=spec, fraction=asked.fraction)
-        reports = run_tasks(self.frames[0], train, "run")
+        reports = report_each(self.frames[0], train.run, TaskReport)
         alone = msgspec.structs.replace(spec, validation=None)
         names = [train.what.format(one.number) for one in reports]
         sources = [_source(reports, self.columns[0])]
         for second, columns in zip(self.frames[1:], self.columns[1:], strict=True):
             validate = replace(task, spec=alone, fraction=1.0, what=f"{task.what} of validation=")
-            more = run_tasks(second, validate, "run")
+            more = report_each(second, validate.run, TaskReport)
             sources.append(_source(more, columns))
             names += [validate.what.format(one.number) for one in more]
             reports += more
@@ -210,6 +210,41 @@ def from_spark(
     return DataFrameSource(tuple(frames), options, code, written, tuple(map(types, frames)), name)
 
 
+def with_vocabularies(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[TaskReport]]:
+    """`spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all rows), and
+    the reports of the tasks that found them.
+
+    Args:
+        spec: as the user wrote it.
+        frames: of all rows.
+        task: with the transform, where there is one: columns are then what it makes of them.
+    """
+    open_ = {name: how for name, how in spec.encode.items() if how.values is None}
+    found: dict[str, set[Value]] = {name: set() for name in open_}
+    reports: list[TaskReport] = []
+    for df in frames if open_ else []:
+        if task is None:
+            for name, how in open_.items():
+                values = df.select(quoted(name)).distinct()
+                rows = collected(values.limit(ONE_HOT_LIMIT + 1) if how.kind == "one-hot" else values)
+                found[name].update(row[0] for row in rows)
+            continue
+        for report in report_each(df, task.values, TaskReport):
+            reports.append(report)
+            for name in open_:
+                found[name].update(report.values[name])
+    closed = {
+        name: msgspec.structs.replace(how, values=sorted(value for value in found[name] if _is(value)))
+        for name, how in open_.items()
+    }
+    return msgspec.structs.replace(spec, encode={**spec.encode, **closed}), reports
+
+
+def _is(value: Any) -> bool:
+    """Neither null nor NaN: these are faults, which the rows' own job counts."""
+    return value is not None and value == value  # noqa: PLR0124
+
+
 def _same(mine: list[Field], theirs: list[Field]) -> None:
     for a, b in zip(mine, theirs, strict=True):
         for one, other in zip(a.columns, b.columns, strict=True):
@@ -246,9 +281,7 @@ def _source(reports: list[TaskReport], columns: dict[str, str]) -> SourceInfo:
 
 
 def _fields(reports: list[TaskReport], names: list[str]) -> list[Field]:
-    """The fields that all tasks agree on. Raises what tasks report: errors, bad values, and that there are no rows."""
-    for one in reports:
-        one.check()
+    """The fields that all tasks agree on. Raises what tasks report: bad values, and that there are no rows."""
     with_rows = [(one, name) for one, name in zip(reports, names, strict=True) if one.fields is not None]
     if not with_rows:
         raise DataError("the DataFrame has no rows; give one that has some, or a transform that keeps some")

@@ -1,8 +1,7 @@
 """What one task of a cluster does: encodes the rows of one partition of a DataFrame and writes them as one segment.
 
-It runs in the cluster's workers and knows nothing of the cluster: it takes a number and record batches, and gives
-`TaskReport`, which is all that the driver ever sees. What the user has to mend is reported, not raised: a cluster would
-try the task again, and bury the message in its own.
+It runs in the cluster's workers and knows nothing of the cluster: it takes a number and record batches, and gives a
+`TaskReport`, which is all that the driver ever sees.
 """
 
 from __future__ import annotations
@@ -31,17 +30,13 @@ from hopyard.data.partitions.builder import vocabularies
 from hopyard.data.rows.names import Distinct, Names, added, named, unsigned, width
 from hopyard.data.shared.segments import Segment, Writer
 from hopyard.data.shared.storage import reaching, shared_directory
-from hopyard.errors import DataError, ResourceError, SpecError, UsageError
+from hopyard.errors import SpecError
 from hopyard.filesystems import Directory
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
 
 PROBE = "probe"
 """End of the name of a file that the driver makes first: a worker that does not see it writes nothing."""
-
-_ERRORS: dict[str, type[UsageError] | type[ResourceError]] = {
-    kind.__name__: kind for kind in (DataError, SpecError, ResourceError)
-}
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +61,6 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """The names that decide where rows go, as rows.names.Distinct packs them."""
     values: dict[str, list[Value]] = {}
     """Of the columns to be encoded, if these were asked for."""
-    error: tuple[str, str] | None = None
-    """(name of its class, message)."""
-
-    def check(self) -> None:
-        """Raises the error that it tells of."""
-        if self.error is not None:
-            raise _ERRORS[self.error[0]](self.error[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,37 +87,26 @@ class Task:
     code: bytes | None
     what: str
 
-    def run(self, number: int, batches: Iterable[Any]) -> bytes:
-        """All batches of partition `number` to one segment; gives the MessagePack of its TaskReport."""
+    def run(self, number: int, batches: Iterable[Any]) -> TaskReport:
+        """Writes all batches of partition `number` to one segment."""
         work = _Work(self, number)
         try:
-            report = work.all(batches)
-        except (DataError, SpecError, ResourceError) as error:
-            report = _failed(number, error)
+            return work.all(batches)
         finally:
             work.close()
-        return msgspec.msgpack.encode(report)
 
-    def values(self, number: int, batches: Iterable[Any]) -> bytes:
-        """The values of the columns to be encoded, after the transform: MessagePack of TaskReport."""
+    def values(self, number: int, batches: Iterable[Any]) -> TaskReport:
+        """Finds the values of the columns to be encoded, after the transform."""
         found: dict[str, dict[Value, None]] = {name: {} for name in self.spec.encode}
         planned, rows, total = False, 0, 0
-        try:
-            for batch, origin in blocks(self, number, batches):
-                planned = planned or bool(infer_fields(batch, self.spec, str(origin)))
-                rows += batch.num_rows
-                total = added(total, named(batch, self.spec, str(origin)).total())
-                for name, seen in found.items():
-                    seen.update(dict.fromkeys(batch.column(batch.schema.get_field_index(name)).unique().to_pylist()))
-            values = {name: [value for value in seen if value is not None] for name, seen in found.items()}
-            report = TaskReport(number=number, host=socket.gethostname(), rows=rows, sum=f"{total:x}", values=values)
-        except (DataError, SpecError) as error:
-            report = _failed(number, error)
-        return msgspec.msgpack.encode(report)
-
-
-def _failed(number: int, error: Exception) -> TaskReport:
-    return TaskReport(number=number, host=socket.gethostname(), error=(type(error).__name__, str(error)))
+        for batch, origin in blocks(self, number, batches):
+            planned = planned or bool(infer_fields(batch, self.spec, str(origin)))
+            rows += batch.num_rows
+            total = added(total, named(batch, self.spec, str(origin)).total())
+            for name, seen in found.items():
+                seen.update(dict.fromkeys(batch.column(batch.schema.get_field_index(name)).unique().to_pylist()))
+        values = {name: [value for value in seen if value is not None] for name, seen in found.items()}
+        return TaskReport(number=number, host=socket.gethostname(), rows=rows, sum=f"{total:x}", values=values)
 
 
 def blocks(task: Task, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, RowOrigin]]:

@@ -1,13 +1,12 @@
 """DataFrames to TFRecord files and back, in the executors, through Arrow: no Hadoop jar, no RDD, no TensorFlow.
 
-Tasks tell the driver what went wrong, as `data.frame` explains; they write under names that nobody reads, and the
-driver gives the files of the tasks that counted their own.
+Tasks write under names that nobody reads, and the driver gives the files of the tasks that counted their own.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,25 +14,24 @@ import msgspec
 import pyarrow as pa
 
 from hopyard.data.sources.tfrecord import batches, find
-from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
+from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import absolute, names_of
 from hopyard.formats.arrow import doubled
 from hopyard.formats.example import Seen, encode, kind_of, listed, look, merge, schema
 from hopyard.formats.tfrecord import framed, records
 from hopyard.spark.tfrecord.target import Target, part
-from hopyard.sparkapi.dataframe import alive, checked, collected, mapped
+from hopyard.sparkapi.dataframe import checked
 from hopyard.sparkapi.session import is_stopped
+from hopyard.sparkapi.tasks import report_each
 
 ROWS = 10_000
 """Most rows of a batch that a task gives to Spark."""
 TASKS = 1000
 """Most tasks of a reading job; beyond that a task reads several files, one after another."""
 
-_ERRORS: dict[str, type[HopyardError]] = {kind.__name__: kind for kind in (DataError, SpecError, ResourceError)}
 
-
-class _Told(msgspec.Struct, frozen=True):
-    """What a task tells the driver."""
+class _Report(msgspec.Struct, frozen=True):
+    """What a task reports to the driver."""
 
     number: int
     """Of its partition."""
@@ -41,8 +39,6 @@ class _Told(msgspec.Struct, frozen=True):
     """Of the file that it wrote."""
     rows: int = 0
     seen: dict[str, Seen] = {}
-    error: tuple[str, str] | None = None
-    """(name of its class, message)."""
 
 
 def save_tfrecords(df: Any, path: str | os.PathLike[str], *, mode: Literal["error", "overwrite"] = "error") -> None:
@@ -73,8 +69,8 @@ def save_tfrecords(df: Any, path: str | os.PathLike[str], *, mode: Literal["erro
     writing = _Writing(target.hidden)
     try:
         target.make()
-        told = _run(df, mapped(df, _teller(writing.part), "told binary"))
-        target.finish([(one.name, f"part-r-{one.number:05d}") for one in told])
+        reports = report_each(df, writing.part, _Report)
+        target.finish([(report.name, f"part-r-{report.number:05d}") for report in reports])
     finally:
         target.close()
 
@@ -108,9 +104,9 @@ def load_tfrecords(spark: Any, path: str | os.PathLike[str] | list[Any], binary_
     numbers = spark.range(0, len(files.paths), 1, min(len(files.paths), TASKS))
     found: dict[str, Seen] = {}
     rows = 0
-    for told in _run(numbers, numbers.mapInArrow(_teller(files.look), "told binary")):
-        merge(found, told.seen)
-        rows += told.rows
+    for report in report_each(numbers, files.look, _Report):
+        merge(found, report.seen)
+        rows += report.rows
     if not rows:
         raise DataError(f"{files}: there are no records, so no columns are known")
     reading = _Reading(files, schema(found, binary, str(files)))
@@ -136,11 +132,11 @@ class _Files:
             for number in batch.column(0).to_pylist():
                 yield self.paths[number]
 
-    def look(self, number: int, given: Iterable[Any]) -> _Told:
+    def look(self, number: int, given: Iterable[Any]) -> _Report:
         """What the features of some files are."""
         found: dict[str, Seen] = {}
         rows = sum(look(found, records(path), path) for path in self.of(given))
-        return _Told(number, rows=rows, seen=found)
+        return _Report(number, rows=rows, seen=found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +164,7 @@ class _Writing:
 
     url: str
 
-    def part(self, number: int, given: Iterable[Any]) -> _Told:
+    def part(self, number: int, given: Iterable[Any]) -> _Report:
         """All rows of a partition to one file."""
         rows = 0
         with part(self.url, number) as (name, stream):
@@ -179,7 +175,7 @@ class _Writing:
                 except DataError as error:
                     raise DataError(f"Spark partition {number}, rows from {rows}: {error}") from None
                 rows += batch.num_rows
-        return _Told(number, name, rows)
+        return _Report(number, name, rows)
 
 
 def _writable(df: Any) -> None:
@@ -197,31 +193,3 @@ def _writable(df: Any) -> None:
                 f"booleans, text, binary, and arrays of these can be written: cast it (a vector: "
                 f"pyspark.ml.functions.vector_to_array), or leave it out"
             )
-
-
-def _teller(work: Callable[[int, Iterable[Any]], _Told]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """`work` on a partition as a function of its batches that gives one row, what it told."""
-
-    def run(given: Iterable[Any]) -> Iterator[Any]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        number = context.partitionId() if context is not None else 0
-        try:
-            told = work(number, given)
-        except (DataError, SpecError, ResourceError) as error:
-            told = _Told(number, error=(type(error).__name__, str(error)))
-        yield pa.RecordBatch.from_pydict({"told": pa.array([msgspec.msgpack.encode(told)], pa.binary())})
-
-    return run
-
-
-def _run(source: Any, work: Any) -> list[_Told]:
-    """Runs a job over `source`; gives what its tasks told, in their order, or raises the first error."""
-    alive(source)
-    rows = collected(work)
-    told = sorted((msgspec.msgpack.decode(bytes(row[0]), type=_Told) for row in rows), key=lambda one: one.number)
-    for one in told:
-        if one.error is not None:
-            raise _ERRORS[one.error[0]](one.error[1])
-    return told
