@@ -135,7 +135,7 @@ class Places:
         self.source_rows += before
 
     def result(self, rows: int, ordered: bool) -> Array | None:
-        """As `Columns.places`.
+        """What `Columns.places` says of the rows.
 
         Raises:
             DataError: some rows are doubled; or, when `ordered`, it is not known which rows they are.

@@ -88,7 +88,7 @@ class Dataset:
 
     rows: InputRows
     options: BuildOptions | None
-    """None where the source has them, and prepares itself."""
+    """None: the source has its own, and prepares itself."""
     second: InputRows | None = None
     """Rows that validate, where they come from a second data set."""
     cache_bytes: int = CACHE_BYTES

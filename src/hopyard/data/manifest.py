@@ -68,7 +68,7 @@ class SourceInfo(msgspec.Struct, frozen=True):
     row_group: int
     rows: int
     columns: dict[str, str] = {}
-    """Of a Spark DataFrame: the columns that were read, and Spark's names of their types."""
+    """The columns that were read of a Spark DataFrame, and Spark's names of their types."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class Column(msgspec.Struct, frozen=True):
     type: str
     """Arrow's name of its type, a colon, NumPy's name of its values' dtype (int64 for categories)."""
     shape: tuple[int, ...]
-    """Of one row before encoding."""
+    """Shape of one row before encoding."""
     encode: Literal["", "one-hot", "index"] = ""
     scaled: bool = False
 
@@ -123,7 +123,7 @@ class Stored(msgspec.Struct, frozen=True):
     """A materialisation: rows that lie in a shared place, and come to a host when they are needed there."""
 
     url: str
-    """Of its folder: an absolute path that all hosts share, or a URL."""
+    """The folder: an absolute path that all hosts share, or a URL."""
     index: FileName
     """BLAKE3 of its index, which is the file `index-<BLAKE3>.json`."""
     limit: int = 64 << 30
@@ -164,7 +164,7 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     stored: Stored | None = None
     """Where the rows are, when not in the cache entry."""
     row_names: RowNames | None = None
-    """None where rows went by their number."""
+    """How rows went to partitions by their names; None: they went by their number."""
 
     @property
     def train_rows(self) -> int:
@@ -225,7 +225,7 @@ def split(manifest: Manifest) -> str:
 
 
 def difference(then: Manifest, now: Manifest) -> str:
-    """In what two data sets differ, in words; empty: in nothing."""
+    """How two data sets differ, in words; empty: they do not."""
     if then.digest == now.digest:
         return ""
     if more := now.rows - then.rows:
@@ -246,23 +246,23 @@ def gone(manifest: Manifest) -> str:
 
 
 def folder_name(kind: str, partition: int) -> str:
-    """Of one partition within its cache entry."""
+    """The folder of one partition within its cache entry."""
     return f"{kind}-{partition:05d}"
 
 
 def file_name(role: str, number: int) -> str:
-    """Of one array within its partition: numbered, because names of inputs may be anything."""
+    """The file of one array within its partition: numbered, because names of inputs may be anything."""
     return f"{role}-{number}.npy"
 
 
 def file_names(fields: Sequence[Field]) -> list[str]:
-    """Of the arrays of these fields, in their order."""
+    """The files of the arrays of these fields, in their order."""
     roles = [field.role for field in fields]
     return [file_name(role, roles[:at].count(role)) for at, role in enumerate(roles)]
 
 
 def content_digest(manifest: Manifest) -> str:
-    """Over what decides the batches: row shapes, dtypes and digests of partitions, and the encoding."""
+    """The digest of what decides the batches: row shapes, dtypes and digests of partitions, and the encoding."""
     keep = (
         1,  # of what is kept here; another number is another digest for every data set
         [(part.rows, part.digest) for part in manifest.train],

@@ -24,7 +24,7 @@ HEADER = 256
 _BLOCK = 1 << 20
 """Bytes that are read at once to be compared: they stay in the second-level cache."""
 _SAME: dict[tuple[int, int], tuple[int, int]] = {}
-"""By device and inode: size and time of a file whose data this process has written, or compared. `Appender` and
+"""Size and time of each file whose data this process has written or compared, by device and inode. `Appender` and
 `compare` alone use it."""
 
 

@@ -19,10 +19,10 @@ from hopyard.data.rows.hash import row_hashes
 from hopyard.formats.arrow import Array
 
 NAME = "__hopyard_row__"
-"""Of the column; with underscores behind it where the rows have such a column themselves."""
+"""The name of the column; with underscores behind it where the rows have such a column themselves."""
 TYPES = (pa.timestamp("ns"), pa.int64())
-"""Of the column, the first that a transform leaves alone. What is done to "all numbers" leaves times alone; a function
-of numbers that is called with every column, such as `is_finite`, takes an integer."""
+"""Types for the column: the first that a transform leaves alone is taken. What is done to "all numbers" leaves times
+alone; a function of numbers that is called with every column, such as `is_finite`, takes an integer."""
 
 _MASK = (1 << 62) - 1
 _SPREAD = 0x1E3779B97F4A7C15

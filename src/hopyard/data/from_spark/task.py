@@ -43,12 +43,12 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a task reports to the driver."""
 
     number: int
-    """Of the partition of the DataFrame."""
+    """The number of the partition of the DataFrame."""
     host: str
     rows: int = 0
     segment: Segment | None = None
     fields: list[Field] | None = None
-    """As planned from its first batch; None when it had no rows."""
+    """The fields inferred from its first batch; None when it had no rows."""
     faults: dict[str, tuple[int, str]] = {}
     """Column → how many bad rows, the first of them."""
     limits: Range | None = None
@@ -60,7 +60,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     distinct: bytes = b""
     """The names that decide where rows go, as rows.names.Distinct packs them."""
     values: dict[str, list[Value]] = {}
-    """Of the columns to be encoded, if these were asked for."""
+    """The values of the columns to be encoded, if these were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Makes one cache entry: reads a source once, deals its rows to partitions, writes and hashes their columns.
 
-Three stages run at once, each in its own thread: reading (in `files`), encoding (the caller's thread, as transforms
+Three stages run at once, each in its own thread: reading (in `sources`), encoding (the caller's thread, as transforms
 are the user's code), writing. When a vocabulary, a mean or the number of rows is not known before the end, raw arrays
 are staged and rewritten after: the source is still read only once.
 """
@@ -201,7 +201,7 @@ class _Writer:
         self._finisher = None if self._staged else FeatureFinalizer(fields, encoder.vocabularies, {})
         self._dealers = {kind: Dealer(1 if self._blocks else options.partitions) for kind in KINDS}
         self._rows: dict[Kind, list[int]] = {kind: [0] * options.partitions for kind in KINDS}
-        """Of each partition, where names deal."""
+        """Rows of each partition, where names deal them."""
         self._files: dict[str, list[Appender]] = {}
         self._buffers: dict[int, Array] = {}
 
@@ -330,7 +330,7 @@ class _Writer:
         return infos
 
     def _rewrite_by_name(self, kind: Kind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
-        """As `_rewrite`, in the order of the rows' names."""
+        """Does the same as `_rewrite`, in the order of the rows' names."""
         if not rows:
             return []
         infos, raw = [], [ArrayInfo(raw_shape(field), field.raw) for field in self._fields]

@@ -49,9 +49,9 @@ from hopyard.system.locks import still_there
 log = logging.getLogger(__name__)
 
 STALE_SECONDS = 30 * 86_400.0
-"""After which an entry that nobody used is rubbish."""
+"""An entry that nobody has used for so long is removed."""
 KILLED_SECONDS = 86_400.0
-"""After which a folder that Spark's tasks wrote to, and that still has no manifest, is rubbish."""
+"""A folder that Spark's tasks wrote to, and that has no manifest after so long, is removed."""
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """What says that a folder is another user's, read-only, or no folder."""
 _ROWS = re.compile(r"spark-([0-9A-Za-z][0-9A-Za-z._-]*-)?[0-9a-f]{24,32}")
@@ -65,11 +65,11 @@ THREADS = 8
 OPEN = 256
 """Partitions of one manifest that stay mapped."""
 _OPENED: dict[int, Callable[..., Columns]] = {}
-"""By id of a Manifest that lives: its mapped partitions. `open_partition` alone uses it."""
+"""The mapped partitions of each Manifest that lives, by its id. `open_partition` alone uses it."""
 
 
 def default_root() -> Path:
-    """Of the user, on this host."""
+    """The cache of this user on this host."""
     return Path(platformdirs.user_cache_dir("hopyard")) / "data"
 
 

@@ -36,14 +36,14 @@ class InputRows:
             raise SpecError(f"transform = {transform!r}: a function of a record batch, or None, is needed")
         self.source, self.transform = source, transform
         self._digest: str | None = None
-        """Of the source's rows, as it was when this was asked for first."""
+        """The digest of the source's rows as they were when `identity` was first called."""
         self._unknown = False
         """Whether it must be taken while the rows are read."""
         self._code: str | None = None
 
     def identity(self, again: bool = False) -> str | None:
-        """Of the source's rows, None where they must be read first; `again`: not as it was when this was asked for
-        first, but as it is now.
+        """The digest of the source's rows as they were at the first call, or (`again`) as they are now. None: they must
+        be read first.
         """
         if self._digest is None or again:
             identity = self.source.identity()
@@ -53,7 +53,7 @@ class InputRows:
         return self._digest
 
     def code(self) -> str:
-        """Of the transform, as it was when this was asked for first."""
+        """The digest of the transform, as it was at the first call."""
         if self._code is None:
             self._code = identity(self.transform)
         return self._code
@@ -127,7 +127,7 @@ def prepare(rows: InputRows, second: InputRows | None, options: BuildOptions, ro
 
 
 def entry_key(every: list[InputRows], options: BuildOptions, again: bool = False) -> str | None:
-    """Of the cache entry; None while a source must be read first. `again`: see `InputRows.identity`."""
+    """What names the cache entry; None while a source must be read first. `again`: see `InputRows.identity`."""
     identities = [rows.identity(again) for rows in every]
     if None in identities:
         return None

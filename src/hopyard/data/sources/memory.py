@@ -1,6 +1,6 @@
 """Where rows come from, each as a stream of Arrow record batches: tables, arrays, readers, map-style data sets.
 
-`files` has the Parquet files. A source never holds more than a few batches of what it streams.
+A source never holds more than a few batches of what it streams.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SupportsPrepare(Protocol):
 
     @property
     def url(self) -> str:
-        """Of the folder."""
+        """The path or URL of the folder."""
         ...
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:
@@ -85,7 +85,7 @@ class DetachedSource:
     key: str | None
 
     def identity(self) -> str | None:
-        """As of the source that stayed behind."""
+        """The identity of the source that stayed behind."""
         return self.key or "?"
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
@@ -133,7 +133,7 @@ class Table:
         return [SourceInfo(self._what, -1, self._table.num_rows)]
 
     def detached(self, identity: str | None) -> DetachedSource:
-        """Without the rows."""
+        """A source without the rows."""
         return DetachedSource(repr(self), identity or self.identity())
 
 
@@ -175,7 +175,7 @@ class Arrays:
         return [SourceInfo(self._what, -1, self._rows)]
 
     def detached(self, identity: str | None) -> DetachedSource:
-        """Without the rows."""
+        """A source without the rows."""
         return DetachedSource(repr(self), identity or self.identity())
 
 
@@ -216,7 +216,7 @@ class Reader:
         return [SourceInfo(self._what, -1, self._rows)]
 
     def detached(self, identity: str | None) -> DetachedSource:
-        """Without the rows."""
+        """A source without the rows."""
         return DetachedSource(self._what, identity)
 
 

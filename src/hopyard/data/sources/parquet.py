@@ -57,7 +57,7 @@ class ParquetFiles:
         return hasher.hexdigest()
 
     def schema(self) -> pa.Schema:
-        """Of the first file, from its footer, and of the folders."""
+        """The columns of the first file, from its footer, and those of the folders."""
         with _opened(self.files[0].path, []) as file:
             schema = file.schema_arrow
         for name, kind in _folder_types(self.files).items():
@@ -117,7 +117,7 @@ class _Column(NamedTuple):
 
     field: pa.Field
     path: str
-    """Of the first file that has it."""
+    """The first file that has it."""
 
     def check(self, there: pa.Schema, file: FoundFile, *, fills: bool) -> None:
         """Raises DataError where a file, whose schema is `there`, has it with another type, or lacks it and is in no

@@ -59,7 +59,7 @@ class TFRecordFiles:
         return hasher.hexdigest()
 
     def schema(self) -> pa.Schema:
-        """Of all records; reads all files, unless that was done and they are the same.
+        """The columns of all records. Reads all files, unless that was done and they are the same.
 
         Raises:
             DataError: a file is damaged, there are no records, or a feature has two kinds.
