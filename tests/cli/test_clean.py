@@ -116,7 +116,7 @@ def test_rows_at_a_path_may_be_read_for_a_day(home: Path, days: float) -> None:
 
 def test_rows_whose_age_the_file_system_does_not_tell(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Path(spark_rows(str(home / "rows")))
-    monkeypatch.setattr("hopyard.data.shared.storage.Folder.times", lambda self: {})
+    monkeypatch.setattr("hopyard.filesystems.Directory.times", lambda self: {})
     assert "its age is unknown; --older-than 0 removes it" in call(rows.parent, "--yes").stdout
     assert rows.exists()
     call(rows.parent, "--yes", "--older-than", "0")
