@@ -10,13 +10,14 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
+from hopyard.checks import fraction, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
 from hopyard.data.from_spark.source import MaterializedSource
 from hopyard.data.keywords import CACHE_BYTES, takes
 from hopyard.data.manifest import Manifest
-from hopyard.data.options import Assign, BuildOptions, columns, fraction, whole
+from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, prepare
 from hopyard.data.sources import parquet, tfrecord
@@ -227,9 +228,7 @@ class Dataset:
             SpecError, DataError: a value is not allowed, a column is not there; the session was stopped.
         """
         frames = [checked(df, "df"), *([checked(validation, "validation")] if is_frame(validation) else [])]
-        column = validation if isinstance(validation, str) else None
-        share = fraction(validation, "a DataFrame") if column is None and len(frames) == 1 else 0.0
-        build = _build_options(options, column, share, len(frames) > 1, "spread")
+        build = _build_options(options, validation, "a DataFrame", second=len(frames) > 1, assign="spread")
         source = from_spark(frames, build, options["transform"], path=path, name=name, cache=str(default_root()))
         return cls(InputRows(source, options["transform"]), None, None, options["cache_bytes"])
 
@@ -252,11 +251,9 @@ class Dataset:
     @takes(ItemOptions)
     def _of(cls, source: Source, schema: pa.Schema | None, **options: Unpack[ItemOptions]) -> Dataset:
         """Rows that this process reads; `schema`: before any transform, if it is known."""
-        validation = options["validation"]
+        validation, assign = options["validation"], options["assign"]
         second = validation if isinstance(validation, Dataset) else None
-        column = validation if isinstance(validation, str) else None
-        share = fraction(validation, "a Dataset") if second is None and column is None else 0.0
-        build = _build_options(options, column, share, second is not None, options["assign"])
+        build = _build_options(options, validation, "a Dataset", second=second is not None, assign=assign)
         if second is not None:
             second._check_validates(build)
         rows = InputRows(source, options["transform"])
@@ -312,8 +309,13 @@ class Dataset:
 
 
 def _build_options(
-    options: ItemOptions | FrameOptions, column: str | None, share: float, second: bool, assign: Assign
+    options: ItemOptions | FrameOptions, validation: Any, other: str, *, second: bool, assign: Assign
 ) -> BuildOptions:
+    """What the keywords say of how rows are cut; `second`: whether `validation` is `other`, a source of its own."""
+    column = validation if isinstance(validation, str) else None
+    share = 0.0
+    if column is None and not second:
+        share = fraction("validation", validation, f"the name of a column of true and false, or {other}")
     spec = columns(
         features=options["features"],
         label=options["label"],
@@ -323,11 +325,5 @@ def _build_options(
         standardize=options["standardize"],
         key=options["key"],
     )
-    return BuildOptions(
-        spec,
-        partitions=options["partitions"],
-        assign=assign,
-        validates=bool(share or column is not None or second),
-        fraction=share,
-        seed=options["seed"],
-    )
+    validates = bool(share) or column is not None or second
+    return BuildOptions(spec, options["partitions"], assign, validates, share, options["seed"])

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
-from hopyard.checks import closest, sendable, unwritable
+from hopyard.checks import closest, one_of, sendable, unwritable, whole
 from hopyard.data.manifest import Value
 from hopyard.errors import SpecError
 
@@ -83,9 +82,8 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         whole("partitions", self.partitions, 1)
-        whole("seed", self.seed, None)
-        if self.assign not in ("spread", "blocks"):
-            raise SpecError(f'assign = {self.assign!r}: "spread" or "blocks" is needed')
+        whole("seed", self.seed)
+        one_of("assign", self.assign, ("spread", "blocks"))
         if self.spec.key and self.assign != "spread":
             raise SpecError(f"key = {self.spec.key!r} says which rows lie together: leave out assign={self.assign!r}")
 
@@ -123,30 +121,6 @@ def columns(
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
     return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys)
-
-
-def fraction(validation: Any, other: str) -> float:
-    """`validation` as a fraction of the rows; `other` is what else it may be, for the message.
-
-    Raises:
-        SpecError: it is none.
-    """
-    if isinstance(validation, bool) or not isinstance(validation, (int, float)) or not 0 <= validation < 1:
-        raise SpecError(
-            f"validation = {validation!r}: a fraction in [0, 1), the name of a column of true and false, or {other} is "
-            f"needed"
-        )
-    return float(validation)
-
-
-def whole(name: str, value: Any, least: int | None) -> None:
-    """Raises SpecError unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or (least is not None and value < least):
-        raise SpecError(
-            f"{name} = {value!r}: a whole number{'' if least is None else f' of at least {least}'} is needed"
-        )
-    if fault := unwritable(int(value)):
-        raise SpecError(f"{name} = {value!r}: {fault}")
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:

@@ -536,10 +536,10 @@ def test_runs_on_it_have_equal_digests_and_resume(spark: Any, store: Path, tmp_p
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"features": "none"}, DataError, r"the DataFrame has no column 'none'.*there are: 'n', 'x'"),
     ({"features": "text"}, DataError, r"column 'text' of the DataFrame has type string, no number.*encode="),
-    ({"validation": 2}, SpecError, "validation = 2: a fraction .* or a DataFrame is needed"),
+    ({"validation": 2}, SpecError, "validation must be a fraction .* or a DataFrame, got 2"),
     ({"validation": "x"}, DataError, "validation = 'x': a column of true and false"),
     ({"validation": "other"}, DataError, "no column 'other'"),
-    ({"partitions": 0}, SpecError, "partitions = 0"),
+    ({"partitions": 0}, SpecError, "partitions must be an integer >= 1, got 0"),
     ({"path": 5}, SpecError, "path = 5: a path or URL that driver and executors share"),
     ({"path": "nowhere://x"}, SpecError, "path: host .* cannot open nowhere://x"),
     ({"path": "memory://x"}, SpecError, "path: host .* does not see in memory://x/.* what the driver wrote there"),
