@@ -20,8 +20,22 @@ from typing import Any, ClassVar
 import pytest
 
 from hopyard.engines import supervisors as module
+from hopyard.engines.messages import (
+    FORMAT,
+    End,
+    Ended,
+    EndTask,
+    Free,
+    Hello,
+    Leave,
+    Printed,
+    Start,
+    line_of,
+    order_of,
+)
 from hopyard.engines.supervisor import Ticket, _Minder, attend, dial, environment
 from hopyard.engines.supervisors import Supervisors
+from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
 from hopyard.system import oom
 from jobs import alive, gone
@@ -60,17 +74,16 @@ class Played:
     ) -> None:
         self.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
         self.job = job if job >= 0 else len(self.all)
-        where = {"host": "there", "executor": executor, "job": self.job}
-        self.say({"token": token, "gpus": list(gpus), **where})
+        self.say(Hello(token, "there", executor, gpus, self.job, FORMAT))
         self._heard = self.line.makefile("rb")
         self.all.append(self)
 
     def say(self, message: Any) -> None:
-        self.line.sendall(json.dumps(message).encode() + b"\n")
+        self.line.sendall(line_of(message))
 
     def hear(self) -> Any:
         line = self._heard.readline()
-        return json.loads(line) if line else None
+        return order_of(line) if line else None
 
     def leave(self) -> None:
         self._heard.close()
@@ -89,12 +102,12 @@ def test_slots_wait_for_seats_and_seats_for_slots(supervisors: Supervisors) -> N
     supervisors.start(3)
     assert supervisors.waits(3) and supervisors.missing == 1 and supervisors.taken == 0
     one = Played(supervisors)
-    assert one.hear() == {"start": 3}
+    assert one.hear() == Start(3)
     assert not supervisors.waits(3) and supervisors.taken == 1
     two = Played(supervisors)
     until(lambda: supervisors.came == 2)
     supervisors.start(4)
-    assert two.hear() == {"start": 4}
+    assert two.hear() == Start(4)
     assert supervisors.lost() == []
     assert not select.select(supervisors.watch(), [], [], 0)[0]
 
@@ -104,7 +117,7 @@ def test_who_comes_when_all_are_dismissed_is_let_in_and_told_to_leave(supervisor
     until(lambda: supervisors.came == 1)
     supervisors.dismiss()
     two = Played(supervisors)
-    assert one.hear() == two.hear() == {"leave": True}
+    assert one.hear() == two.hear() == Leave()
 
 
 def test_a_line_that_ends_loses_its_slot_at_once(supervisors: Supervisors) -> None:
@@ -121,10 +134,10 @@ def test_an_agent_that_ended_leaves_its_seat_to_the_next(supervisors: Supervisor
     supervisors.start(0)
     one = Played(supervisors)
     one.hear()
-    one.say({"ended": 0, "story": "process 7 was killed by SIGKILL"})
+    one.say(Ended(0, "process 7 was killed by SIGKILL"))
     assert until(supervisors.lost) == [(0, "process 7 was killed by SIGKILL")]
     supervisors.start(1)
-    assert one.hear() == {"start": 1}
+    assert one.hear() == Start(1)
 
 
 def test_a_seat_takes_another_slot_once_it_says_that_its_agent_is_gone(supervisors: Supervisors) -> None:
@@ -133,10 +146,10 @@ def test_a_seat_takes_another_slot_once_it_says_that_its_agent_is_gone(superviso
     one.hear()
     supervisors.end(0)
     supervisors.start(1)
-    assert one.hear() == {"end": 0}
+    assert one.hear() == End(0)
     assert supervisors.waits(1)
-    one.say({"free": 0})
-    assert one.hear() == {"start": 1}
+    one.say(Free(0))
+    assert one.hear() == Start(1)
     assert supervisors.lost() == []
 
 
@@ -145,10 +158,10 @@ def test_an_end_and_an_order_to_end_that_cross(supervisors: Supervisors) -> None
     one = Played(supervisors)
     one.hear()
     supervisors.end(0)
-    one.say({"ended": 0, "story": "it was over before it heard"})
-    assert one.hear() == {"end": 0}
+    one.say(Ended(0, "it was over before it heard"))
+    assert one.hear() == End(0)
     supervisors.start(1)
-    assert one.hear() == {"start": 1}
+    assert one.hear() == Start(1)
     assert supervisors.lost() == []
 
 
@@ -169,11 +182,11 @@ def test_a_seat_that_does_not_end_its_agent_is_given_up(
     assert supervisors.abandoned() == set()
     time.sleep(0.2)
     supervisors.lost()
-    assert (one.hear(), one.hear()) == ({"end": 0}, {"leave": True})
+    assert (one.hear(), one.hear()) == (End(0), Leave())
     assert supervisors.abandoned() == {one.job} and supervisors.abandoned() == set()
     assert supervisors.waits(0), "the agent that was given up may still be at work"
     until(lambda: supervisors.lost() == [] and not supervisors.waits(0))
-    assert one.hear() is None and other.hear() == {"start": 0}
+    assert one.hear() is None and other.hear() == Start(0)
     assert supervisors.due == 1
 
 
@@ -188,10 +201,10 @@ def test_a_seat_that_was_given_up_and_leaves_frees_its_slot(
     supervisors.start(0)
     time.sleep(0.2)
     supervisors.lost()
-    one.say({"free": 0})  # it was only slow
+    one.say(Free(0))  # it was only slow
     one.leave()
     other = Played(supervisors)
-    assert other.hear() == {"start": 0}
+    assert other.hear() == Start(0)
     assert supervisors.lost() == []
 
 
@@ -225,7 +238,7 @@ def test_a_seat_that_nobody_wants_is_given_back(supervisors: Supervisors, monkey
     until(lambda: supervisors.came)
     time.sleep(0.2)
     supervisors.lost()
-    assert one.hear() == {"leave": True}
+    assert one.hear() == Leave()
 
 
 def test_strangers_and_garbage(supervisors: Supervisors, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,18 +263,49 @@ def test_strangers_and_garbage(supervisors: Supervisors, caplog: pytest.LogCaptu
                 assert heard.read(1) == b""
     assert supervisors.waits(0)
     one = Played(supervisors)
-    assert one.hear() == {"start": 0}
-    one.say({"ended": 99, "story": "of nobody"})
-    one.say({"log": 0, "text": "still here"})
+    assert one.hear() == Start(0)
+    one.say(Ended(99, "of nobody"))
+    one.say(Printed(0, "still here"))
     assert supervisors.lost() == []
+
+
+def test_a_supervisor_that_says_what_cannot_be_read_loses_its_slot(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    one = Played(supervisors)
+    one.hear()
+    one.line.sendall(b'{"type":"Boiled","slot":0}\n')
+    ((slot, reason),) = until(supervisors.lost)
+    assert slot == 0 and re.fullmatch("its supervisor on there said what cannot be read: .*Boiled.*", reason)
+    assert one.hear() is None
+
+
+def test_an_executor_with_another_version_ends_the_run_with_a_sentence(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
+    with line:  # as supervisors spoke before their messages were typed
+        line.sendall(
+            json.dumps({"token": TOKEN, "host": "there", "executor": "", "gpus": [], "job": 0}).encode() + b"\n"
+        )
+        assert line.recv(1) == b""
+    with pytest.raises(ResourceError, match=r"executor on there has another version of Hopyard.*install the same one"):
+        supervisors.lost()
+
+
+def test_an_order_that_cannot_be_read_ends_a_real_supervisor(sitting: tuple[Supervisors, int]) -> None:
+    supervisors, pid = sitting
+    supervisor = next(iter(supervisors._supervisors.values()))
+    supervisor.line.sendall(b'{"start": 7}\n')
+    ((_, reason),) = until(supervisors.lost)
+    assert "cannot read what the driver orders" in reason
+    assert gone([pid], 5)
 
 
 def test_what_agents_print(supervisors: Supervisors, tmp_path: Path) -> None:
     supervisors.start(0)
     one = Played(supervisors)
     one.hear()
-    one.say({"log": 0, "text": "naïve\n"})
-    one.say({"log": 0, "text": "more\n"})
+    one.say(Printed(0, "naïve\n"))
+    one.say(Printed(0, "more\n"))
     until(lambda: (tmp_path / "0.log").exists() and (tmp_path / "0.log").read_text() == "naïve\nmore\n")
 
 
@@ -350,7 +394,7 @@ def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors
     ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
     line, its = socket.socketpair()
     supervisor = _Minder(ticket, line, its, [], os.getpid())
-    told: list[dict[str, Any]] = []
+    told: list[Any] = []
     supervisor._say = told.append  # type: ignore[assignment]
     for slot, count in enumerate((4, 4, 5)):
         supervisor._start(slot)
@@ -362,7 +406,7 @@ def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors
     supervisor.run()
     line.close()
     its.close()
-    assert [message["memory"] for message in told if "ended" in message] == [True, False, True]
+    assert [message.memory for message in told if isinstance(message, Ended)] == [True, False, True]
 
 
 def test_a_real_supervisor_ends_a_stopped_agent(sitting: tuple[Supervisors, int]) -> None:
@@ -383,11 +427,11 @@ def test_a_task_that_steps_aside(supervisors: Supervisors) -> None:
     supervisors.start(0)
     supervisors.start(1)
     one, two = Played(supervisors), Played(supervisors)
-    assert (one.hear(), two.hear()) == ({"start": 0}, {"start": 1})
+    assert (one.hear(), two.hear()) == (Start(0), Start(1))
     assert supervisors.due == 2
     assert supervisors.release_cores([1]) == {two.job: 1}
     assert supervisors.release_cores([1]) == {}
-    assert two.hear() == {"aside": True}
+    assert two.hear() == EndTask()
     assert (supervisors.due, supervisors.taken) == (1, 2)
     supervisors.reacquire_cores()
     assert (supervisors.due, supervisors.taken) == (2, 2)
@@ -407,9 +451,9 @@ def test_a_slot_is_held_by_the_task_that_is_nearest(supervisors: Supervisors) ->
     until(lambda: supervisors.came == 4)
     assert supervisors.executor(1) == "b"
     assert supervisors.release_cores([1]) == {near.job: 1}
-    assert near.hear() == {"leave": True}
+    assert near.hear() == Leave()
     assert supervisors.release_cores([0]) == {far.job: 0}
-    assert far.hear() == {"leave": True}
+    assert far.hear() == Leave()
     assert supervisors.lost() == []
 
 
@@ -418,15 +462,15 @@ def test_a_task_that_holds_a_slot_takes_the_next_agent(supervisors: Supervisors)
     one = Played(supervisors)
     one.hear()
     supervisors.release_cores([0])
-    assert one.hear() == {"aside": True}
+    assert one.hear() == EndTask()
     supervisors.reacquire_cores()
     other = Played(supervisors)
     until(lambda: supervisors.came == 2)
-    one.say({"ended": 0, "story": "process 7 was killed by SIGKILL"})
+    one.say(Ended(0, "process 7 was killed by SIGKILL"))
     assert until(supervisors.lost) == [(0, "process 7 was killed by SIGKILL")]
-    assert one.hear() == {"leave": True}
+    assert one.hear() == Leave()
     supervisors.start(0)
-    assert other.hear() == {"start": 0}
+    assert other.hear() == Start(0)
 
 
 def test_while_slots_are_aside(supervisors: Supervisors) -> None:
@@ -434,17 +478,17 @@ def test_while_slots_are_aside(supervisors: Supervisors) -> None:
     agent stays for the next."""
     supervisors.start(0)
     spare = Played(supervisors)
-    assert spare.hear() == {"start": 0}
-    spare.say({"ended": 0, "story": "it is over"})
+    assert spare.hear() == Start(0)
+    spare.say(Ended(0, "it is over"))
     until(supervisors.lost)
     supervisors.release_cores([1, 2])
     supervisors.start(1)
-    assert (spare.hear(), spare.hear()) == ({"start": 1}, {"aside": True})
-    assert Played(supervisors).hear() == {"leave": True}
+    assert (spare.hear(), spare.hear()) == (Start(1), EndTask())
+    assert Played(supervisors).hear() == Leave()
     supervisors.end(1)
-    assert spare.hear() == {"end": 1}
-    spare.say({"free": 1})
-    assert spare.hear() == {"leave": True}
+    assert spare.hear() == End(1)
+    spare.say(Free(1))
+    assert spare.hear() == Leave()
 
 
 TASK = """

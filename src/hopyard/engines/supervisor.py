@@ -1,9 +1,9 @@
 """What a Spark task starts: it minds one agent, as the driver tells it to; the task holds the slot in Spark's books.
 
-A supervisor dials the driver (its *line*: one plain socket, JSON lines, let in by a token that came with the task) and
-says where it is. The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints, and
-says when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the JVM of
-the executor, the task, the agent. Only where the driver orders "aside" does the task end alone: its slot is then free
+A supervisor dials the driver (its *line*: one plain socket, let in by a token that came with the task) and says where
+it is (`messages.py`). The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints,
+and says when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the
+JVM of the executor, the task, the agent. Only where the driver orders so does the task end alone: its slot is then free
 for other jobs, and supervisor and agent go on, until a task of a second supervisor holds a slot for them again.
 
 A supervisor is a fork of the task's Python worker, in a session of its own: 10 ms, where a new interpreter that imports
@@ -31,7 +31,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hopyard.core.facts import UNREADABLE
 from hopyard.engines.local import AGENT, THREADS, python_path, story
+from hopyard.engines.messages import (
+    FORMAT,
+    End,
+    Ended,
+    EndTask,
+    Free,
+    Hello,
+    Leave,
+    Leaving,
+    Lines,
+    Order,
+    Printed,
+    Report,
+    Start,
+    line_of,
+    order_of,
+)
 from hopyard.system import oom
 from hopyard.system.network import java_above, keep_alive
 from hopyard.system.processes import ended, watched
@@ -161,9 +179,9 @@ def attend(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[
     """
     with line, task:
         host = socket.gethostname()
-        hello = {"token": ticket.token, "host": host, "executor": f"{host}-{executor}", "gpus": gpus, "job": ticket.job}
+        hello = Hello(ticket.token, host, f"{host}-{executor}", tuple(gpus), ticket.job, FORMAT)
         with contextlib.suppress(OSError):  # the driver has closed; the next look at the line says so
-            line.sendall(json.dumps(hello).encode() + b"\n")
+            line.sendall(line_of(hello))
         _Minder(ticket, line, task, gpus, executor).run()
 
 
@@ -198,7 +216,7 @@ class _Minder:
         self._executor, self._executor_ends = executor, watched(executor)
         if self._executor_ends >= 0:
             self._wait.register(self._executor_ends, selectors.EVENT_READ, lambda: self._leave("executor"))
-        self._heard = b""
+        self._lines = Lines()
         self._slot = -1
         self._agent: subprocess.Popen[bytes] | None = None
         self._kills = oom.Kills()
@@ -226,17 +244,17 @@ class _Minder:
     def _leave(self, what: str = "") -> None:
         """Because `what` ended; "": the driver knows."""
         if what and self._open:
-            self._say({"why": f"its {what} on {socket.gethostname()} ended"})
+            self._say(Leaving(f"its {what} on {socket.gethostname()} ended"))
         self._open = False
 
     def _task_ended(self) -> None:
         """An executor that dies takes its task along, whose end may be seen first: the executor is the cause then."""
-        patience = time.monotonic() + CAUSE_SECONDS
-        while not (gone := ended(self._executor)) and time.monotonic() < patience:
-            time.sleep(0.02)
+        end = time.monotonic() + CAUSE_SECONDS
+        while not (gone := ended(self._executor)) and time.monotonic() < end:
+            time.sleep(0.02)  # polled, as the system may have no descriptors of processes
         self._leave("executor" if gone else "Spark task")
 
-    def _aside(self) -> None:
+    def _end_task(self) -> None:
         """Let the task go."""
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._wait.unregister(self._task)
@@ -244,7 +262,7 @@ class _Minder:
         self._task.close()
 
     def _hear(self) -> None:
-        """Orders: {"start": slot}, {"end": slot}, {"aside": true}, {"leave": true}; the line's end is one to leave."""
+        """Do as the driver orders; the line's end is an order to leave."""
         try:
             data = self._line.recv(4096)
         except OSError:
@@ -252,18 +270,23 @@ class _Minder:
         if not data:
             self._leave()
             return
-        self._heard += data
-        while b"\n" in self._heard:
-            text, _, self._heard = self._heard.partition(b"\n")
-            order = json.loads(text)
-            if "start" in order:
-                self._start(int(order["start"]))
-            elif order.get("end") == self._slot:
+        try:
+            for text in self._lines.add(data):
+                self._do(order_of(text))
+        except UNREADABLE as error:
+            self._say(Leaving(f"its supervisor on {socket.gethostname()} cannot read what the driver orders: {error}"))
+            self._leave()
+
+    def _do(self, order: Order) -> None:
+        match order:
+            case Start():
+                self._start(order.slot)
+            case End() if order.slot == self._slot:
                 self._end()
-                self._say({"free": order["end"]})
-            elif "aside" in order:
-                self._aside()
-            elif "leave" in order:
+                self._say(Free(order.slot))
+            case EndTask():
+                self._end_task()
+            case Leave():
                 self._leave()
 
     def _start(self, slot: int) -> None:
@@ -279,7 +302,7 @@ class _Minder:
                 start_new_session=True,  # what it starts ends with it, by its process group
             )
         except OSError as error:
-            self._say({"ended": slot, "story": f"no process could be started: {error}"})
+            self._say(Ended(slot, f"no process could be started: {error}"))
             return
         assert agent.stdin is not None and agent.stdout is not None
         card = json.loads(self._ticket.card) | {"slot": slot}
@@ -304,7 +327,7 @@ class _Minder:
         except BlockingIOError:
             return
         if data:
-            self._say({"log": self._slot, "text": data.decode(errors="replace")})
+            self._say(Printed(self._slot, data.decode(errors="replace")))
         else:
             self._wait.unregister(agent.stdout)
 
@@ -316,7 +339,7 @@ class _Minder:
         memory = code == -signal.SIGKILL and self._kills.killed(self._counter)
         self._end()
         words = f"process {pid} on {socket.gethostname()} {story(code)}{oom.RAN_OUT if memory else ''}"
-        self._say({"ended": slot, "story": words, "memory": memory})
+        self._say(Ended(slot, words, memory))
 
     def _end(self) -> None:
         """End the agent, and all that it started; pass on its last words."""
@@ -336,15 +359,15 @@ class _Minder:
             self._watch = -1
         with contextlib.suppress(BlockingIOError, OSError):
             while data := os.read(agent.stdout.fileno(), BLOCK):
-                self._say({"log": self._slot, "text": data.decode(errors="replace")})
+                self._say(Printed(self._slot, data.decode(errors="replace")))
         with contextlib.suppress(BrokenPipeError):
             agent.stdin.close()
         agent.stdout.close()
         self._slot = -1
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _say(self, report: Report) -> None:
         try:
-            self._line.sendall(json.dumps(message).encode() + b"\n")
+            self._line.sendall(line_of(report))
         except OSError:
             self._open = False
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import logging
 import os
 import selectors
@@ -24,8 +23,26 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from hopyard.core.facts import UNREADABLE
+from hopyard.engines.messages import (
+    FORMAT,
+    End,
+    Ended,
+    EndTask,
+    Hello,
+    Leave,
+    Leaving,
+    Lines,
+    Order,
+    Printed,
+    Report,
+    Start,
+    hello_of,
+    line_of,
+    report_of,
+)
 from hopyard.engines.supervisor import lasting
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
@@ -36,6 +53,8 @@ log = logging.getLogger(__name__)
 HELLO_BYTES = 1 << 16
 """What a stranger may say before it must have shown the token."""
 HELLO_SECONDS = 10.0
+END_SECONDS = 0.5
+"""For agents that were told to end, until their supervisors end them."""
 CLOSE_SECONDS = 5.0
 """How long supervisors may take to leave."""
 SPARE_SECONDS = 2.0
@@ -53,7 +72,7 @@ class Supervisor:
 
     line: socket.socket
     since: float
-    heard: bytearray = field(default_factory=bytearray)
+    lines: Lines = field(default_factory=Lines)
     admitted: bool = False
     host: str = ""
     executor: str = ""
@@ -94,12 +113,13 @@ class Supervisors:
     def __init__(self, host: str, port: int, token: str, log_of: Callable[[int], Path]) -> None:
         self._token = token
         self._log_of = log_of
-        self._lock = threading.RLock()
+        self._lock = threading.Condition()
+        """Notified when an agent or a supervisor is gone."""
         self._supervisors: dict[int, Supervisor] = {}
         self._wanted: deque[int] = deque()
-        self._aside: set[int] = set()
+        self._released: set[int] = set()
         self._lost: list[tuple[int, str]] = []
-        self._seatless: dict[int, float] = {}
+        self._taskless: dict[int, float] = {}
         """Job → since when its task has no supervisor any more: it is about to end, or to run again."""
         self._abandoned: set[int] = set()
         self._hopeless: str = ""
@@ -108,7 +128,7 @@ class Supervisors:
         self._dismissed = False
         """Whoever comes is to leave."""
         self.came = 0
-        """Sitters that ever dialled in."""
+        """Supervisors that ever dialled in."""
         try:
             self._listener = listen(host, port)
         except OSError as error:
@@ -144,7 +164,7 @@ class Supervisors:
             if supervisor is not None:
                 supervisor.ending, supervisor.ends = True, slot
                 self._vacate(supervisor)
-                self._tell(supervisor, {"end": slot})
+                self._tell(supervisor, End(slot))
             self._close_log(slot)
 
     def lost(self) -> list[tuple[int, str]]:
@@ -164,7 +184,7 @@ class Supervisors:
                     self._give_up(supervisor)
                 elif self._idle(supervisor) and not self._wanted and now - supervisor.since > SPARE_SECONDS:
                     self._dismiss(supervisor)
-            for job, since in list(self._seatless.items()):
+            for job, since in list(self._taskless.items()):
                 if now - since > AWAY_SECONDS:
                     self._abandon(job)
             if self._hopeless and not gone:
@@ -205,19 +225,19 @@ class Supervisors:
         """
         told = {}
         with self._lock:
-            self._aside.update(slots)
+            self._released.update(slots)
             for supervisor in list(self._supervisors.values()):
                 slot = max(supervisor.slot, supervisor.holds)
-                if slot in self._aside and supervisor.task and not supervisor.leaving:
+                if slot in self._released and supervisor.task and not supervisor.leaving:
                     told[supervisor.job] = slot
-                    self._step_aside(supervisor)
+                    self._end_task(supervisor)
             self._fill()
         return told
 
     def reacquire_cores(self) -> None:
         """Slots are held again, by tasks that come from now on."""
         with self._lock:
-            self._aside.clear()
+            self._released.clear()
             self._fill()
 
     def dismiss(self) -> None:
@@ -228,22 +248,17 @@ class Supervisors:
                 return
             self._wanted.clear()
             self._dismissed = True
-        patience = time.monotonic() + 0.5
-        while time.monotonic() < patience and self.taken:
-            time.sleep(0.005)
-        with self._lock:
+            self._lock.wait_for(lambda: not self.taken, END_SECONDS)
             for supervisor in list(self._supervisors.values()):
-                self._tell(supervisor, {"leave": True})
+                self._tell(supervisor, Leave())
 
     def close(self) -> None:
         """Dismiss all, and let nobody in any more."""
         self.dismiss()
         if not self._open:
             return
-        patience = time.monotonic() + CLOSE_SECONDS
-        while time.monotonic() < patience and self._supervisors:
-            time.sleep(0.005)
         with self._lock:
+            self._lock.wait_for(lambda: not self._supervisors, CLOSE_SECONDS)
             self._open = False
             self._ring(self._waker)
         self._thread.join(CLOSE_SECONDS)
@@ -272,7 +287,7 @@ class Supervisors:
         aside."""
         with self._lock:
             running = [supervisor.slot for supervisor in self._supervisors.values() if supervisor.slot >= 0]
-            return len(self._wanted) + sum(slot not in self._aside for slot in running)
+            return len(self._wanted) + sum(slot not in self._released for slot in running)
 
     @property
     def missing(self) -> int:
@@ -324,60 +339,53 @@ class Supervisors:
         if not data:
             self._drop(supervisor, _last_words(supervisor))
             return
-        supervisor.heard += data
-        if not supervisor.admitted and len(supervisor.heard) > HELLO_BYTES:
+        try:
+            for line in supervisor.lines.add(data):
+                if supervisor.admitted:
+                    self._take(supervisor, report_of(line))
+                elif not self._admit(supervisor, hello_of(line)):
+                    return
+        except UNREADABLE as error:
+            self._drop(supervisor, f"its supervisor on {supervisor.host} said what cannot be read: {error}")
+        if not supervisor.admitted and len(supervisor.lines) > HELLO_BYTES:
             self._drop(supervisor, "")
-            return
-        while (end := supervisor.heard.find(b"\n")) >= 0:
-            text = bytes(supervisor.heard[:end])
-            del supervisor.heard[: end + 1]
-            try:
-                message = json.loads(text)
-                if not supervisor.admitted:
-                    if not self._admit(supervisor, message):
-                        return
-                else:
-                    self._take(supervisor, message)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                self._drop(supervisor, f"it said what cannot be read ({type(error).__name__})")
-                return
 
-    def _admit(self, supervisor: Supervisor, message: Any) -> bool:
-        token = message.get("token") if isinstance(message, dict) else None
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
+    def _admit(self, supervisor: Supervisor, hello: Hello) -> bool:
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             log.warning("a stranger dialled the port of supervisors; it was not let in")
             self._drop(supervisor, "")
             return False
+        if hello.format != FORMAT:
+            self.give_up(
+                f"the executor on {hello.host} has another version of Hopyard than this process (messages of format "
+                f"{hello.format}, not {FORMAT}): install the same one for all"
+            )
+            self._drop(supervisor, "")
+            return False
         supervisor.admitted = True
-        supervisor.host, supervisor.executor, supervisor.job = (
-            str(message["host"]),
-            str(message["executor"]),
-            int(message["job"]),
-        )
-        supervisor.gpus = tuple(map(str, message["gpus"]))
+        supervisor.host, supervisor.executor, supervisor.job = hello.host, hello.executor, hello.job
+        supervisor.gpus = hello.gpus
         self.came += 1
-        self._seatless.pop(supervisor.job, None)
+        self._taskless.pop(supervisor.job, None)
         if self._dismissed:
             self._dismiss(supervisor)
         self._fill()
         return True
 
-    def _take(self, supervisor: Supervisor, message: dict[str, Any]) -> None:
-        if "log" in message:
-            self._write(int(message["log"]), str(message["text"]))
-        elif "why" in message:
-            supervisor.why = str(message["why"])
-        elif "free" in message or "ended" in message:
-            slot = int(message.get("ended", -1))
-            if supervisor.slot == slot >= 0:
-                self._vacate(supervisor)
-                told = str(message["story"])
-                self._gone(slot, OutOfMemory(told) if message.get("memory") else told)
-            else:
-                supervisor.ending, supervisor.ends = False, -1  # as it was told to, or by itself just before
-            if not supervisor.task and supervisor.slot < 0:
-                self._dismiss(supervisor)
-            self._fill()
+    def _take(self, supervisor: Supervisor, report: Report) -> None:
+        if isinstance(report, Printed):
+            return self._write(report.slot, report.text)
+        if isinstance(report, Leaving):
+            supervisor.why = report.reason
+            return
+        if isinstance(report, Ended) and supervisor.slot == report.slot >= 0:
+            self._vacate(supervisor)
+            self._gone(report.slot, OutOfMemory(report.reason) if report.memory else report.reason)
+        else:
+            supervisor.ending, supervisor.ends = False, -1  # as it was told to, or by itself just before
+        if not supervisor.task and supervisor.slot < 0:
+            self._dismiss(supervisor)
+        self._fill()
 
     def _fill(self) -> None:
         """Supervisors that are free take slots that wait for an agent, then those that no task holds."""
@@ -387,13 +395,13 @@ class Supervisors:
             if startable := self._startable():
                 supervisor.slot, supervisor.used = startable[0], True
                 self._wanted.remove(supervisor.slot)
-                self._tell(supervisor, {"start": supervisor.slot})
-                if supervisor.slot in self._aside:
-                    self._step_aside(supervisor)
+                self._tell(supervisor, Start(supervisor.slot))
+                if supervisor.slot in self._released:
+                    self._end_task(supervisor)
             elif without_task := self._without_task():
                 near = [other.slot for other in without_task if other.executor == supervisor.executor]
                 supervisor.holds, supervisor.used = (near or [other.slot for other in without_task])[0], True
-            elif self._aside and not supervisor.used:
+            elif self._released and not supervisor.used:
                 self._dismiss(supervisor)  # it was asked for before others were to have the room
 
     def _startable(self) -> list[int]:
@@ -402,7 +410,7 @@ class Supervisors:
         return [slot for slot in self._wanted if slot not in ending]
 
     def _without_task(self) -> list[Supervisor]:
-        held = {supervisor.holds for supervisor in self._supervisors.values()} | self._aside
+        held = {supervisor.holds for supervisor in self._supervisors.values()} | self._released
         return [
             supervisor
             for supervisor in self._supervisors.values()
@@ -419,18 +427,18 @@ class Supervisors:
             and not supervisor.leaving
         )
 
-    def _step_aside(self, supervisor: Supervisor) -> None:
+    def _end_task(self, supervisor: Supervisor) -> None:
         """Let its task end; where it only held a slot, there is nothing else to it."""
         if supervisor.slot >= 0:
             supervisor.task = False
-            self._tell(supervisor, {"aside": True})
+            self._tell(supervisor, EndTask())
         else:
             self._dismiss(supervisor)
 
     def _dismiss(self, supervisor: Supervisor) -> None:
         if not supervisor.leaving:
             supervisor.leaving, supervisor.since = True, time.monotonic()
-        self._tell(supervisor, {"leave": True})
+        self._tell(supervisor, Leave())
 
     def _give_up(self, supervisor: Supervisor) -> None:
         """What it was told it finds there, should it go on."""
@@ -438,10 +446,10 @@ class Supervisors:
         supervisor.given_up, supervisor.leaving, supervisor.since, supervisor.holds = True, True, time.monotonic(), -1
         if supervisor.task:
             self._abandon(supervisor.job)
-        self._tell(supervisor, {"leave": True})
+        self._tell(supervisor, Leave())
 
     def _abandon(self, job: int) -> None:
-        self._seatless.pop(job, None)
+        self._taskless.pop(job, None)
         self._abandoned.add(job)
 
     def _vacate(self, supervisor: Supervisor) -> None:
@@ -450,10 +458,11 @@ class Supervisors:
             if one is supervisor or one.holds == supervisor.slot:
                 one.holds, one.since = -1, time.monotonic()
         supervisor.slot = -1
+        self._lock.notify_all()
 
-    def _tell(self, supervisor: Supervisor, order: dict[str, Any]) -> None:
+    def _tell(self, supervisor: Supervisor, order: Order) -> None:
         try:
-            supervisor.line.sendall(json.dumps(order).encode() + b"\n")
+            supervisor.line.sendall(line_of(order))
         except OSError:  # a few bytes that find no room: nobody reads there any more
             self._drop(supervisor, f"its Spark task on {supervisor.host} does not listen")
 
@@ -463,9 +472,10 @@ class Supervisors:
         with contextlib.suppress(KeyError, ValueError):
             self._select.unregister(supervisor.line)
         supervisor.line.close()
+        self._lock.notify_all()
         supervisor.leaving, supervisor.ends = True, -1
         if supervisor.admitted and supervisor.task and not supervisor.given_up:
-            self._seatless[supervisor.job] = time.monotonic()
+            self._taskless[supervisor.job] = time.monotonic()
         if (slot := supervisor.slot) >= 0:
             self._vacate(supervisor)
             self._gone(slot, why)

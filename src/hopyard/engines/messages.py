@@ -1,0 +1,111 @@
+"""What the driver and its supervisors say to each other: one line of JSON for each message.
+
+A supervisor says `Hello`; then it is told to start and to end agents, and says what becomes of them. Both ends are of
+one version of Hopyard: a supervisor of another one is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+FORMAT = 1
+"""Of these messages; the executors may have another version of Hopyard than the driver."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first line of a supervisor. It has no tag, so that one of any version is understood."""
+
+    token: str
+    host: str = ""
+    executor: str = ""
+    """Host, and process of the executor there."""
+    gpus: tuple[str, ...] = ()
+    job: int = -1
+    """Of Spark: whose task started it."""
+    format: int = 0
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+    """What all others are."""
+
+
+class Start(Message, frozen=True):
+    """To a supervisor: start an agent for this slot."""
+
+    slot: int
+
+
+class End(Message, frozen=True):
+    """To a supervisor: end the agent of this slot, then say `Free`."""
+
+    slot: int
+
+
+class EndTask(Message, frozen=True):
+    """To a supervisor: let the task end alone; go on."""
+
+
+class Leave(Message, frozen=True):
+    """To a supervisor: end all."""
+
+
+class Printed(Message, frozen=True):
+    """To the driver: the agent of this slot printed it."""
+
+    slot: int
+    text: str
+
+
+class Free(Message, frozen=True):
+    """To the driver: the agent of this slot was ended."""
+
+    slot: int
+
+
+class Ended(Message, frozen=True):
+    """To the driver: the agent of this slot ended by itself. `memory`: the system killed it, as memory ran out."""
+
+    slot: int
+    reason: str
+    memory: bool = False
+
+
+class Leaving(Message, frozen=True):
+    """To the driver: the last words of a supervisor."""
+
+    reason: str
+
+
+Order = Start | End | EndTask | Leave
+Report = Printed | Free | Ended | Leaving
+
+_encoder = msgspec.json.Encoder()
+hello_of = msgspec.json.Decoder(Hello).decode
+order_of = msgspec.json.Decoder(Order).decode
+report_of = msgspec.json.Decoder(Report).decode
+"""Bytes of a line → the message. Raise one of `core.facts.UNREADABLE`."""
+
+
+def line_of(message: Hello | Order | Report) -> bytes:
+    """The message as a line."""
+    return _encoder.encode(message) + b"\n"
+
+
+class Lines:
+    """Puts together again what a socket brings in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def __len__(self) -> int:
+        """Bytes that wait for the end of their line."""
+        return len(self._rest)
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """The lines that are whole now, one by one."""
+        self._rest += data
+        while b"\n" in self._rest:
+            line, _, self._rest = self._rest.partition(b"\n")
+            yield line
