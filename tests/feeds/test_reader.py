@@ -291,7 +291,7 @@ def test_a_program_that_is_slow_is_waited_for(tmp_path: Path) -> None:
             feed.answer(batch["y"])
         assert [sum(rows for _, rows in one.result(5)) for one in found] == [4, 4, 4]
         time.sleep(0.5)  # nobody waits: no stall
-        assert server.queue("infer").stalled == 0
+        assert server.queue("infer")._requests.stalled == 0
 
 
 def test_a_program_that_waits_for_slow_rows_is_not_to_blame(tmp_path: Path) -> None:
@@ -633,11 +633,11 @@ def test_a_block_that_came_twice_leaves_its_room_to_who_waits(tmp_path: Path) ->
     queue.uneven = "join"
     stream = queue.open(0, 0)
     assert stream is not None
-    bodies = [queue.room(stream, 40) for _ in range(2)]
+    bodies = [queue.reserve(stream, 40) for _ in range(2)]
     twins = [Block(PICKLE, 1, body, None, stream, 0) for body in bodies]
     assert queue.put(twins[0], 0, 0, b"same")
     assert queue.take().block is twins[0]
-    waiting = later(queue.room, stream, 80)
+    waiting = later(queue.reserve, stream, 80)
     time.sleep(0.1)
     assert not waiting.done()
     assert not queue.put(twins[1], 0, 0, b"same")

@@ -17,9 +17,9 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=True, gc=False):
-    """What every fact has: when it happened, in seconds since the epoch of Unix."""
+    """What every fact has: when it happened, in seconds since the epoch of Unix; 0: its driver will say it."""
 
-    at: float
+    at: float = 0.0
 
 
 class Lost(Fact, frozen=True):

@@ -1,8 +1,9 @@
 """One feed as it arrives: a queue of blocks, bounded in bytes, and books of what was taken, so that rows come once.
 
-Threads that receive call `claim`, `room`, `put`, `over`, `lost`; the program's thread calls `take`. Blocks that any
-task may add to stand in one stream. In inference each partition has a stream of its own, and the program stays with one
-until it is over: its answers go back to that task. Knows no sockets, and not what a block holds.
+Threads that receive call `claim`, `reserve`, `put`, `over`, `lost`; the program's thread calls `take`. Blocks that any
+task may add to stand in one stream. In inference each partition has a stream of its own (`requests.py`), and the
+program stays with one until it is over: its answers go back to that task. How many batches may be given out where
+workers end together, `pacing.py` says. Knows no sockets, and not what a block holds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any, Literal
 from hopyard.core.programs.exactly_once import DeliveryLedger
 from hopyard.core.programs.uneven import Count, Uneven
 from hopyard.errors import DataError, HopyardError
+from hopyard.feeds.pacing import Arrived, Pacing
+from hopyard.feeds.requests import Requests
 from hopyard.feeds.spill import Spill, Spilled, buffer
 from hopyard.feeds.streams import Block, QueueItem, Stream
 
@@ -30,7 +33,7 @@ class FeedQueue:
 
     Args:
         name: of the feed.
-        folder: for blocks beyond `limit` of feeds that must not hold their senders up (see `room`).
+        folder: for blocks beyond `limit` of feeds that must not hold their senders up (see `reserve`).
         limit: bytes that may wait in memory.
         tell: told the name and how many batches came, for feeds whose workers end together.
     """
@@ -46,31 +49,18 @@ class FeedQueue:
         self._changed = threading.Condition()
         self._telling = threading.Lock()
         self._shared = Stream()
-        self._streams: list[Stream] = []
-        self._asking: list[Stream] = []
-        """Whose task is still there."""
+        self._requests = Requests()
+        self._pacing = Pacing()
         self._bytes = 0
-        """In memory, and promised by `room`."""
+        """In memory, and promised by `reserve`."""
         self._ledger = DeliveryLedger(name)
         self._error: HopyardError | None = None
         self._unwanted = False
         self._ended = False
-        self._uneven: Uneven | None = None
-        """Not known before the driver or a task has said it."""
         self.received = 0
         """Rows that came, each once."""
         self.taken = 0
         """Rows that `take` gave."""
-        self._moved = time.monotonic()
-        """When the program took or answered something, or had nothing to do."""
-        self._answering = self._waiting = False
-        """Whether its thread is in `answering`, or waits in `take`."""
-        self._size = 0
-        """Rows of a batch; 0: the program has not asked for one."""
-        self._let = 0
-        """Batches that `turn` let go."""
-        self._told: Count | None = None
-        self._allowed = Count(0, False)
 
     # The receiving side
 
@@ -84,8 +74,8 @@ class FeedQueue:
                 return None
             return self._ledger.claim(partition, worker)
 
-    def open(self, epoch: int, partition: int, line: Any = None, patience: float | None = None) -> Stream | None:
-        """A stream for an attempt, its own where it waits for answers on `line`; None: it is not wanted.
+    def open(self, epoch: int, partition: int, reply_to: Any = None, timeout: float | None = None) -> Stream | None:
+        """A stream for an attempt, its own where it waits for answers; None: it is not wanted.
 
         Raises:
             HopyardError: the feed has failed.
@@ -94,15 +84,13 @@ class FeedQueue:
             self._check()
             if not self._current(epoch):
                 return None
-            if line is None:
+            if reply_to is None:
                 return self._shared
-            stream = Stream(line, partition, patience=patience)
-            self._streams.append(stream)
-            self._asking.append(stream)
-            self._uneven = self._uneven or "join"
-            return stream
+            self._pacing.uneven = self._pacing.uneven or "join"
+            self._changed.notify_all()
+            return self._requests.open(reply_to, partition, timeout)
 
-    def room(self, stream: Stream, size: int) -> Any | None:
+    def reserve(self, stream: Stream, size: int) -> Any | None:
         """Wait for room, and give an array of `size` bytes; None when the rows are not wanted any more.
 
         A feed whose workers end together never waits: a task that did could keep from its slot the very task that the
@@ -117,7 +105,7 @@ class FeedQueue:
                 if self._unwanted or self._ended:
                     return None
                 full = self._bytes and self._bytes + size > self._limit
-                if not full or (stream.line is not None and not stream.blocks):  # each inference may have one block
+                if not full or (stream.is_request and not stream.blocks):  # each inference may have one block
                     break
                 if self._may_file(stream):
                     break
@@ -125,7 +113,7 @@ class FeedQueue:
             self._bytes += size
         return buffer(size)
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Room that was not used after all."""
         with self._changed:
             self._bytes -= size
@@ -142,7 +130,7 @@ class FeedQueue:
             return self._current(epoch) and self._same(partition, number, digest)
 
     def put(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
-        """Take a block for which `room` was given. False: it came from another attempt meanwhile, or is not wanted.
+        """Take a block for which `reserve` gave room. False: it came from another attempt meanwhile, or is not wanted.
 
         Raises:
             HopyardError: the feed has failed, as it does where the block differs from the one that was taken, or the
@@ -153,7 +141,7 @@ class FeedQueue:
             try:
                 block.body = self._spill.write(block.body)
             except OSError as error:
-                self.give_back(size)
+                self.release(size)
                 if self._unwanted:
                     return False
                 raise self._disk_failed(f"{size:,} bytes could not be written to", error) from error
@@ -170,8 +158,7 @@ class FeedQueue:
                     self._changed.notify_all()
             if not taken:
                 return False
-            if not self._at_work():
-                self._moved = time.monotonic()
+            self._requests.comes()
             block.stream.blocks.append(block)
             self.received += block.rows
             self._changed.notify_all()
@@ -186,7 +173,7 @@ class FeedQueue:
         """
         with self._changed:
             self._check()
-            if stream.line is not None:
+            if stream.is_request:
                 stream.state = "over"
             elif self._current(epoch):
                 with self._failing():
@@ -196,12 +183,8 @@ class FeedQueue:
     def lost(self, stream: Stream) -> None:
         """An attempt broke off. What was taken of it counts, except in inference."""
         with self._changed:
-            if stream in self._asking:
-                self._asking.remove(stream)
-            if stream.line is not None and stream.state == "open":
-                stream.state = "lost"
-                self._bytes -= sum(len(block.body) for block in stream.blocks)
-                stream.blocks.clear()
+            if stream.is_request:
+                self._bytes -= self._requests.lose(stream)
             self._changed.notify_all()
 
     # What the driver says
@@ -209,12 +192,12 @@ class FeedQueue:
     @property
     def uneven(self) -> Uneven | None:
         """The rule by which the feed ends; None: not known yet."""
-        return self._uneven
+        return self._pacing.uneven
 
     @uneven.setter
     def uneven(self, rule: Uneven) -> None:
         with self._changed:
-            self._uneven = rule
+            self._pacing.uneven = rule
             self._changed.notify_all()
         self._report()
 
@@ -231,14 +214,14 @@ class FeedQueue:
             if self._error is None:
                 self._error = error
             self._drop()
-            asking = list(self._asking)
+            asking = list(self._requests.asking)
         for stream in asking:
-            stream.line.leave(failed=str(error))
+            stream.reply_to.leave(failed=str(error))
 
     def allow(self, allowed: Count) -> None:
         """So many batches may be given out; `allowed.ended`: and no more ever."""
         with self._changed:
-            self._allowed = allowed
+            self._pacing.allowed = allowed
             self._changed.notify_all()
 
     # The program's side
@@ -252,7 +235,8 @@ class FeedQueue:
     def finished(self) -> bool:
         """Whether nothing will come that is not here, nor is anything here: the end was said and all was taken."""
         with self._changed:
-            left = any(stream.blocks or stream.state == "open" for stream in self._streams) or self._shared.blocks
+            streams = self._requests.streams
+            left = any(stream.blocks or stream.state == "open" for stream in streams) or self._shared.blocks
             return self._unwanted or (self._ended and not left)
 
     def terminate(self) -> None:
@@ -260,9 +244,9 @@ class FeedQueue:
         with self._changed:
             self._unwanted = True
             self._drop()
-            asking = list(self._asking)
+            asking = list(self._requests.asking)
         for stream in asking:
-            stream.line.leave(unwanted=True)
+            stream.reply_to.leave(unwanted=True)
         self._report()  # workers that end together do not wait for this one
 
     def take(self, wait: float | None = None) -> QueueItem:
@@ -271,14 +255,14 @@ class FeedQueue:
         Raises:
             HopyardError: the feed has failed, as it does where a block cannot be read back from the disk.
         """
-        found = self._awaited(wait)
-        if found.block is not None and isinstance(found.block.body, Spilled):  # read while others may put
-            size = found.block.body.size
+        item = self._awaited(wait)
+        if item.block is not None and isinstance(item.block.body, Spilled):  # read while others may put
+            size = item.block.body.size
             try:
-                found.block.body = self._spill.read(found.block.body)
+                item.block.body = self._spill.read(item.block.body)
             except OSError as error:
                 raise self._disk_failed(f"{size:,} bytes could not be read back from", error) from error
-        return found
+        return item
 
     def _awaited(self, wait: float | None) -> QueueItem:
         until = None if wait is None else time.monotonic() + wait
@@ -287,40 +271,40 @@ class FeedQueue:
                 self._check()
                 if self._unwanted:
                     return QueueItem("end")
-                found = self._next()
-                if found is not None:
-                    return found
+                item = self._next()
+                if item is not None:
+                    return item
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     return QueueItem("pause")
-                self._waiting = True
+                self._requests.waits(True)
                 try:
                     self._changed.wait(left)
                 finally:
-                    self._waiting, self._moved = False, time.monotonic()
+                    self._requests.waits(False)
 
     @contextlib.contextmanager
     def answering(self, stream: Stream, rows: int) -> Iterator[None]:
-        """While answers to the next rows of a stream go: a task that takes them slowly is not the program's fault."""
-        self._answering = True
+        """While answers to the next rows of a stream go."""
+        with self._changed:
+            self._requests.answers(True)
         try:
             yield
         finally:
             with self._changed:
                 stream.owed -= rows
-                self._moved, self._answering = time.monotonic(), False
+                self._requests.answers(False)
 
-    @property
-    def patience(self) -> float | None:
-        """The shortest of those that ask; None: nobody asks, or all wait for ever."""
+    def await_stall(self) -> float | None:
+        """Wait until the program has rows of an inference to take or to answer and did neither for too long; for how
+        many seconds it may. None: it takes no more, or the feed has failed."""
         with self._changed:
-            return min((stream.patience for stream in self._asking if stream.patience is not None), default=None)
-
-    @property
-    def stalled(self) -> float:
-        """Seconds for which the program had rows of an inference to take or to answer, and did neither."""
-        with self._changed:
-            return time.monotonic() - self._moved if self._at_work() and not self._answering else 0.0
+            while not (self._unwanted or self._error):
+                timeout, stalled = self._requests.timeout, self._requests.stalled
+                if timeout is not None and stalled > timeout:
+                    return timeout
+                self._changed.wait(None if timeout is None else timeout - stalled)
+            return None
 
     def rule(self, wait: float | None = None) -> Uneven | None:
         """How this feed ends; waits until it is known. None: not known within `wait`.
@@ -329,41 +313,30 @@ class FeedQueue:
             HopyardError: the feed has failed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._uneven or self._error or self._unwanted or self._ended, wait)
+            self._changed.wait_for(lambda: self.uneven or self._error or self._unwanted or self._ended, wait)
             self._check()
-            return self._uneven or ("join" if self._unwanted or self._ended else None)
+            return self.uneven or ("join" if self._unwanted or self._ended else None)
 
     def turn(self, batch: int, size: int, wait: float | None = None) -> Literal["give", "again", "end", "pause"]:
-        """Of a feed whose workers end together: whether batch number `batch`, of `size` rows, may be given out.
-
-        "give": its rows are here. "again": no more come, others go on: rows that were there before. "end": no more
-        batches. "pause": not known within `wait`.
+        """Of a feed whose workers end together: whether batch number `batch`, of `size` rows, may be given out; see
+        `Pacing.turn`. "pause": not known within `wait`.
 
         Raises:
             HopyardError: the feed has failed.
         """
         with self._changed:
-            self._size, self._let = size, batch
+            self._pacing.ask(batch, size)
         self._report()
 
-        def found() -> Literal["give", "again", "end"] | None:
-            if self._error is not None or self._unwanted:
-                return "end"
-            more = batch < self._allowed.batches
-            if self._uneven == "repeat" and batch < self._count().batches:
-                return "give"
-            if more and self._uneven == "repeat":
-                return "again" if self._ended else None
-            if more:
-                return "give"
-            return "end" if self._allowed.ended else None
+        def decided() -> Literal["give", "again", "end"] | None:
+            return "end" if self._error is not None else self._pacing.turn(batch, self._arrived)
 
         with self._changed:
-            self._changed.wait_for(found, wait)
+            turn = self._changed.wait_for(decided, wait)
             self._check()
-            what = found() or "pause"
-            self._let = batch + (what in ("give", "again"))
-            return what
+            if turn in ("give", "again"):
+                self._pacing.give(batch)
+            return turn or "pause"
 
     # Inside
 
@@ -376,17 +349,17 @@ class FeedQueue:
 
     def _may_file(self, stream: Stream) -> bool:
         """Whether blocks of a stream wait in a file rather than hold their sender up."""
-        return self._uneven not in (None, "join") and stream.line is None
+        return self._pacing.together and not stream.is_request
 
     def _overfull(self, block: Block) -> bool:
-        """Whether a block for which `room` was given is beyond the limit; one alone never is."""
+        """Whether a block for which `reserve` gave room is beyond the limit; one alone never is."""
         with self._changed:
             return self._may_file(block.stream) and self._bytes > max(self._limit, len(block.body))
 
     def _takes(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
         """Whether a block is wanted, and new; then it is in the books."""
         self._check()
-        if block.stream.line is not None:
+        if block.stream.is_request:
             return not (self._unwanted or block.stream.state == "lost")
         if not self._current(epoch) or self._same(block.partition, number, digest):
             return False
@@ -397,7 +370,7 @@ class FeedQueue:
         """The failure of the feed that an error of its file is."""
         failure = HopyardError(
             f"feed {self.name!r}: {what} {self._folder} on {socket.gethostname()} ({error}), where rows beyond "
-            f"{self._limit:,} bytes wait by uneven={self._uneven!r} (now {self._spill.bytes:,} bytes): free space "
+            f"{self._limit:,} bytes wait by uneven={self.uneven!r} (now {self._spill.bytes:,} bytes): free space "
             'there, or set TMPDIR to a folder on a larger disk, or feed with uneven="join", which holds senders up'
         )
         self.fail(failure)
@@ -419,64 +392,50 @@ class FeedQueue:
 
     def _next(self) -> QueueItem | None:
         if self._shared.blocks:
-            return self._given(self._shared)
-        if self._streams:
-            stream = self._streams[0]
-            if stream.blocks:
-                return self._given(stream)
-            if stream.state != "open":
-                self._streams.pop(0)
-                return QueueItem("over" if stream.state == "over" else "lost", None, stream)
+            return self._pop(self._shared)
+        streams = self._requests.streams
+        if not streams:
+            return QueueItem("end") if self._ended else None
+        if streams[0].blocks:
+            return self._pop(streams[0])
+        if streams[0].state == "open":
             return None
-        return QueueItem("end") if self._ended else None
+        stream = streams.pop(0)
+        return QueueItem("over" if stream.state == "over" else "lost", None, stream)
 
-    def _given(self, stream: Stream) -> QueueItem:
+    def _pop(self, stream: Stream) -> QueueItem:
         block = stream.blocks.popleft()
         if not isinstance(block.body, Spilled):
             self._bytes -= len(block.body)
         self.taken += block.rows
-        self._moved = time.monotonic()
+        self._requests.moves()
         self._changed.notify_all()
         return QueueItem("block", block, stream)
 
     def _drop(self) -> None:
         """Let go of all that waits."""
-        for stream in [self._shared, *self._streams]:
+        for stream in [self._shared, *self._requests.streams]:
             for block in stream.blocks:
                 if isinstance(block.body, Spilled):
                     self._spill.free(block.body)
             stream.blocks.clear()
-        self._streams.clear()
+        self._requests.streams.clear()
         self._bytes = 0
         self._changed.notify_all()
 
     def _report(self) -> None:
         """Tell how many batches are here, where it matters and has changed."""
-        if self._tell is None or self._uneven in (None, "join"):
+        if self._tell is None or not self._pacing.together:
             return
         with self._telling:  # of its own: counts go out in order, and nobody waits for the network to take a block
             with self._changed:
-                known = self._size or self._unwanted or (self._ended and not self.received)
-                count = self._count() if known else self._told  # else nobody can say yet how many batches the rows are
-            if count is not None and count != self._told:
-                self._told = count
+                count = self._pacing.news(self._arrived)
+            if count is not None:
                 self._tell(self.name, count)
 
-    def _count(self) -> Count:
-        """Batches that came, given out or not; once the program takes no more, those that it took."""
-        if self._unwanted:
-            return Count(self._let, True)
-        if not self._size:
-            return Count(0, self._ended)
-        full, rest = divmod(self.received, self._size)
-        return Count(full + bool(rest and self._ended), self._ended)
-
-    def _at_work(self) -> bool:
-        """Whether the next step is the program's: rows are here and it does not wait for any, or it has rows to answer
-        of which no more come."""
-        if self._waiting:
-            return any(stream.owed for stream in self._asking if stream.state == "over")
-        return any(stream.owed or stream.blocks for stream in self._asking)
+    @property
+    def _arrived(self) -> Arrived:
+        return Arrived(self.received, self._ended, self._unwanted)
 
     def _check(self) -> None:
         if self._error is not None:

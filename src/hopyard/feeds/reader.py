@@ -128,7 +128,7 @@ class Feed:
             raise error
         try:
             with self._queue.answering(stream, rows):
-                stream.line.answer(made, rows)
+                stream.reply_to.answer(made, rows)
         except OSError:  # the task has gone: Spark took it back, or wanted only some rows
             self._queue.lost(stream)
 
@@ -156,7 +156,7 @@ class Feed:
         if rule == "repeat" and pieces and not again and self._kept_bytes < KEPT:
             self._kept.append(pieces)
             self._kept_bytes += sum(len(piece.block.body) for piece in pieces if not piece.start)
-        if pieces and pieces[0].block.stream.line is not None:
+        if pieces and pieces[0].block.stream.is_request:
             stream, rows = pieces[0].block.stream, sum(piece.stop - piece.start for piece in pieces)
             stream.owed += rows
             self._asked.append((stream, rows))

@@ -230,7 +230,7 @@ class FeedServer:
             handshake.reply({"unwanted": True})
             return
         handshake.reply({"worker": self.index})
-        if stream.patience is not None:
+        if stream.timeout is not None:
             self._watch(queue)
         try:
             _Attempt(queue, line, stream, epoch, partition).run()
@@ -245,18 +245,15 @@ class FeedServer:
                 threading.Thread(target=self._guard, args=(queue,), name="patience", daemon=True).start()
 
     def _guard(self, queue: FeedQueue) -> None:
-        while not (self._closed or queue.unwanted):
-            patience = queue.patience
-            if patience is not None and queue.stalled > patience:
-                queue.fail(
-                    HopyardError(
-                        f"feed {queue.name!r}: worker {self.index} has neither taken nor answered a row for "
-                        f"{patience:g} seconds, though rows wait for it: does its main read ctx.feed({queue.name!r}) "
-                        "and answer each batch? infer(timeout=…) says how long to wait"
-                    )
+        timeout = queue.await_stall()
+        if timeout is not None:
+            queue.fail(
+                HopyardError(
+                    f"feed {queue.name!r}: worker {self.index} has neither taken nor answered a row for {timeout:g} "
+                    f"seconds, though rows wait for it: does its main read ctx.feed({queue.name!r}) and answer each "
+                    "batch? infer(timeout=…) says how long to wait"
                 )
-                return
-            time.sleep(min(1.0, (patience or 4.0) / 4))
+            )
 
 
 class AnswerStream:
@@ -304,10 +301,10 @@ class _Attempt:
             try:
                 if head.kind == END:
                     self._queue.over(self._stream, self._epoch, self._partition, head.number)
-                    if self._stream.line is None:
-                        send_message(self._line, rows=self._rows)
-                    else:
+                    if self._stream.is_request:
                         self._line.recv(1)  # the line is the program's now, until the task hangs up
+                    else:
+                        send_message(self._line, rows=self._rows)
                     return
                 if head.kind == SCHEMA and 0 < head.size <= _SCHEMA_BYTES:
                     self._schema = pa.ipc.read_schema(pa.py_buffer(read(self._line, head.size)))
@@ -324,12 +321,11 @@ class _Attempt:
     def _block(self, head: Head) -> bool:
         """Receive one block, or skip it where it was taken before. False: no more are wanted."""
         self._rows += head.rows
-        one_way = self._stream.line is None
         try:
-            if one_way and self._queue.seen(self._epoch, self._partition, head.number, head.digest):
+            if not self._stream.is_request and self._queue.seen(self._epoch, self._partition, head.number, head.digest):
                 skip(self._line, head.size)
                 return True
-            body = self._queue.room(self._stream, head.size)
+            body = self._queue.reserve(self._stream, head.size)
         except HopyardError:
             skip(self._line, head.size)
             raise
@@ -339,7 +335,7 @@ class _Attempt:
         try:
             read_into(self._line, memoryview(body))
         except OSError:
-            self._queue.give_back(head.size)
+            self._queue.release(head.size)
             raise
         block = Block(head.kind, head.rows, body, self._schema, self._stream, self._partition)
         self._queue.put(block, self._epoch, head.number, head.digest)
@@ -347,10 +343,10 @@ class _Attempt:
 
     def _leave(self, **words: Any) -> None:
         """Say why no more is taken, and take what is under way, so that the words arrive."""
-        if self._stream.line is None:
-            send_message(self._line, **words)
+        if self._stream.is_request:
+            self._stream.reply_to.leave(**words)
         else:
-            self._stream.line.leave(**words)
+            send_message(self._line, **words)
         scrap = bytearray(1 << 20)
         while self._line.recv_into(scrap):
             pass

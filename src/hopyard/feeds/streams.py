@@ -27,15 +27,20 @@ class Block:
 class Stream:
     """Blocks that are taken one after another."""
 
-    line: Any = None
+    reply_to: Any = None
     """In inference: where answers go."""
     partition: int = -1
     owed: int = 0
     """In inference: rows of batches that the program has and has not answered."""
-    patience: float | None = None
+    timeout: float | None = None
     """In inference: seconds that its rows may wait here while nothing moves; None: any."""
     blocks: deque[Block] = field(default_factory=deque)
     state: Literal["open", "over", "lost"] = "open"
+
+    @property
+    def is_request(self) -> bool:
+        """Whether it is a partition of an inference; else the one that all partitions of a feed share."""
+        return self.reply_to is not None
 
 
 class QueueItem(NamedTuple):

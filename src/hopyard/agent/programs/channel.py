@@ -1,34 +1,32 @@
-"""Typed messages between an agent and the process that it hosts, over a socket pair: length, then MessagePack."""
+"""Typed messages between an agent and the process that it hosts, over a socket pair; nothing is pickled."""
 
 from __future__ import annotations
 
+import os
 import select
-import socket
-import struct
 import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
 from hopyard.core.messages import Down, Up, pack, unpack_down, unpack_up
-
-_LENGTH = struct.Struct("<Q")
 
 
 class Pipe:
     """One end. `send` may be called from any thread, `receive` from one."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: Connection) -> None:
         self._end = end
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
-        """For those who wait for it."""
+        """Readable when a message is there, or the other end is gone."""
         return self._end.fileno()
 
     def send(self, message: Up | Down) -> None:
         """Raises OSError when the other end is gone."""
         data = pack(message)
         with self._lock:
-            self._end.sendall(_LENGTH.pack(len(data)) + data)
+            self._end.send_bytes(data)
 
     def writable(self) -> bool:
         """Whether the other end reads what is sent: a word of little weight may be left out where it does not."""
@@ -36,25 +34,14 @@ class Pipe:
 
     def hurry(self) -> None:
         """Only what is there already is received from now on."""
-        self._end.setblocking(False)
+        os.set_blocking(self._end.fileno(), False)
 
     def receive(self) -> bytes | None:
         """The next message's bytes, waiting for it; None when the other end is gone."""
-        head = self._take(_LENGTH.size)
-        return None if head is None else self._take(_LENGTH.unpack(head)[0])
-
-    def _take(self, size: int) -> bytes | None:
-        data = bytearray(size)
-        view, got = memoryview(data), 0
-        while got < size:
-            try:
-                more = self._end.recv_into(view[got:])
-            except OSError:
-                return None
-            if not more:
-                return None
-            got += more
-        return bytes(data)
+        try:
+            return self._end.recv_bytes()
+        except (EOFError, OSError):
+            return None
 
     def close(self) -> None:
         """Hang up."""

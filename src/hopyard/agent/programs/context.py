@@ -108,9 +108,7 @@ class ProgramContext:
             ) from None
         with contextlib.suppress(OSError):
             self._session.pipe.send(
-                Reported(
-                    at=0.0, slot=self._session.slot, incarnation=self._session.incarnation, values=plain, step=number
-                )
+                Reported(slot=self._session.slot, incarnation=self._session.incarnation, values=plain, step=number)
             )
 
     def path(self, uri: str | os.PathLike[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -92,7 +93,7 @@ class TaskSupervisor:
         place = Place(self._slot, socket.gethostname(), os.getpid(), self._address, self._ports.numbers, gpus)
         adopt_orphans()
         self._spawn()
-        self._connection.send(Reserved(at=0.0, place=place))
+        self._connection.send(Reserved(place=place))
         try:
             while self._step():
                 pass
@@ -163,7 +164,7 @@ class TaskSupervisor:
     def _halt(self, message: Halt) -> None:
         """End the task: politely, then not."""
         if not self._is_present(message.incarnation) or self._child is None:
-            self._connection.send(Ended(at=0.0, slot=self._slot, incarnation=message.incarnation, halted=True))
+            self._connection.send(Ended(slot=self._slot, incarnation=message.incarnation, halted=True))
             return
         if not self._begun:  # it hangs: where?
             self._child.send_signal(signal.SIGUSR1)
@@ -207,7 +208,7 @@ class TaskSupervisor:
             halted = bool(self._halt_at)
             self._told = True
             self._connection.send(
-                Ended(at=0.0, slot=self._slot, incarnation=task.incarnation, code=code, story=text, halted=halted)
+                Ended(slot=self._slot, incarnation=task.incarnation, code=code, story=text, halted=halted)
             )
         self._halt_at = 0.0
 
@@ -230,16 +231,14 @@ class TaskSupervisor:
             where = f"its process {self._child.pid} on {socket.gethostname()}"
             words = f"{where} was stopped (SIGSTOP) for {seconds:.0f} seconds"
             killed = -int(signal.SIGKILL)
-            self._connection.send(
-                Ended(at=0.0, slot=self._slot, incarnation=self._task.incarnation, code=killed, error=words)
-            )
+            self._connection.send(Ended(slot=self._slot, incarnation=self._task.incarnation, code=killed, error=words))
             self._child.kill()
 
     # ------------------------------------------------------------------------------------------------ the child
 
     def _spawn(self) -> None:
         """A process that waits for its task; it is in this agent's group, and ends with it."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = multiprocessing.Pipe()
         with theirs:
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hopyard.agent.programs.task", str(theirs.fileno()), str(self._folder)],
@@ -247,7 +246,7 @@ class TaskSupervisor:
                 pass_fds=(theirs.fileno(),),
             )
         self._pipe = Pipe(ours)
-        self._poll.register(ours.fileno(), zmq.POLLIN)
+        self._poll.register(self._pipe.fileno(), zmq.POLLIN)
         self._watch = watched(self._child.pid)
         if self._watch >= 0:
             self._poll.register(self._watch, zmq.POLLIN)

@@ -12,11 +12,11 @@ import faulthandler
 import os
 import runpy
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def main() -> None:
     ended_with(os.getppid())
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
+    pipe = Pipe(Connection(int(sys.argv[1])))
     host, begin = down(pipe), down(pipe)
     if not isinstance(host, Host) or not isinstance(begin, Begin):
         os._exit(1)
@@ -105,21 +105,21 @@ def _run(session: TaskSession) -> tuple[int, Ended]:
     slot, incarnation = session.slot, session.incarnation
     try:
         work = _loaded(session)
-        session.pipe.send(Running(at=0.0, slot=slot, incarnation=incarnation))
+        session.pipe.send(Running(slot=slot, incarnation=incarnation))
         work()
     except SystemExit as end:
         if end.code in (None, 0):
-            return 0, Ended(at=0.0, slot=slot, incarnation=incarnation, returned=True)
+            return 0, Ended(slot=slot, incarnation=incarnation, returned=True)
         code = int(end.code) & 0xFF if isinstance(end.code, int) else 1
         words = plain(f"it ended by sys.exit({end.code!r})")
         print(words, file=sys.stderr)  # noqa: T201 - the log
-        return code, Ended(at=0.0, slot=slot, incarnation=incarnation, code=code, returned=True, error=words)
+        return code, Ended(slot=slot, incarnation=incarnation, code=code, returned=True, error=words)
     except BaseException as error:  # noqa: BLE001 - all that the user's code raises is told
         trace = plain("".join(_own(error)))
         print(trace, file=sys.stderr)  # noqa: T201 - the log
         words = explained(error)
-        return 1, Ended(at=0.0, slot=slot, incarnation=incarnation, code=1, returned=True, error=words, trace=trace)
-    return 0, Ended(at=0.0, slot=slot, incarnation=incarnation, returned=True)
+        return 1, Ended(slot=slot, incarnation=incarnation, code=1, returned=True, error=words, trace=trace)
+    return 0, Ended(slot=slot, incarnation=incarnation, returned=True)
 
 
 def _loaded(session: TaskSession) -> Any:

@@ -147,7 +147,7 @@ class ProgramLoop:
 
     def stop(self, reason: str, grace: float = 0.0) -> None:
         """End the program."""
-        self._put(Stop(at=0.0, reason=reason, grace=grace))
+        self._put(Stop(reason=reason, grace=grace))
 
     def _end_with_process(self) -> None:
         self.stop("stopped by the user")
@@ -181,7 +181,7 @@ class ProgramLoop:
             timeout = self._setup.heartbeat_timeout
             self._link = Router(self._engine, lambda device: self._setup, self._layout.log, timeout)
             self._opened.set()
-            self._commit([Launched(at=0.0, spec=self.spec, about=self._about)])
+            self._commit([Launched(spec=self.spec, about=self._about)])
             while not self._over:
                 self._turn()
         except BaseException as caught:
@@ -206,19 +206,19 @@ class ProgramLoop:
                 raise
             messages = []
             if self._machine.phase != "closing":
-                facts.append(Stop(at=0.0, reason=str(error), failed=True))
+                facts.append(Stop(reason=str(error), failed=True))
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 4096)
         for message in messages:
             if isinstance(message, Gone):
-                facts.append(Lost(at=0.0, slot=message.slot, reason=message.reason))
+                facts.append(Lost(slot=message.slot, reason=message.reason))
             elif isinstance(message, (Reserved, Running, Reported, Ended)):
                 facts.append(message)
             else:
                 others.append(message)
         orders = self._ordered()
         facts += [order for order in orders if isinstance(order, Stop)]
-        self._commit([*facts, Tick(at=0.0)])
+        self._commit([*facts, Tick()])
         for message in others:
             self._heard(message)
         for order in orders:
