@@ -42,11 +42,11 @@ COMPANION_SECONDS = 1.0
 def python_path() -> str:
     """Where this process looks for modules, for PYTHONPATH: an agent finds the same ones. An interactive session, whose
     path has "", looks in the current folder."""
-    found = []
+    paths = []
     for path in sys.path:
         with contextlib.suppress(FileNotFoundError):  # the current folder was removed
-            found.append(path or os.getcwd())  # noqa: PTH109 - a text
-    return os.pathsep.join(found)
+            paths.append(path or os.getcwd())  # noqa: PTH109 - a text
+    return os.pathsep.join(paths)
 
 
 def cores() -> int:
@@ -59,8 +59,8 @@ def gpus() -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
-    found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
-    return sorted(found, key=int)
+    devices = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    return sorted(devices, key=int)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,8 +135,8 @@ class Spark:
         return Split(executors, near, range(self.workers - self.driver_workers, self.workers))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        last = self.start_timeout, self.driver_workers
-        return Spark, (None, self.workers, self.host, self.port, self.threads, dict(self.env), *last)
+        rest = self.start_timeout, self.driver_workers
+        return Spark, (None, self.workers, self.host, self.port, self.threads, dict(self.env), *rest)
 
 
 class Executors:
@@ -201,9 +201,9 @@ class Executors:
             ResourceError: Spark did not end a task of theirs in time.
         """
         slots = set(slots)
-        told = self._supervisors.release_cores(slots)
+        jobs = self._supervisors.release_cores(slots)
         with self._lock:
-            self._leaving.update((job, slot) for job, slot in told.items() if job in self._jobs)
+            self._leaving.update((job, slot) for job, slot in jobs.items() if job in self._jobs)
             self._lock.wait_for(lambda: slots.isdisjoint(self._leaving.values()), ASIDE_SECONDS)
             held = sorted(slots & set(self._leaving.values()))
         if held:

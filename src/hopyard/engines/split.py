@@ -36,13 +36,13 @@ class Split:
 
     def lost(self) -> list[tuple[int, str]]:
         """Those that ended since last asked, of both."""
-        found = self._near.lost()
+        lost = self._near.lost()
         try:
-            return [*found, *self._far.lost()]
+            return [*lost, *self._far.lost()]
         except ResourceError:  # it says so again
-            if not found:
+            if not lost:
                 raise
-            return found
+            return lost
 
     def watch(self) -> list[int]:
         """Readable when an agent ended."""

@@ -106,9 +106,9 @@ def supervise(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return hopyard_slot
 
 
-def _supervised(ticket: Ticket, given: Iterator[Any]) -> str:
+def _supervised(ticket: Ticket, rows: Iterator[Any]) -> str:
     """Stay in a task until the supervisor leaves; the host's name."""
-    for _ in given:
+    for _ in rows:
         pass
     hold(ticket, _gpus(), java_above() or os.getppid())
     return socket.gethostname()
@@ -374,23 +374,23 @@ class _Minder:
 
 def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
     """Of an agent: this task's, without what Spark sets for its own Python workers."""
-    made = dict(os.environ)
-    for name in list(made):  # PYTHONHASHSEED is 0 there, and none elsewhere; others hold secrets of Spark
+    variables = dict(os.environ)
+    for name in list(variables):  # PYTHONHASHSEED is 0 there, and none elsewhere; others hold secrets of Spark
         if name in ("PYTHONHASHSEED", "SPARK_AUTH_SOCKET_TIMEOUT") or name.startswith("PYTHON_WORKER_FACTORY"):
-            del made[name]
-    made.update(dict.fromkeys(THREADS, str(ticket.threads)))
-    made["PYTHONPATH"] = python_path()
-    made["PYTHONUNBUFFERED"] = "1"
+            del variables[name]
+    variables.update(dict.fromkeys(THREADS, str(ticket.threads)))
+    variables["PYTHONPATH"] = python_path()
+    variables["PYTHONUNBUFFERED"] = "1"
     if gpus:
-        made["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        made.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    made.update(ticket.env)
-    return made
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    variables.update(ticket.env)
+    return variables
 
 
 def _gpus() -> list[str]:
     from pyspark import TaskContext
 
     task: Any = TaskContext.get()
-    found = task.resources().get("gpu") if task is not None else None
-    return [] if found is None else list(found.addresses)
+    gpus = task.resources().get("gpu") if task is not None else None
+    return [] if gpus is None else list(gpus.addresses)

@@ -194,8 +194,8 @@ class Supervisors:
     def abandoned(self) -> set[int]:
         """Jobs, since last asked, that hold no supervisor and do not end: they are to be cancelled."""
         with self._lock:
-            found, self._abandoned = self._abandoned, set()
-            return found
+            jobs, self._abandoned = self._abandoned, set()
+            return jobs
 
     def watch(self) -> list[int]:
         """A descriptor that is readable when `lost` has something to say."""
@@ -223,16 +223,16 @@ class Supervisors:
         Returns:
             Job → slot, of the tasks that were told so now.
         """
-        told = {}
+        jobs = {}
         with self._lock:
             self._released.update(slots)
             for supervisor in list(self._supervisors.values()):
                 slot = max(supervisor.slot, supervisor.holds)
                 if slot in self._released and supervisor.task and not supervisor.leaving:
-                    told[supervisor.job] = slot
+                    jobs[supervisor.job] = slot
                     self._end_task(supervisor)
             self._fill()
-        return told
+        return jobs
 
     def reacquire_cores(self) -> None:
         """Slots are held again, by tasks that come from now on."""

@@ -48,28 +48,28 @@ def rows_of(pieces: Pieces, feed: str) -> list[Any]:
 
 
 def _columns(block: Block, feed: str) -> dict[str, Array]:
-    if "columns" not in block.made:
+    if "columns" not in block.decoded:
         if block.kind == PICKLE:
-            made = _of_rows(_rows(block), feed)
+            decoded = _of_rows(_rows(block), feed)
         else:
             batch = _batch(block)
-            made = {
+            decoded = {
                 name: _writable(column(batch.column(number), name, feed), block.body)
                 for number, name in enumerate(batch.schema.names)
             }
-        block.made["columns"] = made
-    columns: dict[str, Array] = block.made["columns"]
+        block.decoded["columns"] = decoded
+    columns: dict[str, Array] = block.decoded["columns"]
     return columns
 
 
 def _rows(block: Block) -> list[Any]:
-    if "rows" not in block.made:
+    if "rows" not in block.decoded:
         if block.kind == PICKLE:
-            block.made["rows"] = pickle.loads(block.body)  # noqa: S301 - its sender showed the token
+            block.decoded["rows"] = pickle.loads(block.body)  # noqa: S301 - its sender showed the token
         else:
-            block.made["rows"] = unpacked(_batch(block))
-    made: list[Any] = block.made["rows"]
-    return made
+            block.decoded["rows"] = unpacked(_batch(block))
+    rows: list[Any] = block.decoded["rows"]
+    return rows
 
 
 def _batch(block: Block) -> Any:

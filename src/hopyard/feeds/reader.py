@@ -114,10 +114,10 @@ class Feed:
         if not self._asked:
             raise DataError(f"feed {name!r}: no batch waits for an answer; each batch of an inference takes one")
         stream, rows = self._asked.popleft()
-        made = (
+        answers = (
             {str(key): _plain(part) for key, part in values.items()} if isinstance(values, Mapping) else _plain(values)
         )
-        lengths = {len(part) for part in made.values()} if isinstance(made, dict) else {len(made)}
+        lengths = {len(part) for part in answers.values()} if isinstance(answers, dict) else {len(answers)}
         if lengths != {rows}:
             got = " and ".join(str(length) for length in sorted(lengths)) or "no"
             error = DataError(
@@ -128,14 +128,14 @@ class Feed:
             raise error
         try:
             with self._queue.answering(stream, rows):
-                stream.reply_to.answer(made, rows)
+                stream.reply_to.answer(answers, rows)
         except OSError:  # the task has gone: Spark took it back, or wanted only some rows
             self._queue.lost(stream)
 
     def _columns(self, size: int, wait: float | None) -> Iterator[dict[str, Array]]:
         while pieces := self._batch(size, wait):
-            made = self._guarded(columns_of, pieces)
-            yield {name: part.copy() for name, part in made.items()} if self._kept else made  # these come again
+            columns = self._guarded(columns_of, pieces)
+            yield {name: part.copy() for name, part in columns.items()} if self._kept else columns  # these come again
 
     def _python(self, size: int, wait: float | None) -> Iterator[list[Any]]:
         while pieces := self._batch(size, wait):
@@ -165,11 +165,11 @@ class Feed:
     def _first(self) -> dict[str, Array] | None:
         """A row that the next batch will begin with; None when there is none."""
         while not self._pieces:
-            found = self._queue.take()
-            if found.what == "end":
+            item = self._queue.take()
+            if item.what == "end":
                 return None
-            if found.block is not None:
-                self._hold(found.block)
+            if item.block is not None:
+                self._hold(item.block)
         first = self._pieces[0]
         return dict(self._guarded(columns_of, [_Piece(first.block, first.start, first.start + 1)]))
 
@@ -192,16 +192,16 @@ class Feed:
         until = None
         while self._rows < size:
             left = None if until is None else max(0.0, until - time.monotonic())
-            found = self._queue.take(left)
-            if found.block is not None:
-                self._hold(found.block)
+            item = self._queue.take(left)
+            if item.block is not None:
+                self._hold(item.block)
                 if wait is not None and until is None:
                     until = time.monotonic() + wait
-            elif found.what == "lost":
+            elif item.what == "lost":
                 self._pieces.clear()
                 self._rows = 0
                 until = None
-            elif self._rows or found.what == "end":
+            elif self._rows or item.what == "end":
                 break
         return self._split(min(size, self._rows))
 

@@ -114,13 +114,13 @@ class FeedServer:
     def queue(self, feed: str) -> FeedQueue:
         """That of a feed; made when it is first named, by the program or by a task."""
         with self._lock:
-            found = self._queues.get(feed)
-            late = found is None and self._done
-            if found is None:
-                found = self._queues[feed] = FeedQueue(feed, self._folder, self._limit, self._tell)
+            queue = self._queues.get(feed)
+            late = queue is None and self._done
+            if queue is None:
+                queue = self._queues[feed] = FeedQueue(feed, self._folder, self._limit, self._tell)
         if late:  # without the lock, as it tells
-            self._end(found)
-        return found
+            self._end(queue)
+        return queue
 
     def opened(self, feed: str, uneven: Uneven = "join") -> None:
         """A feed will come, with this rule for its end."""
@@ -355,9 +355,9 @@ class _Attempt:
 def _private(folder: Path, opened: contextlib.ExitStack) -> Path:
     """A folder of this user alone, in `folder`; removed with `opened`."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix="feed-", dir=folder)).resolve()
-    opened.callback(shutil.rmtree, made, ignore_errors=True)
-    return made
+    private = Path(tempfile.mkdtemp(prefix="feed-", dir=folder)).resolve()
+    opened.callback(shutil.rmtree, private, ignore_errors=True)
+    return private
 
 
 def _dialable(folder: Path, opened: contextlib.ExitStack) -> Path:

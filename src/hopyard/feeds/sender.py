@@ -114,8 +114,8 @@ def chosen(endpoints: Sequence[Endpoint], partition: int) -> int:
 def framed(blocks: Iterable[Any]) -> Iterator[tuple[bytes, Any, int]]:
     """Blocks as (kind, body, rows): a schema whenever it changes, record batches in pieces, other rows pickled."""
     schema: Any = None
-    for given in blocks:
-        block = given if isinstance(given, pa.RecordBatch) else packed(given)
+    for rows_or_batch in blocks:
+        block = rows_or_batch if isinstance(rows_or_batch, pa.RecordBatch) else packed(rows_or_batch)
         if not isinstance(block, pa.RecordBatch):
             yield PICKLE, cloudpickle.dumps(block, 5), len(block)  # classes of the user's script by value
             continue

@@ -19,7 +19,7 @@ class Block:
     """Of an Arrow block."""
     stream: Stream
     partition: int
-    made: dict[str, Any] = field(default_factory=dict)
+    decoded: dict[str, Any] = field(default_factory=dict)
     """What was made of the body already; owned by the Feed."""
 
 

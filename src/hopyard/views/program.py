@@ -65,9 +65,9 @@ def story(lines: Iterable[ProgramLine]) -> Story:
     told.name, told.began = machine.spec.name, machine.began
     told.roles = ", ".join(f"{count} {role}" for role, (count, _, _) in machine.spec.roles.items())
     told.status, told.cause, told.restarts = machine.status, machine.cause, machine.restart
-    for slot, book in machine.tasks.items():
+    for slot, record in machine.tasks.items():
         host = machine.known[slot].host if slot in machine.known else ""
-        told.tasks[slot] = TaskRow(book.task.name, slot, host, book.status, dict(book.values), book.step)
+        told.tasks[slot] = TaskRow(record.task.name, slot, host, record.status, dict(record.values), record.step)
     return told
 
 

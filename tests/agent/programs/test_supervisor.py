@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hopyard.agent.programs.supervisor import TaskSupervisor
-from hopyard.agent.programs.tensorboard import Board
+from hopyard.agent.programs.tensorboard import TensorBoard
 from hopyard.core.programs.messages import FeedAllowed, FeedQuery
 from hopyard.engines.local import AGENT, python_path
 
@@ -24,7 +24,7 @@ def test_no_process_looks_for_modules_in_the_current_folder(tmp_path: Path, monk
         )
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-    board = Board("logs", "127.0.0.1")
+    board = TensorBoard("logs", "127.0.0.1")
     board._process.wait(60)
     board.close()
     assert (tmp_path / "ran").read_text() == "path"
@@ -56,10 +56,10 @@ def test_how_far_a_feed_may_go_waits_for_a_task_that_does_not_read() -> None:
     supervisor._allowed = {}
     supervisor._pipe = pipe = Full()  # type: ignore[assignment]
     first, last = (FeedAllowed(feed="train", batches=n, final=n == 2) for n in (1, 2))
-    supervisor._tell(first)
-    supervisor._tell(last)
-    supervisor._tell(FeedQuery(feed="train", question=1))
+    supervisor._send(first)
+    supervisor._send(last)
+    supervisor._send(FeedQuery(feed="train", question=1))
     assert supervisor._allowed == {"train": last} and not pipe.sent
     pipe.reads = True
-    supervisor._tell(FeedQuery(feed="train", question=2))
+    supervisor._send(FeedQuery(feed="train", question=2))
     assert supervisor._allowed == {"train": last}, "it goes by the next step"

@@ -30,17 +30,17 @@ def essentials(machine: ProgramMachine) -> dict:
         "there": sorted(machine.places),
         "tasks": {
             str(slot): {
-                "name": book.task.name,
-                "rank": book.task.rank,
-                "incarnation": book.incarnation,
-                "status": book.status,
-                "cause": book.cause,
-                "up": book.up,
-                "values": {name: repr(value) for name, value in book.values.items()},
-                "step": book.step,
+                "name": record.task.name,
+                "rank": record.task.rank,
+                "incarnation": record.incarnation,
+                "status": record.status,
+                "cause": record.cause,
+                "up": record.up,
+                "values": {name: repr(value) for name, value in record.values.items()},
+                "step": record.step,
                 "host": machine.known[slot].host,
             }
-            for slot, book in sorted(machine.tasks.items())
+            for slot, record in sorted(machine.tasks.items())
         },
     }
 

@@ -30,7 +30,7 @@ from hopyard.core.programs.events import (
     fitted,
     spec_of,
 )
-from hopyard.core.programs.machine import ELASTIC, LAST, SETTLE, STILLBORN, ProgramMachine, fold
+from hopyard.core.programs.machine import ELASTIC, FAILED_STARTS, LAST, SETTLE, ProgramMachine, fold
 from hopyard.core.programs.placement import Place, Role, assign, environment, roles_of
 from hopyard.errors import JournalError, SpecError
 
@@ -72,9 +72,9 @@ class Play:
         return begun
 
     def end(self, name: str, **how: Any) -> list[Any]:
-        book = next(book for book in self.machine.tasks.values() if book.task.name == name)
+        record = next(record for record in self.machine.tasks.values() if record.task.name == name)
         how = {"returned": True, **how}
-        return self.tell(Ended(at=0, slot=book.task.slot, incarnation=book.incarnation, **how))
+        return self.tell(Ended(at=0, slot=record.task.slot, incarnation=record.incarnation, **how))
 
     def halted(self) -> list[Any]:
         said = []
@@ -125,11 +125,11 @@ def test_what_fails_when_the_program_is_done_is_told() -> None:
     play.end("worker 0", code=1, error="ValueError: late")
     play.tell(Lost(at=0, slot=2, reason="its executor ended"))
     play.halted()
-    books = {book.task.name: book for book in play.machine.tasks.values()}
+    records = {record.task.name: record for record in play.machine.tasks.values()}
     assert play.machine.status == "done"
-    assert (books["worker 0"].status, books["worker 0"].cause) == ("failed", "ValueError: late")
-    assert books["worker 1"].status == "failed" and "its executor ended" in books["worker 1"].cause
-    assert books["ps 0"].status == "ended"
+    assert (records["worker 0"].status, records["worker 0"].cause) == ("failed", "ValueError: late")
+    assert records["worker 1"].status == "failed" and "its executor ended" in records["worker 1"].cause
+    assert records["ps 0"].status == "ended"
 
 
 def test_agents_of_one_slot_that_end_before_the_program_begins() -> None:
@@ -223,14 +223,14 @@ def test_a_restart_waits_until_the_old_attempt_has_ended() -> None:
 def test_only_the_task_is_restarted_where_the_program_can_take_it() -> None:
     play = Play({"chief": 1, "ps": 1, "worker": 2}, max_restarts=2, restart_scope="task")
     play.up()
-    incarnations = {book.task.name: book.incarnation for book in play.machine.tasks.values()}
+    incarnations = {record.task.name: record.incarnation for record in play.machine.tasks.values()}
     play.end("worker 1", code=-9, returned=False, story="process 9 was killed by SIGKILL")
     play.tell(Tick(at=0), SETTLE + 0.01)
     (begun,) = play.said
     assert begun.task.name == "worker 1" and begun.incarnation > max(incarnations.values())
     assert begun.environment["TORCHELASTIC_RESTART_COUNT"] == "1"
     assert play.machine.phase == "running" and play.machine.restart == 1
-    now = {book.task.name: book.incarnation for book in play.machine.tasks.values()}
+    now = {record.task.name: record.incarnation for record in play.machine.tasks.values()}
     assert {name for name in incarnations if incarnations[name] != now[name]} == {"worker 1"}
 
 
@@ -366,7 +366,7 @@ def test_one_that_does_not_begin() -> None:
 
 def test_agents_that_cannot_come_up() -> None:
     play = Play({"worker": 1})
-    for _ in range(STILLBORN - 1):
+    for _ in range(FAILED_STARTS - 1):
         assert play.tell(Lost(at=0, slot=0, reason="no room")) == [Renew(0)]
     play.tell(Lost(at=0, slot=0, reason="no room"))
     assert play.machine.status == "failed" and "no room" in play.machine.cause

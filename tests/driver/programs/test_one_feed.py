@@ -45,12 +45,12 @@ class ProgramLoop:
         self.answers = True
         self.listener: Any = None
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         if isinstance(message, FeedQuery):
             for slot in self.status.slots if self.answers else []:
                 answer = RowsTaken(feed=message.feed, slot=slot, rows=7, waiting=False, question=message.question)
                 with self.changed:
-                    self.listener.heard(answer)
+                    self.listener.on_feed_message(answer)
                     self.changed.notify_all()
         elif not isinstance(message, FeedOpened):
             self.said.append(type(message).__name__.removeprefix("Feed").lower())
@@ -274,23 +274,23 @@ def test_a_feed_that_has_ended_takes_no_more(loop: ProgramLoop, tmp_path: Path) 
 
 
 def test_what_dead_tasks_counted_is_forgotten(loop: ProgramLoop, tmp_path: Path) -> None:
-    book = FeedRecord("train", "min", "program")
-    feed = FeedSession(book, loop, Layout(tmp_path), "token", lambda spark: nullcontext())  # type: ignore[arg-type]
+    record = FeedRecord("train", "min", "program")
+    feed = FeedSession(record, loop, Layout(tmp_path), "token", lambda spark: nullcontext())  # type: ignore[arg-type]
     feed.feed(Rows(loop, "A"), 1, False, None)
     for slot in (0, 1):
-        feed.heard(BatchesReady(feed="train", slot=slot, incarnation=1, batches=3, final=True))
+        feed.on_message(BatchesReady(feed="train", slot=slot, incarnation=1, batches=3, final=True))
     loop.said = []
     loop.stands(tasks=tasks(*ALL_NEW))
     feed.catch_up()
     for slot in (0, 1):
-        feed.heard(BatchesReady(feed="train", slot=slot, incarnation=3, batches=3, final=True))
+        feed.on_message(BatchesReady(feed="train", slot=slot, incarnation=3, batches=3, final=True))
     assert loop.said == ["A", "allowed"]
 
 
 def test_nobody_stalls_while_the_program_comes_up(loop: ProgramLoop) -> None:
-    book = FeedRecord("train", "join", "program")
-    stall = feed_session._Stall(book, loop, 0.1)  # type: ignore[arg-type]
-    book.takes(0, 3, True, book.question)
+    record = FeedRecord("train", "join", "program")
+    stall = feed_session._Stall(record, loop, 0.1)  # type: ignore[arg-type]
+    record.takes(0, 3, True, record.question)
     stall.look()
     loop.stands(phase="reserving")
     time.sleep(0.15)

@@ -92,9 +92,9 @@ class Turns:
         while self.at < end and not self.loop._over:
             halts = [message for message in self.link.sent if isinstance(message, Halt)]
             self.link.sent = [message for message in self.link.sent if not isinstance(message, Halt)]
-            book = self.machine.tasks[1]
+            record = self.machine.tasks[1]
             self.turn(
-                Reported(at=0.0, slot=1, incarnation=book.incarnation, values={"loss": 1.0}),
+                Reported(at=0.0, slot=1, incarnation=record.incarnation, values={"loss": 1.0}),
                 *(Ended(at=0.0, slot=halt.slot, incarnation=halt.incarnation, code=-15, halted=True) for halt in halts),
             )
 
@@ -164,7 +164,7 @@ def test_all_that_comes_in_one_turn_is_one_sync(turns: Callable[..., Turns], mon
     synced: list[int] = []
     monkeypatch.setattr("hopyard.store.journal.os.fdatasync", synced.append)
     it = turns(workers=8)
-    assert all(book.status == "running" for book in it.machine.tasks.values())
+    assert all(record.status == "running" for record in it.machine.tasks.values())
     assert len(synced) == 3  # the launch, eight that reserved and were assigned, eight that run
     it.turn()
     assert len(synced) == 3

@@ -132,10 +132,10 @@ class ProgramContext:
         if self.rank < 0:
             raise SpecError(f"{self.role} {self.index} has no shard: it is no worker")
         if isinstance(data, str):
-            found: Sequence[Any] = sorted(glob.glob(self.path(data)))  # noqa: PTH207 - an absolute pattern
-            if not found:
+            files: Sequence[Any] = sorted(glob.glob(self.path(data)))  # noqa: PTH207 - an absolute pattern
+            if not files:
                 raise SpecError(f"ctx.shard({data!r}): no file matches")
-            return list(found[self.rank :: self.world_size])
+            return list(files[self.rank :: self.world_size])
         if isinstance(data, Sequence):
             return list(data[self.rank :: self.world_size])
         if hasattr(data, "prepare"):

@@ -16,20 +16,20 @@ import sys
 BACKLOG = 512
 
 
-def held() -> socket.socket:
+def reserved() -> socket.socket:
     """A port of all interfaces that a server with SO_REUSEPORT can bind, and nobody else."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    made.bind(("", 0))
-    return made
+    port = socket.socket()
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    port.bind(("", 0))
+    return port
 
 
 class Ports:
     """The three ports of one slot. Owner of their sockets, and of torch's store once there is one."""
 
     def __init__(self, address: str) -> None:
-        self._task = held()
-        self._coordinator = held()
+        self._task = reserved()
+        self._coordinator = reserved()
         self._address = address
         self.store_listener = socket.create_server((address, 0), backlog=BACKLOG)
         """Readable when somebody wants torch's store."""

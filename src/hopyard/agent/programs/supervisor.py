@@ -24,7 +24,7 @@ import zmq
 from hopyard.agent.parent import adopt_orphans
 from hopyard.agent.programs.channel import Pipe, up
 from hopyard.agent.programs.ports import Ports
-from hopyard.agent.programs.tensorboard import Board
+from hopyard.agent.programs.tensorboard import TensorBoard
 from hopyard.core.messages import Card, End, Feeding
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.core.programs.messages import FeedAllowed, FeedMessage, FeedQuery, Host, StopRequested, TensorBoardStarted
@@ -53,16 +53,16 @@ class TaskSupervisor:
     Args:
         card: of this agent.
         connection: to the driver.
-        order: what is to be hosted.
+        setup: what is to be hosted.
         companion: the agent's other child, which stays.
     """
 
-    def __init__(self, card: Card, connection: Connection, order: Host, companion: int) -> None:
+    def __init__(self, card: Card, connection: Connection, setup: Host, companion: int) -> None:
         self._companion = companion
         self._slot = card.slot
         self._connection = connection
-        self._order = order
-        self._address = address_towards(order.home)
+        self._setup = setup
+        self._address = address_towards(setup.home)
         self._ports = Ports(self._address)
         self._poll = zmq.Poller()
         self._poll.register(connection.socket, zmq.POLLIN)
@@ -71,14 +71,14 @@ class TaskSupervisor:
         self._pipe: Pipe | None = None
         self._watch = -1
         self._task: Begin | None = None
-        self._told = False
+        self._end_sent = False
         """Whether the end of the task's `main` was told."""
         self._begun = False
         self._halt_at = 0.0
         """When the child is killed that was told to end; 0: it was not."""
         self._stopped_at = 0.0
         """Since when the child is stopped (SIGSTOP); 0: it is not."""
-        self._board: Board | None = None
+        self._tensorboard: TensorBoard | None = None
         self._allowed: dict[str, FeedAllowed] = {}
         """Feed → how far it may go, for a process that did not read when it was to be told."""
         self._stores_ended = 0
@@ -99,8 +99,8 @@ class TaskSupervisor:
                 pass
         finally:
             self._end_child()
-            if self._board is not None:
-                self._board.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
             self._ports.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -123,16 +123,16 @@ class TaskSupervisor:
             else:
                 print(f"torch's store ended {STORES} times; there is none any more", flush=True)  # noqa: T201
         if self._allowed and self._pipe is not None and self._pipe.writable():
-            for word in [self._allowed.pop(feed) for feed in list(self._allowed)]:
-                self._tell(word)
-        if self._board is not None and (found := self._board.found()):
-            self._connection.send(TensorBoardStarted(self._slot, *found))
+            for message in [self._allowed.pop(feed) for feed in list(self._allowed)]:
+                self._send(message)
+        if self._tensorboard is not None and (started := self._tensorboard.found()):
+            self._connection.send(TensorBoardStarted(self._slot, *started))
         if self._halt_at and time.monotonic() >= self._halt_at and self._child is not None:
             self._child.kill()
         self._look()
-        return self._hear()  # last, as it may change what there is to wait for
+        return self._receive()  # last, as it may change what there is to wait for
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         for message in self._connection.received():
             if isinstance(message, End):
                 return False
@@ -141,7 +141,7 @@ class TaskSupervisor:
             elif isinstance(message, Halt):
                 self._halt(message)
             elif isinstance(message, (FeedMessage, StopRequested)) and self._is_present(message.incarnation):
-                self._tell(message)
+                self._send(message)
         return True
 
     def _begin(self, message: Begin) -> None:
@@ -153,13 +153,13 @@ class TaskSupervisor:
             if not self._ports.has_store:
                 self._poll.register(self._ports.store_listener, zmq.POLLIN)
             self._spawn()
-        self._task, self._told, self._begun = message, False, False
+        self._task, self._end_sent, self._begun = message, False, False
         self._allowed.clear()
         self._halt_at = self._stopped_at = 0.0
         print(f"--- {message.task.name}, attempt {message.restart}", flush=True)  # noqa: T201 - the log's headings
-        self._tell(message)
-        if self._order.tensorboard and message.task.rank == 0 and self._board is None:
-            self._board = Board(self._order.tensorboard, self._address)
+        self._send(message)
+        if self._setup.tensorboard and message.task.rank == 0 and self._tensorboard is None:
+            self._tensorboard = TensorBoard(self._setup.tensorboard, self._address)
 
     def _halt(self, message: Halt) -> None:
         """End the task: politely, then not."""
@@ -168,9 +168,9 @@ class TaskSupervisor:
             return
         if not self._begun:  # it hangs: where?
             self._child.send_signal(signal.SIGUSR1)
-            time.sleep(0.05)
+            time.sleep(0.05)  # for its stack to reach the log
         self._halt_at = time.monotonic() + TERM_SECONDS
-        self._tell(StopRequested(self._slot, message.incarnation))
+        self._send(StopRequested(self._slot, message.incarnation))
         self._child.terminate()
         self._child.send_signal(signal.SIGCONT)
 
@@ -186,7 +186,7 @@ class TaskSupervisor:
         if isinstance(message, Running):
             self._begun = True
         if isinstance(message, Ended):
-            self._told = True
+            self._end_sent = True
         self._connection.send(message, patient=isinstance(message, (Reported, FeedMessage)))
 
     def _ended(self) -> None:
@@ -203,10 +203,10 @@ class TaskSupervisor:
         if task is None:  # before it had a task
             print(f"the process that waited for its task {story(code)}", flush=True)  # noqa: T201 - the log
             sys.exit(1)
-        if not self._told or self._halt_at:
+        if not self._end_sent or self._halt_at:
             text = f"process {child.pid} on {socket.gethostname()} {story(code)}"
             halted = bool(self._halt_at)
-            self._told = True
+            self._end_sent = True
             self._connection.send(
                 Ended(slot=self._slot, incarnation=task.incarnation, code=code, story=text, halted=halted)
             )
@@ -214,7 +214,7 @@ class TaskSupervisor:
 
     def _look(self) -> None:
         """Whether the child was stopped, and nobody lets it go on."""
-        if self._child is None or self._task is None or self._told:
+        if self._child is None or self._task is None or self._end_sent:
             return
         try:
             state = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -225,9 +225,9 @@ class TaskSupervisor:
             self._stopped_at = 0.0
         elif not self._stopped_at:
             self._stopped_at = now
-        elif now - self._stopped_at > self._order.heartbeat_timeout:
+        elif now - self._stopped_at > self._setup.heartbeat_timeout:
             seconds = now - self._stopped_at
-            self._told = True
+            self._end_sent = True
             where = f"its process {self._child.pid} on {socket.gethostname()}"
             words = f"{where} was stopped (SIGSTOP) for {seconds:.0f} seconds"
             killed = -int(signal.SIGKILL)
@@ -250,7 +250,7 @@ class TaskSupervisor:
         self._watch = watched(self._child.pid)
         if self._watch >= 0:
             self._poll.register(self._watch, zmq.POLLIN)
-        self._tell(self._order)
+        self._send(self._setup)
 
     def _end_child(self) -> None:
         if self._child is not None:
@@ -273,31 +273,32 @@ class TaskSupervisor:
     def _end_strays(self) -> None:
         """What the task has started and left behind: it must not talk to the next attempt. Those of this agent's group,
         and those in sessions of their own, whose parent this agent is by now. When these end, their children are."""
-        kept = {os.getpid(), self._companion, self._ports.store_pid, 0 if self._board is None else self._board.pid}
+        tensorboard = 0 if self._tensorboard is None else self._tensorboard.pid
+        kept = {os.getpid(), self._companion, self._ports.store_pid, tensorboard}
         me, group = str(os.getpid()), str(os.getpgrp())
         for _ in range(GENERATIONS):
-            found = []
+            killed = []
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError, IndexError):
                     state, parent, its = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
                     strays = parent == me or (its == group == me and state != "Z")
                     if strays and int(entry.name) not in kept:
-                        found.append(int(entry.name))
-                        os.kill(found[-1], signal.SIGKILL)
-            if not found:
+                        killed.append(int(entry.name))
+                        os.kill(killed[-1], signal.SIGKILL)
+            if not killed:
                 return
             until = time.monotonic() + TERM_SECONDS
-            while found and time.monotonic() < until:
+            while killed and time.monotonic() < until:
                 with contextlib.suppress(ChildProcessError):
-                    if not os.waitpid(found[-1], os.WNOHANG)[0]:
-                        time.sleep(0.002)
+                    if not os.waitpid(killed[-1], os.WNOHANG)[0]:
+                        time.sleep(0.002)  # polled, as a wait for one child has no time-out
                         continue
-                found.pop()
+                killed.pop()
 
     def _is_present(self, incarnation: int) -> bool:
         return self._task is not None and self._task.incarnation == incarnation
 
-    def _tell(self, message: Begin | Host | Feeding | StopRequested) -> None:
+    def _send(self, message: Begin | Host | Feeding | StopRequested) -> None:
         if self._pipe is None:
             return
         if isinstance(message, FeedAllowed):

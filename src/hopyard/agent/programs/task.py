@@ -58,10 +58,10 @@ def main() -> None:
     threading.Thread(target=session.listen, name="hopyard-listen", daemon=True).start()
     code, ended = _run(session)
     lingers = session.drain(ended.error)
-    told = threading.Lock()
+    sent = threading.Lock()
 
-    def tell() -> None:
-        if told.acquire(blocking=False):
+    def send_end() -> None:
+        if sent.acquire(blocking=False):
             _flush()
             with contextlib.suppress(OSError):
                 pipe.send(ended)
@@ -71,16 +71,16 @@ def main() -> None:
     def late() -> None:
         ending.wait()
         time.sleep(EXIT_SECONDS)
-        tell()
+        send_end()
 
     threading.Thread(target=late, name="hopyard-late", daemon=True).start()
     if ended.error:
-        tell()  # others wait for the cause
+        send_end()  # others wait for the cause
     else:
         _await_threads()
     ending.set()
     atexit._run_exitfuncs()  # what the user registered; then no interpreter's end, in which gloo and gRPC may hang
-    tell()
+    send_end()
     if not ended.error and lingers:
         session.stopping.wait()
     os._exit(code)
@@ -143,7 +143,7 @@ def _loaded(session: TaskSession) -> Any:
 
     from hopyard.agent.programs import context
 
-    given = context.present = context.ProgramContext(session)
+    ctx = context.present = context.ProgramContext(session)
     if session.host.script:
         source, name, arguments = cloudpickle.loads(session.host.main)
         path = Path(name)
@@ -154,7 +154,7 @@ def _loaded(session: TaskSession) -> Any:
         sys.path.insert(0, str(path.parent))
         return lambda: runpy.run_path(str(path), run_name="__main__")
     main, args = cloudpickle.loads(session.host.main)
-    return lambda: main(args, given)
+    return lambda: main(args, ctx)
 
 
 def _own(error: BaseException) -> list[str]:

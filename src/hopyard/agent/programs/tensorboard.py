@@ -10,7 +10,7 @@ import sys
 _URL = re.compile(rb"https?://\S+?:\d+/")
 
 
-class Board:
+class TensorBoard:
     """A TensorBoard process. Ended with the agent, as it is in its group.
 
     Args:
@@ -29,7 +29,7 @@ class Board:
         assert self._process.stderr is not None
         os.set_blocking(self._process.stderr.fileno(), False)
         self._said = b""
-        self._told = False
+        self._reported = False
 
     @property
     def pid(self) -> int:
@@ -40,14 +40,14 @@ class Board:
         """Its URL, or why it has none, once, as soon as that is known."""
         assert self._process.stderr is not None
         more = self._process.stderr.read()
-        if self._told:
+        if self._reported:
             return None
         self._said += more or b""
         if match := _URL.search(self._said):
-            self._told = True
+            self._reported = True
             return match.group().decode(), ""
         if self._process.poll() is not None:
-            self._told = True
+            self._reported = True
             return "", self._said.decode(errors="replace").strip()[-2000:] or f"exit code {self._process.returncode}"
         return None
 

@@ -304,10 +304,10 @@ def decode(text: bytes) -> ProgramLine:
         return _decoder.decode(text)
     except UNREADABLE as strict:
         try:  # a metric that is not finite stands as a word
-            found = msgspec.json.decode(text)
-            if found["type"] == "Reported":
-                found["values"] = reworded(found["values"])
-            line: ProgramLine = msgspec.convert(found, ProgramLine)
+            fact = msgspec.json.decode(text)
+            if fact["type"] == "Reported":
+                fact["values"] = reworded(fact["values"])
+            line: ProgramLine = msgspec.convert(fact, ProgramLine)
         except (*UNREADABLE, KeyError, TypeError):
             raise JournalError(f"no fact of a program: {strict}: {text[:120]!r}") from strict
         return line

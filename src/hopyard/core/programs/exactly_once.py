@@ -52,10 +52,10 @@ class DeliveryLedger:
         Raises:
             DataError: it differs from the one that was taken, or comes after the partition's end.
         """
-        book = self._partitions.get(partition)
-        if book is None or (number >= len(book.digests) and book.total is None):
+        record = self._partitions.get(partition)
+        if record is None or (number >= len(record.digests) and record.total is None):
             return False
-        if number >= len(book.digests) or book.digests[number] != digest:
+        if number >= len(record.digests) or record.digests[number] != digest:
             raise self._differs(partition)
         return True
 
@@ -69,10 +69,10 @@ class DeliveryLedger:
         Raises:
             DataError: another attempt had more.
         """
-        book = self._partitions.setdefault(partition, _Partition())
-        if len(book.digests) != total:
+        record = self._partitions.setdefault(partition, _Partition())
+        if len(record.digests) != total:
             raise self._differs(partition)
-        book.total = total
+        record.total = total
 
     def _differs(self, partition: int) -> DataError:
         return DataError(

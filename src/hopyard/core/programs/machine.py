@@ -56,7 +56,7 @@ ELASTIC = 5.0
 """Seconds that an elastic program waits for more slots once it has the least."""
 LAST = 5.0
 """Seconds that ended tasks may take to be gone."""
-STILLBORN = 3
+FAILED_STARTS = 3
 """Agents of one slot that may end before the program begins."""
 
 
@@ -115,7 +115,7 @@ class ProgramMachine:
         """When the present phase began."""
         self._came = 0.0
         """When the last slot came."""
-        self._stillborn: dict[int, int] = {}
+        self._failed_starts: dict[int, int] = {}
         """Slot → how many of its agents ended, one after the other, before the program began."""
         self._failures: list[_Failure] = []
         self._stopping: Stop | None = None
@@ -139,7 +139,7 @@ class ProgramMachine:
             case Launched():
                 out += [Renew(slot) for slot in range(self.spec.slots)]
             case Lost() if before == "reserving":
-                self._stillborn_or_renewed(event)
+                self._fail_or_renew(event)
             case Stop() if event.grace > 0 and self.phase == "running":
                 self._warn()
             case Stop():
@@ -156,7 +156,7 @@ class ProgramMachine:
         """All state, as plain values: equal for equal journals."""
         own = {name.lstrip("_"): value for name, value in vars(self).items() if name not in ("spec", "_out", "tasks")}
         tasks = {
-            slot: {name: getattr(book, name) for name in TaskRecord.__slots__} for slot, book in self.tasks.items()
+            slot: {name: getattr(record, name) for name in TaskRecord.__slots__} for slot, record in self.tasks.items()
         }
         plain: dict[str, Any] = msgspec.to_builtins({**own, "tasks": tasks}, str_keys=True)
         return plain
@@ -171,62 +171,62 @@ class ProgramMachine:
         self._came = fact.at
 
     def _running(self, fact: Running) -> None:
-        book = self._book(fact.slot, fact.incarnation)
-        if book is not None and book.status == "starting":
-            book.status = "running"
+        record = self._record(fact.slot, fact.incarnation)
+        if record is not None and record.status == "starting":
+            record.status = "running"
 
     def _reported(self, fact: Reported) -> None:
-        book = self._book(fact.slot, fact.incarnation)
-        if book is not None:
-            book.values |= fact.values
-            book.step = fact.step if fact.step is not None else book.step
+        record = self._record(fact.slot, fact.incarnation)
+        if record is not None:
+            record.values |= fact.values
+            record.step = fact.step if fact.step is not None else record.step
 
     def _ended(self, fact: Ended) -> None:
-        book = self._book(fact.slot, fact.incarnation)
-        if book is None or not book.up:
+        record = self._record(fact.slot, fact.incarnation)
+        if record is None or not record.up:
             return
-        book.code, book.up = fact.code, False
+        record.code, record.up = fact.code, False
         well = not fact.error and fact.code == 0 and (fact.returned or self.spec.script)
         if fact.halted or self.phase in ("restarting", "closing"):
-            if book.status != "failed":
-                book.status = "ended" if fact.halted else "done" if well else "failed"
-                book.cause = fact.error or (f"its {fact.story}" if fact.story else "")
+            if record.status != "failed":
+                record.status = "ended" if fact.halted else "done" if well else "failed"
+                record.cause = fact.error or (f"its {fact.story}" if fact.story else "")
         elif well:
-            book.status = "done"
+            record.status = "done"
         else:
-            book.status = "failed"
+            record.status = "failed"
             text = fact.error or f"its {fact.story}"
             if fact.code == 0 and not fact.error:
                 text = f"its {fact.story} before main returned"
             if fact.trace:
                 text += f"\n{fact.trace.rstrip()}"
-            book.cause = text
-            self._failed(_Failure(fact.at, fact.slot, book.task.name, text, fact.code == -9, False))
+            record.cause = text
+            self._failed(_Failure(fact.at, fact.slot, record.task.name, text, fact.code == -9, False))
         self._all_ended(fact.at)
 
     def _lost(self, fact: Lost) -> None:
         place = self.places.pop(fact.slot, None)
-        book = self.tasks.get(fact.slot)
+        record = self.tasks.get(fact.slot)
         if self.phase == "reserving":
-            self._stillborn[fact.slot] = self._stillborn.get(fact.slot, 0) + 1
-        if book is None or not book.up:
+            self._failed_starts[fact.slot] = self._failed_starts.get(fact.slot, 0) + 1
+        if record is None or not record.up:
             return
-        book.up = False
+        record.up = False
         if self.phase == "restarting" or (self.phase == "closing" and self._halted):
-            book.status = "ended"
+            record.status = "ended"
         else:
-            book.status = "failed"
+            record.status = "failed"
             host = place.host if place is not None else "?"
-            book.cause = f"the agent that hosted it on {host} was lost: {fact.reason}"
+            record.cause = f"the agent that hosted it on {host} was lost: {fact.reason}"
             if self.phase != "closing":
-                self._failed(_Failure(fact.at, fact.slot, book.task.name, book.cause, True, True))
+                self._failed(_Failure(fact.at, fact.slot, record.task.name, record.cause, True, True))
         self._all_ended(fact.at)
 
     def _overdue(self, line: Overdue) -> None:
-        book = self._book(line.slot, line.incarnation)
-        if book is not None:
-            book.status, book.cause = "failed", line.cause
-            self._failed(_Failure(line.at, line.slot, book.task.name, line.cause, False, False))
+        record = self._record(line.slot, line.incarnation)
+        if record is not None:
+            record.status, record.cause = "failed", line.cause
+            self._failed(_Failure(line.at, line.slot, record.task.name, line.cause, False, False))
 
     def _failed(self, failure: _Failure) -> None:
         self._failures.append(failure)
@@ -235,13 +235,13 @@ class ProgramMachine:
 
     def _assigned(self, line: Assigned) -> None:
         self.restart, self._spent = line.restart, line.spent
-        books = {}
+        records = {}
         for task, incarnation in zip(line.tasks, line.incarnations, strict=True):
-            book = self._book(task.slot, incarnation)
-            books[task.slot] = book if book is not None else TaskRecord(task, incarnation, line.at)
-        self.tasks = books  # at once, as others read it
+            record = self._record(task.slot, incarnation)
+            records[task.slot] = record if record is not None else TaskRecord(task, incarnation, line.at)
+        self.tasks = records  # at once, as others read it
         self.incarnations = max(self.incarnations, *line.incarnations)
-        self._stillborn.clear()
+        self._failed_starts.clear()
         self._failures.clear()
         self._go("running", line.at)
         self.status = "running"
@@ -255,7 +255,7 @@ class ProgramMachine:
 
     def _all_ended(self, at: float) -> None:
         """Whether those to come may begin."""
-        if self.phase == "restarting" and not any(book.up for book in self.tasks.values()):
+        if self.phase == "restarting" and not any(record.up for record in self.tasks.values()):
             self._go("reserving", at)
             self._came = at
 
@@ -278,10 +278,10 @@ class ProgramMachine:
         self.phase = phase
         self._since = at
 
-    def _book(self, slot: int, incarnation: int) -> TaskRecord | None:
+    def _record(self, slot: int, incarnation: int) -> TaskRecord | None:
         """The task that this is said of, unless it is one of the past."""
-        book = self.tasks.get(slot)
-        return book if book is not None and book.incarnation == incarnation else None
+        record = self.tasks.get(slot)
+        return record if record is not None and record.incarnation == incarnation else None
 
     # ------------------------------------------------------------------------------------------------ decisions
 
@@ -292,7 +292,9 @@ class ProgramMachine:
         self._out.append(decision)
         match decision:
             case Assigned():
-                self._out += [self._begin(book) for book in self.tasks.values() if book.incarnation > incarnations]
+                self._out += [
+                    self._begin(record) for record in self.tasks.values() if record.incarnation > incarnations
+                ]
             case Restarting() | Closing(halted=True):
                 self._halt()
             case Closing():
@@ -306,24 +308,24 @@ class ProgramMachine:
         if self.phase == "reserving" and before != "reserving":
             self._out += [Renew(slot) for slot in range(self.spec.slots) if slot not in self.places]
 
-    def _begin(self, book: TaskRecord) -> Begin:
+    def _begin(self, record: TaskRecord) -> Begin:
         tasks = [other.task for other in self.tasks.values()]
         # Of `known`: a task that has ended may have lost its agent since, and its peers name it all the same.
-        told = environment(
-            book.task, tasks, self.known, self._spent, self.spec.max_restarts, self.spec.run_id or self.spec.name
+        variables = environment(
+            record.task, tasks, self.known, self._spent, self.spec.max_restarts, self.spec.run_id or self.spec.name
         )
-        return Begin(book.task, book.incarnation, self.restart, told, peers(tasks, self.known))
+        return Begin(record.task, record.incarnation, self.restart, variables, peers(tasks, self.known))
 
     def _warn(self) -> None:
         """Tell what still runs that it may end by itself."""
-        self._out += [Warned(book.task.slot, book.incarnation) for book in self.tasks.values() if book.up]
+        self._out += [Warned(record.task.slot, record.incarnation) for record in self.tasks.values() if record.up]
 
     def _halt(self) -> None:
         """End what still runs: parameter servers, evaluators, then the others."""
         order = {name: number for number, name in enumerate(SERVING)}
-        up = [book for book in self.tasks.values() if book.up]
-        up.sort(key=lambda book: (order.get(book.task.role, len(order)), book.task.slot))
-        self._out += [Halt(book.task.slot, book.incarnation) for book in up]
+        up = [record for record in self.tasks.values() if record.up]
+        up.sort(key=lambda record: (order.get(record.task.role, len(order)), record.task.slot))
+        self._out += [Halt(record.task.slot, record.incarnation) for record in up]
 
     def _advance(self, at: float) -> None:
         """Decide what is due."""
@@ -334,9 +336,9 @@ class ProgramMachine:
         if self.phase == "running":
             self._look(at)
         if self.phase == "restarting" and at - self._since >= LAST:
-            for book in [book for book in self.tasks.values() if book.up]:
+            for record in [record for record in self.tasks.values() if record.up]:
                 reason = f"it has not ended its task within {LAST:.0f} seconds"
-                self._decide(Lost(at=at, slot=book.task.slot, reason=reason))
+                self._decide(Lost(at=at, slot=record.task.slot, reason=reason))
         if self.phase == "reserving":
             self._gather(at)
         if self.phase == "closing":
@@ -364,12 +366,12 @@ class ProgramMachine:
         incarnations = tuple(range(self.incarnations + 1, self.incarnations + 1 + len(tasks)))
         self._decide(Assigned(at=at, restart=self.restart, tasks=tasks, incarnations=incarnations, spent=self._spent))
 
-    def _stillborn_or_renewed(self, fact: Lost) -> None:
+    def _fail_or_renew(self, fact: Lost) -> None:
         """An agent ended before the program began: another comes, but not for ever."""
-        if self._stillborn[fact.slot] < STILLBORN:
+        if self._failed_starts[fact.slot] < FAILED_STARTS:
             self._out.append(Renew(fact.slot))
             return
-        where = f"{STILLBORN} agents of slot {fact.slot}, one after the other,"
+        where = f"{FAILED_STARTS} agents of slot {fact.slot}, one after the other,"
         self._close(
             fact.at, "failed", f"{where} ended before the program began, the last: {fact.reason}", slot=fact.slot
         )
@@ -377,7 +379,7 @@ class ProgramMachine:
     def _look(self, at: float) -> None:
         """Whether what runs goes on."""
         limit = self.spec.start_timeout
-        late = [book for book in self.tasks.values() if book.status == "starting" and at - book.began > limit]
+        late = [record for record in self.tasks.values() if record.status == "starting" and at - record.began > limit]
         if self._is_over():
             self._close(at, "done", halted=False)
         elif late:
@@ -406,18 +408,18 @@ class ProgramMachine:
         """Whether an elastic program should be started again on slots that came since. Only one that may be started
         again, while all of it is at work; torchrun does the same at once (Elastic Agent, "Membership Changes")."""
         more = len(self.tasks) < min(len(self.places), self.spec.slots) and at - self._came >= ELASTIC
-        whole = all(book.status == "running" for book in self.tasks.values())
+        whole = all(record.status == "running" for record in self.tasks.values())
         return more and whole and self.spec.max_restarts > 0 and self.spec.restart_scope == "program"
 
     def _is_over(self) -> bool:
-        books, until = list(self.tasks.values()), self.spec.until
+        records, until = list(self.tasks.values()), self.spec.until
         if until == "chief":
-            books = [book for book in books if book.task.role in CHIEFS]
+            records = [record for record in records if record.task.role in CHIEFS]
         elif until == "workers":
-            books = [book for book in books if book.task.rank >= 0]
+            records = [record for record in records if record.task.rank >= 0]
         elif until != "all":
-            books = [book for book in books if f"{book.task.role}:{book.task.index}" == until]
-        return all(book.status == "done" for book in books)
+            records = [record for record in records if f"{record.task.role}:{record.task.index}" == until]
+        return all(record.status == "done" for record in records)
 
     def _judge(self, at: float) -> None:
         """Restart, or end with the first cause. A process that was killed, or a slot that was lost, is a cause even if
@@ -432,19 +434,19 @@ class ProgramMachine:
             self._decide(Restarting(at=at, restart=again, spent=spent, cause=cause, slot=first.slot))
         else:
             slots = {failure.slot for failure in self._failures}
-            books, incarnations, last = list(self.tasks.values()), [], self.incarnations
-            for book in books:
-                last += book.task.slot in slots
-                incarnations.append(last if book.task.slot in slots else book.incarnation)
-            tasks = tuple(book.task for book in books)
+            records, incarnations, last = list(self.tasks.values()), [], self.incarnations
+            for record in records:
+                last += record.task.slot in slots
+                incarnations.append(last if record.task.slot in slots else record.incarnation)
+            tasks = tuple(record.task for record in records)
             self._decide(Assigned(at=at, restart=again, tasks=tasks, incarnations=tuple(incarnations), spent=spent))
 
     def _by_themselves(self) -> bool:
         """Whether the tasks that failed are started again alone. Not where that would leave the others with nothing to
         go on from: a slot that is lost takes its address along, a parameter server the variables that it held."""
         failed = [self.tasks[failure.slot] for failure in self._failures]
-        gone = any(failure.lost for failure in self._failures) or any(book.up for book in failed)
-        return self.spec.restart_scope == "task" and not gone and all(book.task.role != "ps" for book in failed)
+        gone = any(failure.lost for failure in self._failures) or any(record.up for record in failed)
+        return self.spec.restart_scope == "task" and not gone and all(record.task.role != "ps" for record in failed)
 
     def _stop(self, fact: Stop, at: float) -> None:
         if self.phase != "closing":
@@ -460,9 +462,9 @@ class ProgramMachine:
 
     def _settle(self, at: float) -> None:
         """Over, when all tasks have ended."""
-        up = [book for book in self.tasks.values() if book.up]
+        up = [record for record in self.tasks.values() if record.up]
         waited = at - self._since
-        if up and not self._halted and (waited >= self.spec.grace or all(book.task.role == "ps" for book in up)):
+        if up and not self._halted and (waited >= self.spec.grace or all(record.task.role == "ps" for record in up)):
             self._close(at, self._verdict, self.cause, slot=self.failed_slot, no_slots=self.no_slots)
         elif not up or (self._halted and waited >= LAST + self.spec.grace):
             self._decide(Over(at=at, status=self._verdict, cause=self.cause, slot=self.failed_slot))

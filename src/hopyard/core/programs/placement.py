@@ -58,43 +58,43 @@ class Role:
             raise SpecError(f"Role(least={low!r}): a whole number from 1 to count={self.count} is needed")
 
 
-def roles_of(given: Any) -> dict[str, Role]:
+def roles_of(roles: Any) -> dict[str, Role]:
     """Role → how many, from {"worker": 2}, {"worker": (2, 4)} or {"worker": hy.Role(2, gpus=1)}, in the order of tasks.
 
     Raises:
         SpecError: names the role, the value, what is allowed.
     """
-    if not isinstance(given, Mapping) or not given:
-        raise SpecError(f'roles = {given!r}: a dict such as {{"chief": 1, "worker": 2, "ps": 1}} is needed')
-    made: dict[str, Role] = {}
-    for name, value in given.items():
+    if not isinstance(roles, Mapping) or not roles:
+        raise SpecError(f'roles = {roles!r}: a dict such as {{"chief": 1, "worker": 2, "ps": 1}} is needed')
+    parsed: dict[str, Role] = {}
+    for name, value in roles.items():
         if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
             raise SpecError(f"roles: {name!r} is no name of a role; lower-case letters, digits and _ are allowed")
         if isinstance(value, Role):
-            made[name] = value
+            parsed[name] = value
         elif isinstance(value, (tuple, list)) and len(value) == 2:
-            made[name] = _role(name, value, value[1], value[0])
+            parsed[name] = _role(name, value, value[1], value[0])
         elif isinstance(value, int) and not isinstance(value, bool):
             if value != 0:
-                made[name] = _role(name, value, value)
+                parsed[name] = _role(name, value, value)
         else:
             raise SpecError(f"roles[{name!r}] = {value!r}: a number, a range (least, most) or hy.Role(…) is needed")
-    chiefs = [name for name in CHIEFS if name in made]
-    if not made:
-        raise SpecError(f"roles = {dict(given)!r}: no process at all; at least one is needed")
+    chiefs = [name for name in CHIEFS if name in parsed]
+    if not parsed:
+        raise SpecError(f"roles = {dict(roles)!r}: no process at all; at least one is needed")
     if len(chiefs) == 2:
         raise SpecError('roles: "chief" and "master" are two names of one role; give one of them')
     for name in chiefs:
-        if made[name].count != 1:
-            raise SpecError(f"roles[{name!r}]: there is one {name}, not {made[name].count}")
-    return dict(sorted(made.items(), key=lambda item: (_ORDER.get(item[0], 2), item[0])))
+        if parsed[name].count != 1:
+            raise SpecError(f"roles[{name!r}]: there is one {name}, not {parsed[name].count}")
+    return dict(sorted(parsed.items(), key=lambda item: (_ORDER.get(item[0], 2), item[0])))
 
 
-def _role(name: str, given: Any, count: Any, least: Any = None) -> Role:
+def _role(name: str, value: Any, count: Any, least: Any = None) -> Role:
     try:
         return Role(count, least)
     except SpecError as error:
-        raise SpecError(f"roles[{name!r}] = {given!r}: {error}") from None
+        raise SpecError(f"roles[{name!r}] = {value!r}: {error}") from None
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -207,11 +207,11 @@ def _gpus(place: Place) -> int:
 
 def peers(tasks: Sequence[Task], places: Mapping[int, Place]) -> dict[str, list[str]]:
     """Role → "address:port" of each of its tasks: what TensorFlow calls the cluster."""
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     for task in tasks:
         place = places[task.slot]
-        found.setdefault(task.role, []).append(f"{place.address}:{place.ports[0]}")
-    return found
+        addresses.setdefault(task.role, []).append(f"{place.address}:{place.ports[0]}")
+    return addresses
 
 
 def environment(
@@ -232,11 +232,11 @@ def environment(
     """
     cluster = peers(tasks, places)
     seen = {role: hosts for role, hosts in cluster.items() if role != "evaluator"}
-    told = {"cluster": seen, "task": {"type": task.role, "index": task.index}}
+    config = {"cluster": seen, "task": {"type": task.role, "index": task.index}}
     ranked = [other for other in tasks if other.rank >= 0]
     first = places[ranked[0].slot] if ranked else places[task.slot]
-    made = {
-        "TF_CONFIG": msgspec.json.encode(told).decode(),
+    variables = {
+        "TF_CONFIG": msgspec.json.encode(config).decode(),
         "TF_GRPC_REUSE_PORT": "1",
         "JOB_NAME": task.role,
         "TASK_INDEX": str(task.index),
@@ -257,16 +257,16 @@ def environment(
         "JAX_NUM_PROCESSES": str(len(ranked)),
     }
     if any(other.gpus for other in tasks):  # else what the agent has been given
-        made["CUDA_VISIBLE_DEVICES"] = ",".join(task.gpus)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(task.gpus)
     mates = [other.gpus for other in ranked if other.group_rank == task.group_rank]
     if task.rank >= 0 and len(mates) > 1 and all(len(gpus) == 1 for gpus in mates):
-        made[HOST_GPUS] = ",".join(gpus[0] for gpus in mates)
-    made |= {f"{role.upper()}_HOSTS": ",".join(hosts) for role, hosts in cluster.items()}
+        variables[HOST_GPUS] = ",".join(gpus[0] for gpus in mates)
+    variables |= {f"{role.upper()}_HOSTS": ",".join(hosts) for role, hosts in cluster.items()}
     if task.rank >= 0:
-        made |= {
+        variables |= {
             "RANK": str(task.rank),
             "LOCAL_RANK": str(task.local_rank),
             "LOCAL_WORLD_SIZE": str(task.local_world_size),
             "JAX_PROCESS_ID": str(task.rank),
         }
-    return made
+    return variables

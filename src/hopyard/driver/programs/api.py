@@ -99,9 +99,9 @@ def launch(
         ResourceError: the engine cannot be opened.
     """
     script = isinstance(main, (str, Path))
-    given = None if engine is None else _starting_agents(engine)
+    agents = None if engine is None else _starting_agents(engine)
     if start_timeout is None:
-        start_timeout = START_SECONDS if given is None else given.start_timeout
+        start_timeout = START_SECONDS if agents is None else agents.start_timeout
     spec = spec_of(
         roles,
         until,
@@ -126,7 +126,7 @@ def launch(
     if transport not in ("auto", None):
         raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
     timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
-    chosen = _engine(given, spec)
+    chosen = _engine(agents, spec)
     if strategies.foreseen(Path(str(main)) if script else main, {**chosen.env, **environment}):
         log.warning("%s: %s", spec.name, strategies.SENTENCE)
     if tensorboard is not False and not chosen.apart and importlib.util.find_spec("tensorboard") is None:
@@ -246,12 +246,12 @@ def _names_a_place(directory: Any) -> bool:
 def _strings(env: Mapping[str, str] | None) -> dict[str, str]:
     if env is not None and not isinstance(env, Mapping):
         raise SpecError(f"env = {env!r}: a dict of strings is needed")
-    found = dict(env or {})
-    for name, value in found.items():
+    variables = dict(env or {})
+    for name, value in variables.items():
         texts = isinstance(name, str) and isinstance(value, str)
         if not texts or not name or "=" in name or "\0" in name + value or not sendable(name + value):
             raise SpecError(f"env[{name!r}] = {value!r}: names and values are text without NUL, names without =")
-    return found
+    return variables
 
 
 def _whole(name: str, value: Any) -> int:

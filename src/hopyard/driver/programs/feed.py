@@ -61,7 +61,7 @@ class FeedSession:
     """Owner of one feed of a program: one call after another sends its rows.
 
     Args:
-        book: of the feed.
+        record: of the feed.
         loop: of the program.
         layout: of its directory.
         token: lets rows in.
@@ -70,19 +70,19 @@ class FeedSession:
 
     def __init__(
         self,
-        book: FeedRecord,
+        record: FeedRecord,
         loop: ProgramLoop,
         layout: Layout,
         token: str,
         room: Callable[[bool], AbstractContextManager[None]],
     ) -> None:
-        self.book = book
+        self.record = record
         self._loop, self._layout, self._token, self._room = loop, layout, token, room
         self._changed = loop.changed
         """Held while what is known of the feed is read or changed, as the loop's thread does so too."""
         self._serial = threading.RLock()
         """Held while rows of this feed go."""
-        self._vain = False
+        self._warned = False
         """Whether it was said that no batch can be given."""
 
     # ------------------------------------------------------------------------------------------- asked by others
@@ -90,15 +90,15 @@ class FeedSession:
     def feed(self, source: Source, epochs: int, end: bool, timeout: float | None) -> int:
         """Send all rows so often, to each attempt of the program anew; how many. With `end`, until they are taken."""
         with self._serial:
-            if self.book.ended:
+            if self.record.ended:
                 raise SpecError(
-                    f"feed(name={self.book.name!r}): this feed has ended; give end=False to calls before the last, or "
-                    "another name"
+                    f"feed(name={self.record.name!r}): this feed has ended; give end=False to calls before the last, "
+                    "or another name"
                 )
             while True:
                 try:
                     self._repeat(timeout)
-                    rows, incarnations = self._all(source, epochs, timeout, self.book.incarnations)
+                    rows, incarnations = self._all(source, epochs, timeout, self.record.incarnations)
                     if end:
                         self.end()
                         self._taken(timeout, incarnations)
@@ -106,37 +106,37 @@ class FeedSession:
                 except _Again:
                     self._begin_again()
                     if not self._lacked():
-                        self._say_again()
+                        self._log_replay()
             with self._changed:
-                self.book.keep(source, epochs, incarnations)
-            if self._make_whole(timeout) and self.book.ended:
-                self._loop.tell(FeedEnded(feed=self.book.name))
+                self.record.keep(source, epochs, incarnations)
+            if self._make_whole(timeout) and self.record.ended:
+                self._loop.send(FeedEnded(feed=self.record.name))
             return rows
 
     def end(self) -> None:
         """No more rows come, after those that go."""
         with self._serial:
             with self._changed:
-                self.book.ended = True
+                self.record.ended = True
             if not self._lacked():  # else once they have gone again
-                self._loop.tell(FeedEnded(feed=self.book.name))
+                self._loop.send(FeedEnded(feed=self.record.name))
 
     def behind(self) -> bool:
         """Whether tasks that were started again lack rows, or the word that no more come."""
-        return bool(self._lacked()) or self.book.ended
+        return bool(self._lacked()) or self.record.ended
 
     def catch_up(self) -> None:
         """After the program was started again: feed again what no call of the user's is about to, and say its end."""
         with self._serial:
             try:
                 self._make_whole(None)
-                if self.book.ended:
-                    self._loop.tell(FeedEnded(feed=self.book.name))
+                if self.record.ended:
+                    self._loop.send(FeedEnded(feed=self.record.name))
             except ProgramFailed as error:  # which says why to whoever waits for it
-                log.info("%s: feed %r: %s", self._layout.root, self.book.name, error)
+                log.info("%s: feed %r: %s", self._layout.root, self.record.name, error)
             except HopyardError as error:
-                log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.book.name, error)
-                self._loop.tell(FeedFailed(feed=self.book.name, error=str(error)))
+                log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.record.name, error)
+                self._loop.send(FeedFailed(feed=self.record.name, error=str(error)))
 
     def endpoints(self, begun: bool = False) -> tuple[Incarnations, tuple[Endpoint, ...]]:
         """Which tasks are fed, and where. Waits for a program that starts, or starts again. Nowhere, if the program
@@ -146,9 +146,9 @@ class FeedSession:
             ProgramFailed: it is over.
             HopyardError: a worker does not open its endpoint.
         """
-        name = self.book.name
+        name = self.record.name
         self._loop.wait_for(lambda now: now.phase not in STARTING or now.ended)  # `start_timeout` ends this
-        self._loop.tell(FeedOpened(feed=name, uneven=self.book.uneven))
+        self._loop.send(FeedOpened(feed=name, uneven=self.record.uneven))
         now = self._loop.wait_for(_opened, OPEN_SECONDS)
         if now is None:
             raise HopyardError(
@@ -165,20 +165,20 @@ class FeedSession:
             raise HopyardError(f"{now.names(gone)} has ended and never asked for rows: nothing can be fed to it")
         return now.incarnations, endpoints
 
-    def heard(self, message: RowsTaken | BatchesReady) -> None:
+    def on_message(self, message: RowsTaken | BatchesReady) -> None:
         """What a worker says of this feed; the caller holds the loop's `changed`."""
         if isinstance(message, RowsTaken):
-            self.book.takes(message.slot, message.rows, message.waiting, message.question)
+            self.record.takes(message.slot, message.rows, message.waiting, message.question)
         else:
-            allowed = self.book.says(message.slot, Count(message.batches, message.final), self._loop.status.slots)
+            allowed = self.record.says(message.slot, Count(message.batches, message.final), self._loop.status.slots)
             if allowed is not None:
-                self._loop.tell(FeedAllowed(feed=message.feed, batches=allowed.batches, final=allowed.ended))
-            if not self._vain and (vain := self.book.ended_empty):
-                self._vain = True
+                self._loop.send(FeedAllowed(feed=message.feed, batches=allowed.batches, final=allowed.ended))
+            if not self._warned and (empty := self.record.ended_empty):
+                self._warned = True
                 log.warning(
                     '%s: feed %r with uneven="min" has ended without a batch, as %s had none; all rows that came '
                     "to others are dropped: repartition the data, so that each gets some, if they asked for any",
-                    self._layout.root, message.feed, self._loop.status.names(vain),
+                    self._layout.root, message.feed, self._loop.status.names(empty),
                 )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- sending
@@ -199,22 +199,22 @@ class FeedSession:
         lacked = self._lacked()
         if not lacked:
             return
-        self._unless_doubled(self.book.incarnations, self._loop.status.incarnations)
+        self._unless_doubled(self.record.incarnations, self._loop.status.incarnations)
         self._begin_again()  # what was said is the former tasks'
-        self._say_again()
+        self._log_replay()
         sent: Incarnations | None = None
         for source, epochs in lacked:
             _, sent = self._all(source, epochs, timeout, sent)
         with self._changed:
-            self.book.caught_up(self._loop.status.incarnations if sent is None else sent)
+            self.record.caught_up(self._loop.status.incarnations if sent is None else sent)
 
     def _lacked(self) -> list[tuple[Source, int]]:
         with self._changed:
-            return self.book.lacked(self._loop.status.incarnations)
+            return self.record.lacked(self._loop.status.incarnations)
 
     def _begin_again(self) -> None:
         with self._changed:
-            self.book.begin_again()
+            self.record.begin_again()
 
     def _all(
         self, source: Source, epochs: int, timeout: float | None, sent: Incarnations | None
@@ -229,7 +229,7 @@ class FeedSession:
                 self._unless_doubled(sent, incarnations)
                 raise _Again
             sent = incarnations
-            route = Route(endpoints, self._token, self.book.name, self.book.begin_epoch(), self.book.uneven)
+            route = Route(endpoints, self._token, self.record.name, self.record.begin_epoch(), self.record.uneven)
             with self._room(source.spark):
                 rows += self._watched(source, route, incarnations, timeout)
         return rows, sent
@@ -240,14 +240,14 @@ class FeedSession:
         sending = _Sending(source, route, self._changed)
         try:
             with self._changed:
-                before = self.book.taken
-                stall = _Stall(self.book, self._loop, timeout)
+                before = self.record.taken
+                stall = _Stall(self.record, self._loop, timeout)
                 while not (sending.over or self._is_broken_off(incarnations)):
                     self._changed.wait(stall.look())
         except BaseException as error:
             source.cancel()
             if not isinstance(error, HopyardError):  # Ctrl-C: some rows went, and the rest never will
-                self._loop.tell(FeedFailed(feed=route.feed, error=f"feed {route.feed!r}: interrupted while rows went"))
+                self._loop.send(FeedFailed(feed=route.feed, error=f"feed {route.feed!r}: interrupted while rows went"))
             raise
         if sending.rows is not None:
             return sending.rows
@@ -259,7 +259,7 @@ class FeedSession:
         if again is None:  # it had enough
             source.cancel()
             with self._changed:
-                return self.book.taken - before
+                return self.record.taken - before
         if again:
             source.cancel()
             self._unless_doubled(incarnations, self._loop.status.incarnations)
@@ -271,7 +271,7 @@ class FeedSession:
             return sending.rows
         why = "its source does not end" if sending.error is None else _short(sending.error)
         words = f"feed {route.feed!r} broke off: {why}"
-        self._loop.tell(FeedFailed(feed=route.feed, error=words))  # who waits for the rest would wait for ever
+        self._loop.send(FeedFailed(feed=route.feed, error=words))  # who waits for the rest would wait for ever
         raise HopyardError(words) from sending.error
 
     def _taken(self, timeout: float | None, incarnations: Incarnations | None) -> None:
@@ -280,8 +280,8 @@ class FeedSession:
         if not incarnations:
             return  # nobody is there yet, so nothing was sent
         with self._changed:
-            stall = _Stall(self.book, self._loop, timeout, eager=True)
-            while not (self._is_broken_off(incarnations) or self.book.all_taken(self._loop.status.slots)):
+            stall = _Stall(self.record, self._loop, timeout, eager=True)
+            while not (self._is_broken_off(incarnations) or self.record.all_taken(self._loop.status.slots)):
                 self._changed.wait(stall.look())
             now = self._loop.status
         if now.ended:
@@ -316,13 +316,13 @@ class FeedSession:
             self._is_over()
         return None
 
-    def _say_again(self) -> None:
-        log.warning("%s was started again: the rows of feed %r go again", self._layout.root, self.book.name)
+    def _log_replay(self) -> None:
+        log.warning("%s was started again: the rows of feed %r go again", self._layout.root, self.record.name)
 
     def _unless_doubled(self, had: Incarnations | None, now: Incarnations) -> None:
         """Raises HopyardError where rows that some tasks have cannot go again."""
-        if words := self.book.doubled(had, now):
-            self._loop.tell(FeedFailed(feed=self.book.name, error=words))
+        if words := self.record.doubled(had, now):
+            self._loop.send(FeedFailed(feed=self.record.name, error=words))
             raise HopyardError(words)
 
     def _is_over(self) -> NoReturn:
@@ -334,7 +334,7 @@ class FeedSession:
         if now.status == "failed":
             raise failure(now, self._layout)
         raise ProgramFailed(
-            f"{self._layout.root}: feed {self.book.name!r}: the program is over ({now.status}); launch it again"
+            f"{self._layout.root}: feed {self.record.name!r}: the program is over ({now.status}); launch it again"
         )
 
 
@@ -374,11 +374,11 @@ class _Sending:
 class _Stall:
     """Tells when a worker that has rows takes none. Its owner holds the loop's `changed`."""
 
-    def __init__(self, book: FeedRecord, loop: ProgramLoop, timeout: float | None, eager: bool = False) -> None:
-        self._book, self._loop, self._timeout, self._eager = book, loop, timeout, eager
+    def __init__(self, record: FeedRecord, loop: ProgramLoop, timeout: float | None, eager: bool = False) -> None:
+        self._record, self._loop, self._timeout, self._eager = record, loop, timeout, eager
         self._moved: dict[int, tuple[int, float]] = {}
         self._began = self._asked = time.monotonic()
-        book.ask_anew()
+        record.ask_anew()
 
     def look(self) -> float | None:
         """Ask the workers how far they are; seconds until it should be called again, None: when the program runs.
@@ -394,8 +394,8 @@ class _Stall:
         wait = min(ASK_SECONDS, max(SOON_SECONDS, (now - self._began) / 10)) if self._eager else ASK_SECONDS
         if now - self._asked >= wait:
             self._asked = now
-            self._loop.tell(FeedQuery(feed=self._book.name, question=self._book.question))
-        for slot, (rows, waiting) in self._book.said.items():
+            self._loop.send(FeedQuery(feed=self._record.name, question=self._record.question))
+        for slot, (rows, waiting) in self._record.said.items():
             last, since = self._moved.get(slot, (-1, now))
             if rows != last or not waiting:
                 self._moved[slot] = rows, now
@@ -404,16 +404,16 @@ class _Stall:
         return self._asked + wait - now
 
     def _fail(self, status: ProgramStatus, slot: int, rows: int) -> NoReturn:
-        name = self._book.name
-        silent = self._book.silent(status.slots)
+        name = self._record.name
+        silent = self._record.silent(status.slots)
         words = (
             f"feed {name!r}: {status.names([slot])} has taken no row for {self._timeout:.0f} seconds, "
             f"though rows wait for it ({rows:,} taken so far): does the main of {status.names(silent or [slot])} read "
             f"ctx.feed({name!r})? "
-            + (f'With uneven="{self._book.uneven}" the others wait for it. ' if silent else "")
+            + (f'With uneven="{self._record.uneven}" the others wait for it. ' if silent else "")
             + "feed(timeout=…) says how long to wait"
         )
-        self._loop.tell(FeedFailed(feed=name, error=words))
+        self._loop.send(FeedFailed(feed=name, error=words))
         raise HopyardError(words)
 
 
@@ -424,7 +424,7 @@ def _short(error: BaseException) -> str:
     if raised:
         return raised.removeprefix("hopyard.errors.")[:800]
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    told = [
+    errors = [
         line for line in lines if line.startswith(("hopyard.", "ConnectionError", "pyspark.errors")) and ": " in line
     ]
-    return (told or lines or [type(error).__name__])[-1 if told else 0][:800]
+    return (errors or lines or [type(error).__name__])[-1 if errors else 0][:800]

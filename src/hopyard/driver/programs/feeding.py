@@ -64,8 +64,8 @@ class Feeding:
         if isinstance(data, Dataset):
             self._need(data.prepare())
         feed = self._named("feed", name, uneven)
-        if feed.book.uneven != uneven:
-            raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.book.uneven!r}")
+        if feed.record.uneven != uneven:
+            raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.record.uneven!r}")
         return feed.feed(source, epochs, end, timeout)
 
     def over(self) -> None:
@@ -104,7 +104,7 @@ class Feeding:
 
         feed = self._named("infer", name, "join")
         self._asked = True
-        route = Route(feed.endpoints()[1], self._token, name, feed.book.epochs, timeout=timeout)
+        route = Route(feed.endpoints()[1], self._token, name, feed.record.epochs, timeout=timeout)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
@@ -117,8 +117,8 @@ class Feeding:
         with self._lock:
             if name not in self._feeds:
                 spec = self._loop.spec
-                book = FeedRecord(name, uneven, spec.restart_scope if spec.max_restarts else "")
-                self._feeds[name] = FeedSession(book, self._loop, self._layout, self._token, self._room)
+                record = FeedRecord(name, uneven, spec.restart_scope if spec.max_restarts else "")
+                self._feeds[name] = FeedSession(record, self._loop, self._layout, self._token, self._room)
             return self._feeds[name]
 
     @contextlib.contextmanager
@@ -158,12 +158,12 @@ class Feeding:
             if feed.behind():
                 threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()
 
-    def heard(self, message: RowsTaken | BatchesReady) -> None:
+    def on_feed_message(self, message: RowsTaken | BatchesReady) -> None:
         """A task says this of a feed."""
         with self._lock:
             feed = self._feeds.get(message.feed)
         if feed is not None:
-            feed.heard(message)
+            feed.on_message(message)
 
 
 def _patient(what: str, timeout: float | None) -> None:

@@ -69,7 +69,7 @@ T = TypeVar("T")
 class Listener(Protocol):
     """Is told, in the loop's thread, what concerns feeds."""
 
-    def heard(self, message: RowsTaken | BatchesReady) -> None:
+    def on_feed_message(self, message: RowsTaken | BatchesReady) -> None:
         """A task says this of a feed. Whoever waits by `wait_for` is woken afterwards."""
         ...
 
@@ -97,7 +97,7 @@ class ProgramLoop:
         spec: what was asked for.
         status: how it stands.
         changed: is notified when `status` changes, or a task has said something of a feed; what the listener's
-            `heard` changes is changed while it is held.
+            `on_feed_message` changes is changed while it is held.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class ProgramLoop:
         self.stop("stopped by the user")
         self.wait_for(lambda now: now.ended, 30.0)
 
-    def tell(self, message: Feeding) -> None:
+    def send(self, message: Feeding) -> None:
         """Send this to all tasks that are fed."""
         self._put(message)
 
@@ -216,20 +216,20 @@ class ProgramLoop:
                 facts.append(message)
             else:
                 others.append(message)
-        orders = self._ordered()
+        orders = self._pending_orders()
         facts += [order for order in orders if isinstance(order, Stop)]
         self._commit([*facts, Tick()])
         for message in others:
-            self._heard(message)
+            self._on_message(message)
         for order in orders:
             if not isinstance(order, Stop):
-                self._tell_all(order)
+                self._send_all(order)
         if self._machine.phase in ("closing", "over"):
             self._renewed.clear()
         if self._renewed:  # one by one: there may be hundreds, and an order to stop
             self._link.start(self._renewed.popleft())
 
-    def _ordered(self) -> list[Stop | Feeding]:
+    def _pending_orders(self) -> list[Stop | Feeding]:
         """What was asked for since the last turn."""
         orders = []
         with contextlib.suppress(queue.Empty):
@@ -261,7 +261,7 @@ class ProgramLoop:
             self.status = status
             self.changed.notify_all()
 
-    def _heard(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         match message:
             case FeedEndpoint():
                 self._endpoints[message.incarnation] = message.endpoint
@@ -272,10 +272,10 @@ class ProgramLoop:
                 if message.error:
                     log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
             case RowsTaken() | BatchesReady():
-                book = self._machine.tasks.get(message.slot)
-                if book is not None and book.incarnation == message.incarnation and self._listener is not None:
+                record = self._machine.tasks.get(message.slot)
+                if record is not None and record.incarnation == message.incarnation and self._listener is not None:
                     with self.changed:
-                        self._listener.heard(message)
+                        self._listener.on_feed_message(message)
                         self.changed.notify_all()
             case _:
                 log.warning("slot %s says what belongs to a run: %s", message.slot, type(message).__name__)
@@ -296,24 +296,23 @@ class ProgramLoop:
                 link.send(command.slot, StopRequested(command.slot, command.incarnation))
             case Finish():
                 self._over = True
-                self._say_failures()
+                self._log_failures()
 
-    def _say_failures(self) -> None:
+    def _log_failures(self) -> None:
         """What failed when the program was done already changes nothing of that, but is no secret."""
         if self._machine.status == "done":
-            for book in self._machine.tasks.values():
-                if book.status == "failed":
-                    words = f"{book.task.name} failed when the program was done: {book.cause}"
-                    log.warning("%s: %s; log %s", self._layout.root, words, self._layout.log(book.task.slot))
+            for record in self._machine.tasks.values():
+                if record.status == "failed":
+                    words = f"{record.task.name} failed when the program was done: {record.cause}"
+                    log.warning("%s: %s; log %s", self._layout.root, words, self._layout.log(record.task.slot))
 
-    def _tell_all(self, message: Feeding) -> None:
+    def _send_all(self, message: Feeding) -> None:
         if self._link is None or self._machine.phase == "over":
             return
-        for book in self._machine.tasks.values():
-            if book.task.rank >= 0 and (book.up or book.status == "done"):
-                self._link.send(
-                    book.task.slot, msgspec.structs.replace(message, slot=book.task.slot, incarnation=book.incarnation)
-                )
+        for record in self._machine.tasks.values():
+            if record.task.rank >= 0 and (record.up or record.status == "done"):
+                slot, incarnation = record.task.slot, record.incarnation
+                self._link.send(slot, msgspec.structs.replace(message, slot=slot, incarnation=incarnation))
 
     def _close(self, error: BaseException | None) -> None:
         for step in (self._hang_up, self._journal.close, self._lock.free):

@@ -199,8 +199,11 @@ class Program:
         self._feeding.end(name)
 
     def _sentence(self) -> str:
-        told = self.status()
-        return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in told["tasks"]) or told["status"]
+        status = self.status()
+        return (
+            ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in status["tasks"])
+            or status["status"]
+        )
 
 
 def _ended(status: ProgramStatus) -> bool:

@@ -38,7 +38,7 @@ class Source(Protocol):
         ...
 
 
-class OfSpark:
+class SparkRows:
     """A DataFrame or RDD of Spark."""
 
     spark = True
@@ -73,7 +73,7 @@ class OfSpark:
                 self._data.sparkSession.interruptTag(self._tag)
 
 
-class Here:
+class LocalRows:
     """Rows of this process. They are read once, in blocks; block k goes to worker k modulo their number."""
 
     spark = False
@@ -186,16 +186,16 @@ def source_of(data: Any) -> Source:
         SpecError: there are none in `data`.
     """
     if is_frame(data):
-        return OfSpark(checked(data, "data"))
+        return SparkRows(checked(data, "data"))
     if hasattr(data, "mapPartitionsWithIndex") and hasattr(data, "ctx"):
-        return OfSpark(data)
+        return SparkRows(data)
     names = list(data.columns) if is_pandas(data) else getattr(getattr(data, "schema", None), "names", [])
     if len(set(map(str, names))) < len(names):
         twice = sorted({str(name) for name in names if list(map(str, names)).count(str(name)) > 1})
         raise SpecError(f"feed({type(data).__name__}): there are several columns named {', '.join(twice)}; rename them")
     allowed = isinstance(data, (list, tuple, Mapping, pa.Table, pa.RecordBatch))
     if allowed or hasattr(data, "prepare") or is_pandas(data):
-        return Here(data)
+        return LocalRows(data)
     raise SpecError(
         f"feed({type(data).__name__}): a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a "
         "dict from column to array, or a list of rows is needed"

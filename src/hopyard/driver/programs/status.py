@@ -96,12 +96,14 @@ class ProgramStatus:
 def status_of(machine: ProgramMachine, endpoints: Mapping[int, Endpoint]) -> ProgramStatus:
     """How the program stands. `endpoints`: incarnation → where it takes rows."""
     tasks = []
-    for slot, book in sorted(machine.tasks.items()):
+    for slot, record in sorted(machine.tasks.items()):
         place = machine.known.get(slot)
         host, agent = ("", 0) if place is None else (place.host, place.pid)
-        endpoint = endpoints.get(book.incarnation)
+        endpoint = endpoints.get(record.incarnation)
         tasks.append(
-            TaskStatus(book.task, book.incarnation, book.status, host, agent, dict(book.values), book.step, endpoint)
+            TaskStatus(
+                record.task, record.incarnation, record.status, host, agent, dict(record.values), record.step, endpoint
+            )
         )
     return ProgramStatus(
         machine.phase,
