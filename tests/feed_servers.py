@@ -18,8 +18,8 @@ TOKEN = "a token"
 
 
 @contextmanager
-def feed_server(folder: Path, index: int = 0, count: int = 1, **more: Any) -> Iterator[FeedServer]:
-    made = FeedServer(folder, "127.0.0.1", TOKEN, index, count, more.pop("apart", False), **more)
+def feed_server(folder: Path, index: int = 0, **more: Any) -> Iterator[FeedServer]:
+    made = FeedServer(folder, "127.0.0.1", TOKEN, index, more.pop("apart", False), **more)
     try:
         yield made
     finally:

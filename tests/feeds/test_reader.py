@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def fed(server: FeedServer, *partitions: list[Any], end: bool = True) -> Feed:
     for number, blocks in enumerate(partitions):
         send_partition(Route((server.endpoint,), TOKEN), number, 0, blocks)
     if end:
-        server.ended("train")
+        server.queue("train").end()
     return Feed(server.queue("train"))
 
 
@@ -66,7 +67,7 @@ def test_waiting_rows_are_given_when_the_wait_is_over(tmp_path: Path) -> None:
         feed = fed(server, [numbers(0, 3)], end=False)
         batches = feed.batches(10, wait=0.05)
         assert len(next(batches)["y"]) == 3
-        later(lambda: (time.sleep(0.2), server.ended("train")))
+        later(lambda: (time.sleep(0.2), server.queue("train").end()))
         assert list(batches) == [] and not threading.current_thread().daemon
 
 
@@ -133,7 +134,7 @@ def test_vectors_are_arrays(tmp_path: Path) -> None:
 def test_what_is_no_array_is_named_and_fails_the_feed(tmp_path: Path, blocks: list[Any], words: str) -> None:
     with feed_server(tmp_path) as server:
         feed = fed(server, blocks, end=False)
-        server.ended("train")
+        server.queue("train").end()
         with pytest.raises(DataError, match=words):
             next(feed.batches(10))
         with pytest.raises(HopyardError, match=words):
@@ -425,7 +426,7 @@ class Driver:
                 self._counts[worker] = count
                 now = allowed(self._uneven, self._counts)
                 for server in self.servers:
-                    server.allowed(feed, now.batches, now.ended)
+                    server.queue(feed).allow(now)
 
         return tell
 
@@ -437,12 +438,12 @@ class Driver:
 def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, ...], batches: tuple[int, ...]) -> None:
     driver = Driver(uneven, 2)
     with (
-        feed_server(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
-        feed_server(tmp_path, 1, 2, tell=driver.hear(1)) as one,
+        feed_server(tmp_path, 0, on_count=driver.hear(0)) as zero,
+        feed_server(tmp_path, 1, on_count=driver.hear(1)) as one,
     ):
         driver.servers = [zero, one]
         for server in driver.servers:
-            server.opened("train", uneven)
+            server.queue("train").uneven = uneven
         found = [
             later(lambda server=server: list(Feed(server.queue("train")).batches(10))) for server in driver.servers
         ]
@@ -450,7 +451,7 @@ def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, .
         for worker, count in enumerate(rows):
             send_partition(route, worker, 0, [numbers(n, min(3, count - n)) for n in range(0, count, 3)])
         for server in driver.servers:
-            server.ended("train")
+            server.queue("train").end()
         got = [one.result(5) for one in found]
         assert tuple(map(len, got)) == batches
         if uneven == "repeat":
@@ -461,10 +462,10 @@ def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, .
 
 def test_a_worker_without_rows_has_none_to_repeat(tmp_path: Path) -> None:
     driver = Driver("repeat", 2)
-    with feed_server(tmp_path, 0, 2, tell=driver.hear(0)) as server:
-        server.opened("train", "repeat")
-        server.allowed("train", 3, False)
-        server.ended("train")
+    with feed_server(tmp_path, 0, on_count=driver.hear(0)) as server:
+        server.queue("train").uneven = "repeat"
+        server.queue("train").allow(Count(3, False))
+        server.queue("train").end()
         with pytest.raises(DataError, match="this worker got no rows"):
             next(Feed(server.queue("train")).batches(10))
 
@@ -474,20 +475,20 @@ def test_a_worker_without_rows_has_none_to_repeat(tmp_path: Path) -> None:
 def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Uneven, main: str) -> None:
     driver = Driver(uneven, 2)
     with (
-        feed_server(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
-        feed_server(tmp_path, 1, 2, tell=driver.hear(1)) as one,
+        feed_server(tmp_path, 0, on_count=driver.hear(0)) as zero,
+        feed_server(tmp_path, 1, on_count=driver.hear(1)) as one,
     ):
         driver.servers = [zero, one]
         if main == "was over before":
             one.finish()
         for server in driver.servers:
-            server.opened("train", uneven)
+            server.queue("train").uneven = uneven
         found = later(lambda: len(list(Feed(zero.queue("train")).batches(10))))
         for worker in range(2):
             send_partition(
                 Route((zero.endpoint, one.endpoint), TOKEN, uneven=uneven), worker, 0, [numbers(0, 30)], worker=worker
             )
-        zero.ended("train")
+        zero.queue("train").end()
         if main == "leaves its feed":
             Feed(one.queue("train")).terminate()
         if main == "is over":
@@ -498,24 +499,24 @@ def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Unev
 def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Path) -> None:
     driver = Driver("min", 2)
     with (
-        feed_server(tmp_path, 0, 2, tell=driver.hear(0)) as zero,
-        feed_server(tmp_path, 1, 2, tell=driver.hear(1)) as one,
+        feed_server(tmp_path, 0, on_count=driver.hear(0)) as zero,
+        feed_server(tmp_path, 1, on_count=driver.hear(1)) as one,
     ):
         driver.servers = [zero, one]
         for server in driver.servers:
-            server.opened("train", "min")
+            server.queue("train").uneven = "min"
         found = later(lambda: list(Feed(zero.queue("train")).batches(10)))
         send_partition(Route((zero.endpoint, one.endpoint), TOKEN, uneven="min"), 0, 0, [numbers(0, 30)])
-        one.ended("train")
+        one.queue("train").end()
         assert found.result(5) == []
 
 
 @pytest.mark.parametrize("uneven", ["min", "repeat"])
 def test_a_worker_that_leaves_early_counts_what_it_took(tmp_path: Path, uneven: Uneven) -> None:
     told: list[Count] = []
-    with feed_server(tmp_path, tell=lambda _, count: told.append(count)) as server:
-        server.opened("train", uneven)
-        server.allowed("train", 9, False)
+    with feed_server(tmp_path, on_count=lambda _, count: told.append(count)) as server:
+        server.queue("train").uneven = uneven
+        server.queue("train").allow(Count(9, False))
         send_partition(Route((server.endpoint,), TOKEN, uneven=uneven), 0, 0, [numbers(0, 50)])
         feed = Feed(server.queue("train"))
         batches = feed.batches(10)
@@ -527,17 +528,19 @@ def test_a_worker_that_leaves_early_counts_what_it_took(tmp_path: Path, uneven: 
 
 
 def test_a_worker_that_asks_and_has_no_rows_says_so(tmp_path: Path) -> None:
-    told: list[Count] = []
-    with feed_server(tmp_path, tell=lambda _, count: told.append(count)) as server:
-        server.opened("train", "min")
-        assert told == []
-        assert server.queue("train").turn(0, 10, wait=0) == "pause"
-        assert told == [Count(0, False)]
+    told: SimpleQueue[Count] = SimpleQueue()
+    with feed_server(tmp_path, on_count=lambda _, count: told.put(count)) as server:
+        server.queue("train").uneven = "min"
+        assert told.empty()
+        turn = later(server.queue("train").turn, 0, 10)
+        assert told.get(timeout=5) == Count(0, False)
+        server.queue("train").allow(Count(0, True))
+        assert turn.result(5) == "end"
 
 
 def test_a_feed_after_a_main_that_failed_fails_too(tmp_path: Path) -> None:
     told: list[Count] = []
-    with feed_server(tmp_path, tell=lambda _, count: told.append(count)) as server:
+    with feed_server(tmp_path, on_count=lambda _, count: told.append(count)) as server:
         server.finish("worker 0 failed: ValueError")
         with pytest.raises(HopyardError, match="worker 0 failed: ValueError"):
             send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(0, 5)])
@@ -553,19 +556,19 @@ def files_in(folder: Path) -> int:
 
 def test_rows_beyond_the_limit_wait_in_files_where_workers_end_together(tmp_path: Path) -> None:
     driver = Driver("min", 1)
-    with feed_server(tmp_path, tell=driver.hear(0), limit=100) as server:
+    with feed_server(tmp_path, on_count=driver.hear(0), limit=100) as server:
         driver.servers = [server]
         route = Route((server.endpoint,), TOKEN, uneven="min")
         assert send_partition(route, 0, 0, [numbers(n, 100) for n in range(0, 1000, 100)]).rows == 1000
-        server.ended("train")
+        server.queue("train").end()
         got = list(Feed(server.queue("train")).batches(300))
         assert np.concatenate([batch["y"] for batch in got]).tolist() == list(range(1000))
 
 
 def test_what_waits_in_files_takes_one_descriptor_and_gives_it_back(tmp_path: Path) -> None:
     with feed_server(tmp_path, limit=100) as server:
-        server.opened("train", "min")
-        server.allowed("train", 10**6, False)
+        server.queue("train").uneven = "min"
+        server.queue("train").allow(Count(10**6, False))
         batches = Feed(server.queue("train")).batches(1000)
         for partition in range(2):
             route = Route((server.endpoint,), TOKEN, uneven="min")
@@ -584,7 +587,7 @@ def test_what_waits_in_files_takes_one_descriptor_and_gives_it_back(tmp_path: Pa
 def test_blocks_from_a_file_are_views_that_may_be_written(tmp_path: Path) -> None:
     with feed_server(tmp_path, limit=100) as server:
         send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(0, 100), numbers(100, 100)])
-        server.allowed("train", 4, False)
+        server.queue("train").allow(Count(4, False))
         batches = Feed(server.queue("train")).batches(50)
         _, _, three, four = (next(batches) for _ in range(4))
         assert three["x"].base is not None and three["x"].flags.writeable
@@ -608,7 +611,7 @@ def test_a_full_disk_fails_the_feed_and_says_which(tmp_path: Path, small_disk: C
         )
         with pytest.raises(HopyardError, match=words):
             sent.result(5)
-        server.opened("train", "min")
+        server.queue("train").uneven = "min"
         with pytest.raises(HopyardError, match=words):
             next(Feed(server.queue("train")).batches(10))
         stat = os.statvfs(disk)
@@ -620,7 +623,7 @@ def test_what_cannot_be_read_back_fails_the_feed(tmp_path: Path, monkeypatch: py
         send_partition(
             Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(n, 100) for n in range(0, 300, 100)]
         )
-        server.allowed("train", 1, False)
+        server.queue("train").allow(Count(1, False))
         monkeypatch.setattr("os.preadv", lambda *_: 0)
         with pytest.raises(HopyardError, match=r"could not be read back from .* set TMPDIR"):
             next(Feed(server.queue("train")).batches(300))

@@ -48,7 +48,7 @@ def test_rows_come_as_they_were_sent(tmp_path: Path, near: bool) -> None:
         where = server.endpoint if near else replace(server.endpoint, machine="another")
         route = Route((where,), TOKEN)
         assert send_partition(route, 0, 0, BLOCKS) == SendResult(25, 0)
-        server.ended("train")
+        server.queue("train").end()
         feed = Feed(server.queue("train"))
         assert y(feed) == list(range(25))
         assert feed.should_stop
@@ -93,7 +93,7 @@ def test_a_door_that_cannot_open_leaves_nothing_behind(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     for folder in (tmp_path, deep):
         with pytest.raises(OSError, match="assign requested address"):
-            FeedServer(folder, "192.0.2.1", TOKEN, 0, 1, apart=True)
+            FeedServer(folder, "192.0.2.1", TOKEN, 0, apart=True)
     assert list(tmp_path.iterdir()) == [deep] and list(deep.iterdir()) == []
     held = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     assert not any(path.startswith(str(tmp_path)) for path in held)
@@ -187,7 +187,7 @@ def test_a_second_attempt_adds_only_what_is_missing(tmp_path: Path) -> None:
             part_of(line, BLOCKS[:2])
         assert send_partition(route, 0, 1, BLOCKS).rows == 25
         assert send_partition(route, 0, 2, BLOCKS).rows == 25
-        server.ended("train")
+        server.queue("train").end()
         assert y(Feed(server.queue("train"))) == list(range(25))
 
 
@@ -202,7 +202,7 @@ def test_two_attempts_at_once_are_one_partition(tmp_path: Path) -> None:
             for line in (first, second):
                 line.send(END, b"", 3, 25)
                 line.acknowledged(25)
-        server.ended("train")
+        server.queue("train").end()
         assert sorted(y(Feed(server.queue("train")))) == list(range(25))
 
 
@@ -227,7 +227,7 @@ def test_epochs_bring_all_rows_again_and_late_attempts_nothing(tmp_path: Path) -
         send_partition(first, 0, 0, BLOCKS)
         send_partition(replace(first, epoch=1), 0, 0, BLOCKS)
         assert send_partition(first, 0, 1, [numbers(7, 7)]) == SendResult(0, 0, unwanted=True)
-        server.ended("train")
+        server.queue("train").end()
         assert y(Feed(server.queue("train"))) == [*range(25), *range(25)]
         assert send_partition(replace(first, epoch=2), 0, 0, BLOCKS).unwanted
 
@@ -237,13 +237,13 @@ def test_feeds_have_names(tmp_path: Path) -> None:
         send_partition(Route((server.endpoint,), TOKEN, "valid"), 0, 0, [numbers(0, 3)])
         send_partition(Route((server.endpoint,), TOKEN, "train"), 0, 0, [numbers(5, 2)])
         for name in ("train", "valid"):
-            server.ended(name)
+            server.queue(name).end()
         assert y(Feed(server.queue("train"))) == [5, 6]
         assert y(Feed(server.queue("valid"))) == [0, 1, 2]
 
 
 def test_attempts_at_a_partition_go_to_the_worker_that_the_first_chose(tmp_path: Path) -> None:
-    with feed_server(tmp_path, 0, 2, apart=True) as zero, feed_server(tmp_path, 1, 2, apart=True) as one:
+    with feed_server(tmp_path, 0, apart=True) as zero, feed_server(tmp_path, 1, apart=True) as one:
         servers = (zero.endpoint, one.endpoint)
         far = tuple(replace(server, machine="another") for server in servers)
         assert send_partition(Route((far[0], servers[1]), TOKEN), 2, 0, BLOCKS).worker == 1  # only worker 1 is near
@@ -254,7 +254,7 @@ def test_attempts_at_a_partition_go_to_the_worker_that_the_first_chose(tmp_path:
 
 
 def test_a_worker_that_wants_no_rows_still_says_where_they_go(tmp_path: Path) -> None:
-    with feed_server(tmp_path, 0, 2) as zero, feed_server(tmp_path, 1, 2) as one:
+    with feed_server(tmp_path, 0) as zero, feed_server(tmp_path, 1) as one:
         route = Route((zero.endpoint, one.endpoint), TOKEN)
         Feed(zero.queue("train")).terminate()
         assert send_partition(route, 2, 0, BLOCKS, worker=1) == SendResult(25, 1)
@@ -274,14 +274,14 @@ def test_a_full_queue_holds_its_senders_up(tmp_path: Path) -> None:
             seen = queue.received
             time.sleep(0.1)
         assert not sent.done() and 1000 <= seen < 10_000
-        later(lambda: (sent.result(), server.ended("train")))
+        later(lambda: (sent.result(), server.queue("train").end()))
         assert y(Feed(queue), 999) == list(range(20_000))
-        assert server.waiting("train") == 0
+        assert server.queue("train").waiting == 0
 
 
 def test_a_block_that_is_larger_than_the_queue_passes(tmp_path: Path) -> None:
     with feed_server(tmp_path, limit=10) as server:
-        later(lambda: (send_partition(Route((server.endpoint,), TOKEN), 0, 0, BLOCKS), server.ended("train")))
+        later(lambda: (send_partition(Route((server.endpoint,), TOKEN), 0, 0, BLOCKS), server.queue("train").end()))
         assert y(Feed(server.queue("train"))) == list(range(25))
 
 
@@ -312,7 +312,7 @@ def test_a_program_that_is_through_lets_all_tasks_go(tmp_path: Path) -> None:
 def test_what_the_driver_says_is_raised_in_the_program_and_in_tasks(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         waiting = later(y, Feed(server.queue("train")))
-        server.failed("train", "the job was cancelled")
+        server.queue("train").fail(HopyardError("the job was cancelled"))
         with pytest.raises(HopyardError, match="the job was cancelled"):
             waiting.result(5)
         with pytest.raises(HopyardError, match="the job was cancelled"):
@@ -324,7 +324,7 @@ import json, sys, time
 from dataclasses import asdict
 from pathlib import Path
 from hopyard.feeds.receiver import FeedServer
-feed_server = FeedServer(Path(sys.argv[1]), "127.0.0.1", "a token", 0, 1, True, limit=1 << 20)
+feed_server = FeedServer(Path(sys.argv[1]), "127.0.0.1", "a token", 0, True, limit=1 << 20)
 print(json.dumps(asdict(feed_server.endpoint)), flush=True)
 time.sleep(60)
 """

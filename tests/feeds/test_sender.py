@@ -135,8 +135,8 @@ def test_other_rows_stay_as_they_are(rows: list[Any]) -> None:
 def servers(tmp_path: Path) -> Iterator[list[FeedServer]]:
     small = 1 << 20
     with (
-        feed_server(tmp_path, 0, 2, apart=True, limit=small) as zero,
-        feed_server(tmp_path, 1, 2, apart=True, limit=small) as one,
+        feed_server(tmp_path, 0, apart=True, limit=small) as zero,
+        feed_server(tmp_path, 1, apart=True, limit=small) as one,
     ):
         yield [zero, one]
 
@@ -155,7 +155,7 @@ def taken(feed: Feed) -> list[int]:
 
 def end(servers: list[FeedServer], feed: str = "train") -> None:
     for server in servers:
-        server.ended(feed)
+        server.queue(feed).end()
 
 
 @pytest.mark.parametrize("partitions", [2, 17])

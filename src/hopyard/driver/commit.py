@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from hopyard.core.facts import Line
+from hopyard.driver.links import Link
 from hopyard.store.journal import Journal
 
 Event = TypeVar("Event")
@@ -33,20 +34,12 @@ class Clock:
         self._offset -= seconds
 
 
-class Confirming(Protocol):
-    """The part of a link that is told when messages are on disk."""
-
-    def confirm(self) -> None:
-        """All that was received is on disk: the agents may forget it."""
-        ...
-
-
 def commit(
     events: Iterable[Event],
     handle: Callable[[Event], Sequence[Command]],
     journaled: Callable[[Event, Sequence[Command]], Sequence[Line]],
     journal: Journal[Line],
-    link: Confirming,
+    link: Link,
 ) -> tuple[list[Line], list[Command]]:
     """Tell a machine of events, journal them, and confirm to the agents what they said.
 

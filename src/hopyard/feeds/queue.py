@@ -35,17 +35,17 @@ class FeedQueue:
         name: of the feed.
         folder: for blocks beyond `limit` of feeds that must not hold their senders up (see `reserve`).
         limit: bytes that may wait in memory.
-        tell: told the name and how many batches came, for feeds whose workers end together.
+        on_count: told the name and how many batches came, for feeds whose workers end together.
     """
 
     def __init__(
-        self, name: str, folder: Path, limit: int = LIMIT, tell: Callable[[str, Count], None] | None = None
+        self, name: str, folder: Path, limit: int = LIMIT, on_count: Callable[[str, Count], None] | None = None
     ) -> None:
         self.name = name
         self._folder = folder
         self._spill = Spill(folder)
         self._limit = limit
-        self._tell = tell
+        self._on_count = on_count
         self._changed = threading.Condition()
         self._telling = threading.Lock()
         self._shared = Stream()
@@ -232,6 +232,12 @@ class FeedQueue:
         return self._unwanted
 
     @property
+    def waiting(self) -> int:
+        """Rows that the program has not taken yet."""
+        with self._changed:
+            return 0 if self._unwanted else self.received - self.taken
+
+    @property
     def finished(self) -> bool:
         """Whether nothing will come that is not here, nor is anything here: the end was said and all was taken."""
         with self._changed:
@@ -306,20 +312,20 @@ class FeedQueue:
                 self._changed.wait(None if timeout is None else timeout - stalled)
             return None
 
-    def rule(self, wait: float | None = None) -> Uneven | None:
-        """How this feed ends; waits until it is known. None: not known within `wait`.
+    def rule(self) -> Uneven:
+        """How this feed ends; waits until it is known.
 
         Raises:
             HopyardError: the feed has failed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.uneven or self._error or self._unwanted or self._ended, wait)
+            self._changed.wait_for(lambda: self.uneven or self._error or self._unwanted or self._ended)
             self._check()
-            return self.uneven or ("join" if self._unwanted or self._ended else None)
+            return self.uneven or "join"
 
-    def turn(self, batch: int, size: int, wait: float | None = None) -> Literal["give", "again", "end", "pause"]:
+    def turn(self, batch: int, size: int) -> Literal["give", "again", "end"]:
         """Of a feed whose workers end together: whether batch number `batch`, of `size` rows, may be given out; see
-        `Pacing.turn`. "pause": not known within `wait`.
+        `Pacing.turn`. Waits until it is known.
 
         Raises:
             HopyardError: the feed has failed.
@@ -332,11 +338,12 @@ class FeedQueue:
             return "end" if self._error is not None else self._pacing.turn(batch, self._arrived)
 
         with self._changed:
-            turn = self._changed.wait_for(decided, wait)
+            turn = self._changed.wait_for(decided)
             self._check()
-            if turn in ("give", "again"):
+            assert turn is not None
+            if turn != "end":
                 self._pacing.give(batch)
-            return turn or "pause"
+            return turn
 
     # Inside
 
@@ -425,13 +432,13 @@ class FeedQueue:
 
     def _report(self) -> None:
         """Tell how many batches are here, where it matters and has changed."""
-        if self._tell is None or not self._pacing.together:
+        if self._on_count is None or not self._pacing.together:
             return
         with self._telling:  # of its own: counts go out in order, and nobody waits for the network to take a block
             with self._changed:
                 count = self._pacing.news(self._arrived)
             if count is not None:
-                self._tell(self.name, count)
+                self._on_count(self.name, count)
 
     @property
     def _arrived(self) -> Arrived:

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from hopyard.core.programs.messages import Endpoint
-from hopyard.core.programs.uneven import Count, Uneven
+from hopyard.core.programs.uneven import Count
 from hopyard.errors import HopyardError
 from hopyard.feeds.protocol import (
     ARROW,
@@ -65,10 +65,9 @@ class FeedServer:
         host: address of this process that other machines can dial.
         token: of the program.
         index: of this worker among those that are fed.
-        count: how many are.
         apart: whether tasks may come from other machines.
         limit: bytes of one feed that may wait.
-        tell: see `FeedQueue`.
+        on_count: see `FeedQueue`.
 
     Raises:
         OSError: no socket can be opened there. Nothing is left behind.
@@ -80,14 +79,13 @@ class FeedServer:
         host: str,
         token: str,
         index: int,
-        count: int,
         apart: bool,
         *,
         limit: int = LIMIT,
-        tell: Callable[[str, Count], None] | None = None,
+        on_count: Callable[[str, Count], None] | None = None,
     ) -> None:
-        self.index, self.count = index, count
-        self._token, self._limit, self._tell = token, limit, tell
+        self.index = index
+        self._token, self._limit, self._on_count = token, limit, on_count
         self._lock = threading.Lock()
         self._queues: dict[str, FeedQueue] = {}
         self._lines: set[socket.socket] = set()
@@ -117,31 +115,10 @@ class FeedServer:
             queue = self._queues.get(feed)
             late = queue is None and self._done
             if queue is None:
-                queue = self._queues[feed] = FeedQueue(feed, self._folder, self._limit, self._tell)
+                queue = self._queues[feed] = FeedQueue(feed, self._folder, self._limit, self._on_count)
         if late:  # without the lock, as it tells
             self._end(queue)
         return queue
-
-    def opened(self, feed: str, uneven: Uneven = "join") -> None:
-        """A feed will come, with this rule for its end."""
-        self.queue(feed).uneven = uneven
-
-    def ended(self, feed: str) -> None:
-        """All partitions of all epochs were sent: the feed ends after what is queued."""
-        self.queue(feed).end()
-
-    def failed(self, feed: str, text: str) -> None:
-        """The feed cannot go on: `text` is raised in the program, and in the tasks that still send."""
-        self.queue(feed).fail(HopyardError(text))
-
-    def allowed(self, feed: str, batches: int, final: bool) -> None:
-        """The word of `core.uneven.allowed`, by way of the driver."""
-        self.queue(feed).allow(Count(batches, final))
-
-    def waiting(self, feed: str) -> int:
-        """Rows of a feed that the program has not taken yet."""
-        queue = self.queue(feed)
-        return 0 if queue.unwanted else queue.received - queue.taken
 
     def finish(self, error: str = "") -> None:
         """The program is through with all feeds, also those to come, as when its main has returned; tasks are told, and
@@ -242,7 +219,7 @@ class FeedServer:
         with self._lock:
             if queue.name not in self._guarded:
                 self._guarded.add(queue.name)
-                threading.Thread(target=self._guard, args=(queue,), name="patience", daemon=True).start()
+                threading.Thread(target=self._guard, args=(queue,), name="feed_stall", daemon=True).start()
 
     def _guard(self, queue: FeedQueue) -> None:
         timeout = queue.await_stall()

@@ -24,6 +24,8 @@ from hopyard.core.programs.messages import (
     RowsTaken,
     StopRequested,
 )
+from hopyard.core.programs.uneven import Count
+from hopyard.errors import HopyardError
 
 
 class TaskSession:
@@ -56,16 +58,14 @@ class TaskSession:
                 task = self.begin.task
                 if task.rank < 0:
                     raise RuntimeError(f"{task.name} is not fed: rows go to chiefs and workers")
-                ranked = int(self.begin.environment["WORLD_SIZE"])
                 address = self.begin.peers[task.role][task.index].rpartition(":")[0]
                 self._feed_server = FeedServer(
                     self.folder,
                     address,
                     self.host.token,
                     task.rank,
-                    ranked,
                     self.host.apart,
-                    tell=self._count,
+                    on_count=self._on_count,
                 )
                 self.pipe.send(FeedEndpoint(self.slot, self.incarnation, self._feed_server.endpoint))
             return self._feed_server
@@ -82,30 +82,29 @@ class TaskSession:
             self.stopping.set()
             self.drain()  # a loop over a feed ends, too
             return
-        server, feed = self.feed_server(), message.feed
+        queue = self.feed_server().queue(message.feed)
         match message:
             case FeedOpened():
-                server.opened(feed, message.uneven)
+                queue.uneven = message.uneven
             case FeedEnded():
-                server.ended(feed)
+                queue.end()
             case FeedFailed():
-                server.failed(feed, message.error)
+                queue.fail(HopyardError(message.error))
             case FeedAllowed():
-                server.allowed(feed, message.batches, message.final)
+                queue.allow(Count(message.batches, message.final))
             case FeedQuery():
-                rows, waiting = server.queue(feed).taken, server.waiting(feed) > 0
                 self.pipe.send(
                     RowsTaken(
-                        feed=feed,
+                        feed=message.feed,
                         slot=self.slot,
                         incarnation=self.incarnation,
-                        rows=rows,
-                        waiting=waiting,
+                        rows=queue.taken,
+                        waiting=queue.waiting > 0,
                         question=message.question,
                     )
                 )
 
-    def _count(self, feed: str, count: Any) -> None:
+    def _on_count(self, feed: str, count: Count) -> None:
         ready = BatchesReady(
             feed=feed, slot=self.slot, incarnation=self.incarnation, batches=count.batches, final=count.ended
         )
