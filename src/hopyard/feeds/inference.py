@@ -29,16 +29,16 @@ def ask(route: Route, partition: int, attempt: int, blocks: Iterable[Any]) -> It
         ConnectionError: the worker ended; names it.
         HopyardError: the program takes no more rows, or answered wrongly; with its reason.
     """
-    with FeedConnection(route, partition, attempt, answers=True) as line:
-        if line.unwanted:
+    with FeedConnection(route, partition, attempt, answers=True) as connection:
+        if connection.unwanted:
             raise _stopped(route)
-        sending = _Sending(line, blocks)
+        sending = _Sending(connection, blocks)
         sending.start()
         got = 0
         try:
             while sending.more(got):
-                values, rows = line.answer()
-                if line.unwanted:
+                values, rows = connection.answer()
+                if connection.unwanted:
                     raise _stopped(route)
                 got += rows
                 yield values, rows
@@ -46,7 +46,7 @@ def ask(route: Route, partition: int, attempt: int, blocks: Iterable[Any]) -> It
             if sending.error is None:
                 raise
         finally:
-            line.close()
+            connection.close()
             sending.join()
         if sending.error is not None:
             raise sending.error
@@ -144,9 +144,9 @@ def _arrow(values: Any, kind: Any) -> Any:
 class _Sending(threading.Thread):
     """Sends the rows of an inference."""
 
-    def __init__(self, line: FeedConnection, blocks: Iterable[Any]) -> None:
+    def __init__(self, connection: FeedConnection, blocks: Iterable[Any]) -> None:
         super().__init__(name="ask", daemon=True)
-        self._line, self._blocks = line, blocks
+        self._connection, self._blocks = connection, blocks
         self._changed = threading.Condition()
         self._rows = 0
         self._all = False
@@ -160,17 +160,17 @@ class _Sending(threading.Thread):
                 with self._changed:
                     self._rows += rows
                     self._changed.notify_all()
-                self._line.send(kind, body, number, rows)
+                self._connection.send(kind, body, number, rows)
                 number += kind != SCHEMA
             with self._changed:
                 self._all = True
                 self._changed.notify_all()
-            self._line.send(END, b"", number, self._rows)
+            self._connection.send(END, b"", number, self._rows)
         except OSError:  # who reads the answers hears it too, with the reason
             pass
         except BaseException as error:  # noqa: BLE001 - raised again by who reads the answers
             self.error = error
-            self._line.close()
+            self._connection.close()
         finally:
             with self._changed:
                 self._all = True

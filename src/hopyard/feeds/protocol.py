@@ -70,42 +70,42 @@ def near(endpoint: Endpoint) -> bool:
 
 
 def connect(endpoint: Endpoint, token: str, hello: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
-    """Dial an endpoint and say what for; gives the line and the answer to `hello`.
+    """Dial an endpoint and say what for; gives the connection and the answer to `hello`.
 
     Raises:
         OSError: nobody answers there, or somebody who does not know the token.
     """
     if near(endpoint):
-        line = socket.socket(socket.AF_UNIX)
+        connection = socket.socket(socket.AF_UNIX)
         where: Any = endpoint.path
     elif endpoint.port:
-        line = socket.socket(socket.AF_INET)
+        connection = socket.socket(socket.AF_INET)
         where = (endpoint.host, endpoint.port)
     else:
         raise ConnectionError(f"it is on another machine ({endpoint.machine}) and listens on its own machine only")
     try:
-        line.settimeout(_ANSWER_SECONDS)
-        tuned(line)
-        line.connect(where)
-        theirs = read(line, _NONCE)
+        connection.settimeout(_ANSWER_SECONDS)
+        tuned(connection)
+        connection.connect(where)
+        theirs = read(connection, _NONCE)
         mine = os.urandom(_NONCE)
         text = json.dumps(hello).encode()
-        _send_words(line, mine + _mac(token, b"hello", theirs, mine, text) + text)
-        said = _read_words(line)
+        _send_words(connection, mine + _mac(token, b"hello", theirs, mine, text) + text)
+        said = _read_words(connection)
         if not hmac.compare_digest(said[:32], _mac(token, b"reply", mine, theirs, said[32:])):
             raise ConnectionError("who answers there does not know the token of this program")
-        line.settimeout(None)
-        return line, json.loads(said[32:])
+        connection.settimeout(None)
+        return connection, json.loads(said[32:])
     except BaseException:
-        line.close()
+        connection.close()
         raise
 
 
 class Handshake:
-    """Somebody at the endpoint, before it was let in. `admit` gives its hello, `reply` opens the line."""
+    """Somebody at the endpoint, before it was let in. `admit` gives its hello, `reply` opens the connection."""
 
-    def __init__(self, line: socket.socket, token: str) -> None:
-        self._line, self._token = line, token
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        self._connection, self._token = connection, token
         self._mine = os.urandom(_NONCE)
         self._theirs = b""
 
@@ -115,10 +115,10 @@ class Handshake:
         Raises:
             OSError, ValueError: it does not know the token, or took too long to show it.
         """
-        self._line.settimeout(_HANDSHAKE_SECONDS)
-        tuned(self._line)
-        self._line.sendall(self._mine)
-        said = _read_words(self._line)
+        self._connection.settimeout(_HANDSHAKE_SECONDS)
+        tuned(self._connection)
+        self._connection.sendall(self._mine)
+        said = _read_words(self._connection)
         self._theirs, mac, text = said[:_NONCE], said[_NONCE : _NONCE + 32], said[_NONCE + 32 :]
         if not hmac.compare_digest(mac, _mac(self._token, b"hello", self._mine, self._theirs, text)):
             raise ConnectionError("the handshake does not know the token")
@@ -130,81 +130,81 @@ class Handshake:
     def reply(self, answer: Mapping[str, Any]) -> None:
         """Let the handshake in, or tell it where to go."""
         text = json.dumps(answer).encode()
-        _send_words(self._line, _mac(self._token, b"reply", self._theirs, self._mine, text) + text)
-        self._line.settimeout(None)
+        _send_words(self._connection, _mac(self._token, b"reply", self._theirs, self._mine, text) + text)
+        self._connection.settimeout(None)
 
 
 def send(
-    line: socket.socket, kind: bytes, body: Any = b"", number: int = 0, rows: int = 0, digest: bytes = b""
+    connection: socket.socket, kind: bytes, body: Any = b"", number: int = 0, rows: int = 0, digest: bytes = b""
 ) -> None:
     """Send one frame; waits for as long as the other side does not take it."""
     view = memoryview(body)
-    line.sendall(_HEAD.pack(kind, number, rows, view.nbytes, digest))
+    connection.sendall(_HEAD.pack(kind, number, rows, view.nbytes, digest))
     if view.nbytes:
-        line.sendall(view)
+        connection.sendall(view)
 
 
-def send_message(line: socket.socket, **words: Any) -> None:
+def send_message(connection: socket.socket, **words: Any) -> None:
     """Send a frame of words."""
-    send(line, WORDS, json.dumps(words).encode())
+    send(connection, WORDS, json.dumps(words).encode())
 
 
-def receive_header(line: socket.socket) -> Head:
+def receive_header(connection: socket.socket) -> Head:
     """The head of the next frame; ConnectionError when there is none."""
-    return Head._make(_HEAD.unpack(read(line, _HEAD.size)))
+    return Head._make(_HEAD.unpack(read(connection, _HEAD.size)))
 
 
-def receive_message(line: socket.socket, head: Head) -> dict[str, Any]:
+def receive_message(connection: socket.socket, head: Head) -> dict[str, Any]:
     """The words that `head` announces."""
     if head.kind != WORDS or not 0 <= head.size <= _WORDS_BYTES:
         raise ConnectionError(f"words were expected, a frame of kind {head.kind!r} and {head.size} bytes came")
-    return dict(json.loads(read(line, head.size)))
+    return dict(json.loads(read(connection, head.size)))
 
 
-def read(line: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes; ConnectionError when the line ends before."""
+def read(connection: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes; ConnectionError when the connection ends before."""
     data = bytearray(size)
-    read_into(line, memoryview(data))
+    read_into(connection, memoryview(data))
     return bytes(data)
 
 
-def read_into(line: socket.socket, view: memoryview) -> None:
-    """Fill `view`; ConnectionError when the line ends before."""
+def read_into(connection: socket.socket, view: memoryview) -> None:
+    """Fill `view`; ConnectionError when the connection ends before."""
     at = 0
     while at < len(view):
-        got = line.recv_into(view[at:], 0, socket.MSG_WAITALL)
+        got = connection.recv_into(view[at:], 0, socket.MSG_WAITALL)
         if not got:
-            raise ConnectionError("the line ended")
+            raise ConnectionError("the connection ended")
         at += got
 
 
-def skip(line: socket.socket, size: int) -> None:
+def skip(connection: socket.socket, size: int) -> None:
     """Read `size` bytes and drop them."""
     scrap = memoryview(bytearray(min(size, _BUFFER)))
     while size:
         part = scrap[: min(size, len(scrap))]
-        read_into(line, part)
+        read_into(connection, part)
         size -= len(part)
 
 
-def tuned(line: socket.socket) -> None:
+def tuned(connection: socket.socket) -> None:
     """Buffers for blocks; on TCP the kernel finds out when the other host has vanished."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-    if line.family == socket.AF_UNIX:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+    if connection.family == socket.AF_UNIX:
         return
-    keep_alive(line)
+    keep_alive(connection)
 
 
 def _mac(token: str, what: bytes, *parts: bytes) -> bytes:
     return hmac.new(token.encode(), what + b"".join(parts), hashlib.sha256).digest()
 
 
-def _send_words(line: socket.socket, data: bytes) -> None:
-    line.sendall(struct.pack("<i", len(data)) + data)
+def _send_words(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(struct.pack("<i", len(data)) + data)
 
 
-def _read_words(line: socket.socket) -> bytes:
-    size = struct.unpack("<i", read(line, 4))[0]
+def _read_words(connection: socket.socket) -> bytes:
+    size = struct.unpack("<i", read(connection, 4))[0]
     if not 0 <= size <= _WORDS_BYTES:
         raise ConnectionError(f"{size} bytes were announced; at most {_WORDS_BYTES} are allowed")
-    return read(line, size)
+    return read(connection, size)

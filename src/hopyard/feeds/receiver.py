@@ -54,7 +54,7 @@ _LONGEST = 100
 _SCHEMA_BYTES = 64 << 20
 _LEAVE_SECONDS = 1.0
 _ACCEPT_SECONDS = 0.1
-"""Until an endpoint that could not take a line (no descriptors are left, …) tries again."""
+"""Until an endpoint that could not take a connection (no descriptors are left, …) tries again."""
 
 
 class FeedServer:
@@ -88,7 +88,7 @@ class FeedServer:
         self._token, self._limit, self._on_count = token, limit, on_count
         self._lock = threading.Lock()
         self._queues: dict[str, FeedQueue] = {}
-        self._lines: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
         self._guarded: set[str] = set()
         """Feeds that a thread guards against a program which does not answer."""
         self._done = False
@@ -132,12 +132,12 @@ class FeedServer:
             self._end(queue)
 
     def close(self) -> None:
-        """Close the endpoint and cut all lines: to who still sends, this worker has ended."""
+        """Close the endpoint and cut all connections: to who still sends, this worker has ended."""
         with self._lock:
             self._closed = True
-            lines = [*self._listeners, *self._lines]
-        for line in lines:
-            _cut(line)
+            connections = [*self._listeners, *self._connections]
+        for connection in connections:
+            _cut(connection)
         self.finish()
         self._opened.close()
 
@@ -151,43 +151,43 @@ class FeedServer:
         short = False
         while True:
             try:
-                line, _ = listener.accept()
-                self._received(line)
+                connection, _ = listener.accept()
+                self._received(connection)
                 short = False
             except (OSError, RuntimeError) as error:  # closed; or no descriptor, no thread is left, who dialed has gone
                 if self._closed:
                     return
                 if not short:  # once, not ten times a second
-                    log.warning("the endpoint for rows could not take a line, and goes on trying: %s", error)
+                    log.warning("the endpoint for rows could not take a connection, and goes on trying: %s", error)
                 short = True
                 time.sleep(_ACCEPT_SECONDS)
 
-    def _received(self, line: socket.socket) -> None:
+    def _received(self, connection: socket.socket) -> None:
         with self._lock:
             if self._closed:
-                line.close()
+                connection.close()
                 return
-            self._lines.add(line)
+            self._connections.add(connection)
         try:
-            threading.Thread(target=self._serve, args=(line,), name="feed_server", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), name="feed_server", daemon=True).start()
         except RuntimeError:
             with self._lock:
-                self._lines.discard(line)
-            line.close()
+                self._connections.discard(connection)
+            connection.close()
             raise
 
-    def _serve(self, line: socket.socket) -> None:
-        handshake = Handshake(line, self._token)
+    def _serve(self, connection: socket.socket) -> None:
+        handshake = Handshake(connection, self._token)
         try:
-            self._admitted(line, handshake, handshake.admit())
+            self._admitted(connection, handshake, handshake.admit())
         except (OSError, ValueError, KeyError) as error:
-            log.debug("a line to the feed ended: %s", error)
+            log.debug("a connection to the feed ended: %s", error)
         finally:
             with self._lock:
-                self._lines.discard(line)
-            line.close()
+                self._connections.discard(connection)
+            connection.close()
 
-    def _admitted(self, line: socket.socket, handshake: Handshake, hello: dict[str, Any]) -> None:
+    def _admitted(self, connection: socket.socket, handshake: Handshake, hello: dict[str, Any]) -> None:
         queue = self.queue(hello["feed"])
         epoch, partition = int(hello["epoch"]), int(hello["partition"])
         answers = bool(hello.get("answers"))
@@ -199,7 +199,7 @@ class FeedServer:
                     if worker not in (None, self.index):
                         handshake.reply({"worker": worker})
                         return
-            stream = queue.open(epoch, partition, AnswerStream(line) if answers else None, hello.get("timeout"))
+            stream = queue.open(epoch, partition, AnswerStream(connection) if answers else None, hello.get("timeout"))
         except HopyardError as error:
             handshake.reply({"failed": str(error)})
             return
@@ -210,7 +210,7 @@ class FeedServer:
         if stream.timeout is not None:
             self._watch(queue)
         try:
-            _Attempt(queue, line, stream, epoch, partition).run()
+            _Attempt(queue, connection, stream, epoch, partition).run()
         finally:
             queue.lost(stream)
 
@@ -236,55 +236,55 @@ class FeedServer:
 class AnswerStream:
     """The way back to a task that waits for answers. The program's thread answers; any thread may end it."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._lock = threading.Lock()
 
     def answer(self, values: Any, rows: int) -> None:
         """Answers for the next `rows` rows; OSError when the task has gone."""
         data = pickle.dumps(values, 5)
         with self._lock:
-            send(self._line, PICKLE, data, rows=rows)
+            send(self._connection, PICKLE, data, rows=rows)
 
     def leave(self, **words: Any) -> None:
-        """Say why there are no more answers. A task that is not reading meanwhile finds a broken line instead."""
+        """Say why there are no more answers. A task that is not reading meanwhile finds a broken connection instead."""
         if not self._lock.acquire(timeout=_LEAVE_SECONDS):
-            _cut(self._line)
+            _cut(self._connection)
             return
         try:
-            with contextlib.suppress(OSError, ValueError):  # the task has gone, and its line was closed
+            with contextlib.suppress(OSError, ValueError):  # the task has gone, and its connection was closed
                 ready = select.poll()
-                ready.register(self._line, select.POLLOUT)
+                ready.register(self._connection, select.POLLOUT)
                 if ready.poll(_LEAVE_SECONDS * 1000):
-                    send_message(self._line, **words)
+                    send_message(self._connection, **words)
                 else:
-                    _cut(self._line)
+                    _cut(self._connection)
         finally:
             self._lock.release()
 
 
 class _Attempt:
-    """One attempt at one partition, on its line."""
+    """One attempt at one partition, on its connection."""
 
-    def __init__(self, queue: FeedQueue, line: socket.socket, stream: Stream, epoch: int, partition: int) -> None:
-        self._queue, self._line, self._stream = queue, line, stream
+    def __init__(self, queue: FeedQueue, connection: socket.socket, stream: Stream, epoch: int, partition: int) -> None:
+        self._queue, self._connection, self._stream = queue, connection, stream
         self._epoch, self._partition = epoch, partition
         self._schema: Any = None
         self._rows = 0
 
     def run(self) -> None:
         while True:
-            head = receive_header(self._line)
+            head = receive_header(self._connection)
             try:
                 if head.kind == END:
                     self._queue.over(self._stream, self._epoch, self._partition, head.number)
                     if self._stream.is_request:
-                        self._line.recv(1)  # the line is the program's now, until the task hangs up
+                        self._connection.recv(1)  # the connection is the program's now, until the task hangs up
                     else:
-                        send_message(self._line, rows=self._rows)
+                        send_message(self._connection, rows=self._rows)
                     return
                 if head.kind == SCHEMA and 0 < head.size <= _SCHEMA_BYTES:
-                    self._schema = pa.ipc.read_schema(pa.py_buffer(read(self._line, head.size)))
+                    self._schema = pa.ipc.read_schema(pa.py_buffer(read(self._connection, head.size)))
                 elif head.kind in (ARROW, PICKLE) and head.size >= 0:
                     if not self._block(head):
                         self._leave(unwanted=True)
@@ -300,17 +300,17 @@ class _Attempt:
         self._rows += head.rows
         try:
             if not self._stream.is_request and self._queue.seen(self._epoch, self._partition, head.number, head.digest):
-                skip(self._line, head.size)
+                skip(self._connection, head.size)
                 return True
             body = self._queue.reserve(self._stream, head.size)
         except HopyardError:
-            skip(self._line, head.size)
+            skip(self._connection, head.size)
             raise
         if body is None:
-            skip(self._line, head.size)
+            skip(self._connection, head.size)
             return False
         try:
-            read_into(self._line, memoryview(body))
+            read_into(self._connection, memoryview(body))
         except OSError:
             self._queue.release(head.size)
             raise
@@ -323,9 +323,9 @@ class _Attempt:
         if self._stream.is_request:
             self._stream.reply_to.leave(**words)
         else:
-            send_message(self._line, **words)
+            send_message(self._connection, **words)
         scrap = bytearray(1 << 20)
-        while self._line.recv_into(scrap):
+        while self._connection.recv_into(scrap):
             pass
 
 
@@ -367,7 +367,7 @@ def _listening(path: Path) -> socket.socket:
     return listener
 
 
-def _cut(line: socket.socket) -> None:
+def _cut(connection: socket.socket) -> None:
     """Wake whoever waits on it. The owner closes it."""
     with contextlib.suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
 """Rows out of a Spark task, or the driver, into the processes of a program: what runs where the rows are.
 
-A partition goes to one worker, block by block, over one line; a full queue of the worker holds the task up. Which
+A partition goes to one worker, block by block, over one connection; a full queue of the worker holds the task up. Which
 worker: one in the executor of the task, else one of its machine, else any, by the partition's number; the worker
 `partition % workers` is asked first, so that a second attempt at a partition never goes elsewhere. Blocks are Arrow
 record batches, or lists of Python rows. Knows nothing of Spark.
@@ -83,20 +83,20 @@ def send_partition(
         ConnectionError: the worker ended; names it.
         HopyardError: the feed failed; with its reason.
     """
-    with FeedConnection(route, partition, attempt, worker=worker) as line:
+    with FeedConnection(route, partition, attempt, worker=worker) as connection:
         number = rows = 0
-        for kind, body, count in framed(blocks) if not line.unwanted else ():
+        for kind, body, count in framed(blocks) if not connection.unwanted else ():
             if kind == SCHEMA:
-                line.send(kind, body)
+                connection.send(kind, body)
                 continue
-            line.send(kind, body, number, count, blake3(body).digest(16))
-            if line.unwanted:
+            connection.send(kind, body, number, count, blake3(body).digest(16))
+            if connection.unwanted:
                 break
             number, rows = number + 1, rows + count
-        if not line.unwanted:
-            line.send(END, b"", number, rows)
-            line.acknowledged(rows)
-        return SendResult(rows, line.worker, line.unwanted)
+        if not connection.unwanted:
+            connection.send(END, b"", number, rows)
+            connection.acknowledged(rows)
+        return SendResult(rows, connection.worker, connection.unwanted)
 
 
 def chosen(endpoints: Sequence[Endpoint], partition: int) -> int:
@@ -139,7 +139,7 @@ def _plain(block: Any) -> Any:
 
 
 class FeedConnection:
-    """The line to the worker that takes a partition.
+    """The connection to the worker that takes a partition.
 
     Raises, in all that it does:
         ConnectionError: the worker ended; names it.
@@ -167,15 +167,15 @@ class FeedConnection:
         }
         words = self._connect(hello)
         if words.get("worker", self.worker) != self.worker:
-            self._line.close()
+            self._connection.close()
             self.worker = int(words["worker"])
             words = self._connect(hello | {"claimed": True})
         self._poll = select.poll()
-        self._poll.register(self._line, select.POLLIN)
+        self._poll.register(self._connection, select.POLLIN)
         try:
             self._heed(words)
         except HopyardError:
-            self._line.close()
+            self._connection.close()
             raise
 
     def __enter__(self) -> FeedConnection:
@@ -189,13 +189,13 @@ class FeedConnection:
         if not self.closed:
             self.closed = True
             with contextlib.suppress(OSError):
-                self._line.shutdown(socket.SHUT_RDWR)
-            self._line.close()
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
 
     def send(self, kind: bytes, body: Any, number: int = 0, rows: int = 0, digest: bytes = b"") -> None:
         """Send a frame; waits while the worker's queue is full. Sets `unwanted` when the worker says so."""
         try:
-            send(self._line, kind, body, number, rows, digest)
+            send(self._connection, kind, body, number, rows, digest)
         except OSError as error:
             if self._answers:
                 raise self._gone(error) from None
@@ -213,10 +213,10 @@ class FeedConnection:
     def answer(self) -> tuple[Any, int]:
         """The next answer, and for how many rows it is; (None, 0) where the worker takes no more rows."""
         try:
-            head = receive_header(self._line)
+            head = receive_header(self._connection)
             if head.kind == PICKLE:
-                return pickle.loads(read(self._line, head.size)), head.rows  # noqa: S301 - it showed the token
-            words = receive_message(self._line, head)
+                return pickle.loads(read(self._connection, head.size)), head.rows  # noqa: S301 - it showed the token
+            words = receive_message(self._connection, head)
         except OSError as error:
             raise self._gone(error) from None
         self._heed(words)
@@ -224,14 +224,14 @@ class FeedConnection:
 
     def _connect(self, hello: dict[str, Any]) -> dict[str, Any]:
         try:
-            self._line, words = connect(self._route.endpoints[self.worker], self._route.token, hello)
+            self._connection, words = connect(self._route.endpoints[self.worker], self._route.token, hello)
         except OSError as error:
             raise self._gone(error) from None
         return words
 
     def _receive(self) -> dict[str, Any]:
         try:
-            words = receive_message(self._line, receive_header(self._line))
+            words = receive_message(self._connection, receive_header(self._connection))
         except OSError as error:
             raise self._gone(error) from None
         self._heed(words)
