@@ -133,7 +133,7 @@ class Processes:
         self._launch = launch
         self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._dying: list[tuple[subprocess.Popen[bytes], int]] = []
-        """Of slots that were ended, but their processes have not."""
+        """Processes that have not ended, though their slots were."""
         self._devices: dict[int, str] = {}
         self._kills = Kills()
         self._counters: dict[int, tuple[Path, int] | None] = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 FORMAT = 1
-"""Of these messages; the executors may have another version of Hopyard than the driver."""
+"""Version of these messages; the executors may have another version of Hopyard than the driver."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class Hello(msgspec.Struct, frozen=True):
     """Host, and process of the executor there."""
     gpus: tuple[str, ...] = ()
     job: int = -1
-    """Of Spark: whose task started it."""
+    """Number of the job whose task started it."""
     format: int = 0
 
 

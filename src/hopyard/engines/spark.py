@@ -151,7 +151,7 @@ class Executors:
         self._ticket = Ticket(host, self._supervisors.port, token, launch.card(0), engine.threads, dict(engine.env))
         self._tag = f"hopyard-{secrets.token_hex(4)}"
         self._lock = threading.Condition()
-        """Told when a job has ended."""
+        """Notified when a job has ended."""
         self._jobs: dict[int, threading.Thread] = {}
         self._submitted = 0
         self._cancelled: set[int] = set()

@@ -65,7 +65,7 @@ CAUSE_SECONDS = 0.5
 POLL_SECONDS = 0.2
 """Between two looks at processes, where the system has no descriptors of them."""
 _PR_SET_PDEATHSIG = 1
-"""Of Linux."""
+"""Number of an option of `prctl` on Linux."""
 _SILENT = 20
 """Seconds after which a line to a host that vanished counts as cut."""
 
@@ -373,7 +373,7 @@ class _Minder:
 
 
 def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
-    """Of an agent: this task's, without what Spark sets for its own Python workers."""
+    """Environment of an agent: this task's, without what Spark sets for its own Python workers."""
     variables = dict(os.environ)
     for name in list(variables):  # PYTHONHASHSEED is 0 there, and none elsewhere; others hold secrets of Spark
         if name in ("PYTHONHASHSEED", "SPARK_AUTH_SOCKET_TIMEOUT") or name.startswith("PYTHON_WORKER_FACTORY"):

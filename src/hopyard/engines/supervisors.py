@@ -79,11 +79,11 @@ class Supervisor:
     """Host, and process of the executor there."""
     gpus: tuple[str, ...] = ()
     job: int = -1
-    """Whose task started it."""
+    """Number of the job whose task started it."""
     task: bool = True
     """Its task is there; false: it has stepped aside."""
     slot: int = -1
-    """Whose agent runs there; −1: none."""
+    """Slot whose agent runs there; −1: none."""
     holds: int = -1
     """The slot of another supervisor's agent, whose own task is not there any more; −1: none."""
     used: bool = False

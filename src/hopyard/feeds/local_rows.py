@@ -12,7 +12,7 @@ from hopyard.data.sources.of import named_parts, table_of
 from hopyard.formats.arrow import to_arrow
 
 ROWS = 4096
-"""Of a block."""
+"""Rows of a block, at most."""
 
 
 def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:

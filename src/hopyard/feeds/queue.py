@@ -324,8 +324,8 @@ class FeedQueue:
             return self.uneven or "join"
 
     def turn(self, batch: int, size: int) -> Literal["give", "again", "end"]:
-        """Of a feed whose workers end together: whether batch number `batch`, of `size` rows, may be given out; see
-        `Pacing.turn`. Waits until it is known.
+        """Wait until it is known whether batch number `batch`, of `size` rows, may be given out, in a feed whose
+        workers end together; see `Pacing.turn`.
 
         Raises:
             HopyardError: the feed has failed.

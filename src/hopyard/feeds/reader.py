@@ -41,11 +41,11 @@ class Feed:
         self._queue = queue
         self._pieces: deque[_Piece] = deque()
         self._rows = 0
-        """Of all pieces."""
+        """Total rows in all pieces."""
         self._given = 0
         """Batches."""
         self._kept: list[list[_Piece]] = []
-        """Of a feed that repeats: its first batches."""
+        """First batches of a feed that repeats."""
         self._kept_bytes = 0
         self._again = 0
         self._asked: deque[tuple[Stream, int]] = deque()

@@ -16,7 +16,7 @@ class Requests:
         self.streams: list[Stream] = []
         """Not over yet; the program stays with the first one until it is."""
         self.asking: list[Stream] = []
-        """Whose task is still there."""
+        """Streams whose task is still there."""
         self._moved = time.monotonic()
         """When the program took or answered something, or had nothing to do."""
         self._answering = self._waiting = False

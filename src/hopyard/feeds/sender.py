@@ -47,14 +47,14 @@ class Route:
     """Where the rows of one feed go."""
 
     endpoints: tuple[Endpoint, ...]
-    """Of the workers that are fed, in their order."""
+    """Endpoints of the workers that are fed, by rank."""
     token: str = field(repr=False)
     feed: str = "train"
     epoch: int = 0
-    """Of an inference: which time it is computed; nothing comes of it."""
+    """Number of the epoch; an inference has none to count."""
     uneven: str = "join"
     timeout: float | None = None
-    """Of an inference: seconds that a worker may take and answer nothing at all while rows wait for it."""
+    """For an inference: seconds that a worker may take and answer nothing at all while rows wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

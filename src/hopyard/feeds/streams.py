@@ -16,7 +16,7 @@ class Block:
     body: Any
     """A writable array of uint8."""
     schema: Any
-    """Of an Arrow block."""
+    """Schema of an Arrow block; else None."""
     stream: Stream
     partition: int
     decoded: dict[str, Any] = field(default_factory=dict)

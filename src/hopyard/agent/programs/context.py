@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 present: ProgramContext | None = None
-"""Of the task that runs in this process."""
+"""Context of the task that runs in this process."""
 
 
 def context() -> ProgramContext:
@@ -49,7 +49,7 @@ class ProgramContext:
         peers: role → "address:port" of each of its tasks (TensorFlow's cluster spec).
         devices: names of its GPUs, as CUDA_VISIBLE_DEVICES takes them.
         directory: of the program; on other hosts than the driver's only where they share it.
-        restart: how often the program was started again.
+        restart: number of times the program was started again.
         is_chief: whether it is the one that writes checkpoints: the chief, else rank 0.
     """
 

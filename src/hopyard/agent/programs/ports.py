@@ -37,7 +37,7 @@ class Ports:
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """Of the task, of torch's store, of JAX's coordinator."""
+        """Ports of the task, of torch's store, of JAX's coordinator."""
         task, coordinator = (int(held.getsockname()[1]) for held in (self._task, self._coordinator))
         return task, int(self.store_listener.getsockname()[1]), coordinator
 

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from hopyard.agent.connection import Connection
 
 GENERATIONS = 20
-"""Of processes that a task has left behind; each is ended before the next is looked for."""
+"""Generations of processes left behind by a task that are looked for; each is ended before the next."""
 STORES = 3
-"""Of torch's that may end by themselves: where torch is not installed, each does."""
+"""Stores of torch that may end by themselves: where torch is not installed, each does."""
 LOOK_SECONDS = 1.0
 """Between looks at whether the process was stopped."""
 TERM_SECONDS = 1.0
@@ -175,7 +175,7 @@ class TaskSupervisor:
         self._child.send_signal(signal.SIGCONT)
 
     def _listen(self) -> None:
-        """What the child says goes home."""
+        """Pass a message of the child on to the driver."""
         assert self._pipe is not None
         message = up(self._pipe)
         if message is None:
@@ -190,7 +190,7 @@ class TaskSupervisor:
         self._connection.send(message, patient=isinstance(message, (Reported, FeedMessage)))
 
     def _ended(self) -> None:
-        """The child is gone."""
+        """Tell the driver that the child is gone."""
         child, task = self._child, self._task
         if child is None:
             return

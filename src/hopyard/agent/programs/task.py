@@ -32,9 +32,9 @@ from hopyard.system.network import interface_of
 EXIT_SECONDS = 5.0
 """For what the user registered with `atexit`, until the end of `main` is told all the same."""
 TEXT = 20_000
-"""Characters of an error that go home; the log has all."""
+"""Characters of an error that are sent to the driver; the log has all."""
 TRACE_LINES = 60
-"""Of a traceback that goes home; the log has all."""
+"""Lines of a traceback that are sent to the driver; the log has all."""
 
 
 def main() -> None:

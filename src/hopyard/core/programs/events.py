@@ -18,7 +18,7 @@ from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Role, Task, 
 from hopyard.errors import JournalError, SpecError
 
 FORMAT = 1
-"""Of a program's journal. A higher number is for changes that an older Hopyard would misread."""
+"""Number of the format of a program's journal. A higher number is for changes that an older Hopyard would misread."""
 Status = Literal["done", "failed", "stopped"]
 
 
@@ -30,7 +30,7 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     until: str
     """Which tasks must end for the program to end: "chief", "workers", "all", or one task: "worker:0"."""
     max_restarts: int = 0
-    """How often tasks are started again after a failure."""
+    """Times that tasks are started again after a failure."""
     restart_scope: Literal["program", "task"] = "program"
     """What is started again when a task fails. A slot that is lost takes its address along, and a parameter server the
     variables that it holds: then always the program."""
@@ -44,7 +44,7 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     script: bool = False
     """Whether `main` is a script: then a process that ends with code 0 ended well wherever it stood."""
     run_id: str = ""
-    """Of this program alone, equal for all its tasks and restarts: what torchrun calls the id of the rendezvous."""
+    """Name of this program alone, equal for all tasks and restarts: what torchrun calls the id of the rendezvous."""
 
     @property
     def wanted(self) -> dict[str, Role]:
@@ -133,7 +133,7 @@ class Reserved(Fact, frozen=True):
 
     @property
     def slot(self) -> int:
-        """Whose."""
+        """Slot of the agent."""
         return self.place.slot
 
 
@@ -141,10 +141,10 @@ class Assigned(Fact, frozen=True):
     """Decision: these tasks run, each in its slot. Those whose incarnation is not new go on as they are."""
 
     restart: int
-    """How often tasks were started again, for whatever reason."""
+    """Times that tasks were started again, for whatever reason."""
     tasks: tuple[Task, ...]
     incarnations: tuple[int, ...]
-    """Of each task in turn: a number that no other start of a task has."""
+    """For each task in turn, a number that no other start of a task has."""
     spent: int = 0
     """How many of the restarts came after failures: these count against `max_restarts`."""
 
@@ -157,7 +157,7 @@ class Restarting(Fact, frozen=True):
     cause: str = ""
     """Which failure led to it; empty: there are more slots now."""
     slot: int = -1
-    """Of the task that failed first."""
+    """Slot of the task that failed first; −1: none."""
 
 
 class Overdue(Fact, frozen=True):
@@ -176,7 +176,7 @@ class Closing(Fact, frozen=True):
     """Whether the tasks are ended now; else they may end by themselves."""
     cause: str = ""
     slot: int = -1
-    """Of the task that failed first."""
+    """Slot of the task that failed first; −1: none."""
     no_slots: bool = False
     """Whether it failed for want of slots."""
 
@@ -229,7 +229,7 @@ class Over(Fact, frozen=True):
     status: Status
     cause: str = ""
     slot: int = -1
-    """Of the task that failed first."""
+    """Slot of the task that failed first; −1: none."""
 
 
 # ---------------------------------------------------------------------------------------------------- commands

@@ -49,7 +49,7 @@ class Endpoint:
     """Its unix socket."""
     host: str = ""
     port: int = 0
-    """Of its TCP socket; 0: it has none."""
+    """Port of its TCP socket; 0: it has none."""
     executor: str = ""
     """`feeds.protocol.executor` of the process: which of Spark's executors hosts it; empty: none."""
 

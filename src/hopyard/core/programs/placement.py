@@ -107,7 +107,7 @@ class Place(msgspec.Struct, frozen=True):
     address: str
     """By which its peers reach it."""
     ports: tuple[int, int, int]
-    """Of its task (held, not listened on); of torch's store (listened on by the agent); of JAX's coordinator (held)."""
+    """Ports of its task (reserved), of torch's store (the agent listens on it) and of JAX's coordinator (reserved)."""
     gpus: tuple[str, ...] = ()
 
 

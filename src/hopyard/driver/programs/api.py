@@ -70,7 +70,7 @@ def launch(
         until: which tasks must end for the program to end: "chief" (the default where there is one; without one it
             means the task of rank 0, worker 0), "workers", "all", or the name of one task: "worker:0". Of a role with a
             range, tasks below its least may be named. What then still runs (parameter servers, evaluators) is ended.
-        max_restarts: how often it is started again when a task fails; it goes on from its own last checkpoint.
+        max_restarts: times that it is started again when a task fails; it goes on from its own last checkpoint.
         restart_scope: what is started again: "program": all tasks; "task": only the one that failed, at its old
             address, where the program can take it (asynchronous training with parameter servers,
             ParameterServerStrategy). A host that is lost takes the address along, and a parameter server its variables:

@@ -88,7 +88,7 @@ class FeedSession:
     # ------------------------------------------------------------------------------------------- asked by others
 
     def feed(self, source: Source, epochs: int, end: bool, timeout: float | None) -> int:
-        """Send all rows so often, to each attempt of the program anew; how many. With `end`, until they are taken."""
+        """Send all rows `epochs` times, to each attempt anew; gives how many. With `end`, until they are taken."""
         with self._serial:
             if self.record.ended:
                 raise SpecError(

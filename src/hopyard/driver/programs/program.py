@@ -163,7 +163,7 @@ class Program:
         Args:
             data: a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a dict from column to
                 array, or a list of rows (dicts become columns, others stay as they are).
-            epochs: how often.
+            epochs: number of times that all rows are sent.
             name: of the feed, as in `ctx.feed(name)`.
             uneven: when workers have unequal shares: "join" (the feed of each ends with its own rows), "min" (all end
                 after as many batches as the least has) or "repeat" (who runs out begins its own again).

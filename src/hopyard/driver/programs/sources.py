@@ -46,7 +46,7 @@ class SparkRows:
     def __init__(self, data: Any) -> None:
         self._data = data
         self._context: Any = None
-        """Of a classic session: its job tags work from any thread, a session's do not."""
+        """SparkContext of a classic session: its job tags work from any thread, the session's do not."""
         if not is_frame(data):
             self._context = data.ctx
         elif not is_connect(data.sparkSession):

@@ -68,7 +68,7 @@ def present() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Of those parts of `tensorflow` that differ between the versions."""
+    """Finds those parts of `tensorflow` that differ between the versions."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
