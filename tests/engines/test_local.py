@@ -32,15 +32,15 @@ def test_as_many_workers_as_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers": 0}, r"Local\(workers=0\): a whole number of at least 1"),
-        ({"workers": True}, r"Local\(workers=True\)"),
-        ({"workers": 1.5}, r"Local\(workers=1\.5\)"),
-        ({"threads": 0}, r"Local\(threads=0\): a whole number of at least 1"),
+        ({"workers": 0}, r"Local\(workers=\) must be an integer >= 1, got 0"),
+        ({"workers": True}, r"Local\(workers=\) must be an integer >= 1, got True"),
+        ({"workers": 1.5}, r"Local\(workers=\) must be an integer >= 1, got 1\.5"),
+        ({"threads": 0}, r"Local\(threads=\) must be an integer >= 1, got 0"),
         ({"devices": "cuda:0"}, r'devices=\'cuda:0\'\): "auto", None, or a list'),
         ({"workers": 2, "devices": [0]}, r"one device for each worker is needed; name one several times"),
-        ({"env": {"A": 1}}, r"a dict of strings is needed"),
-        ({"env": {"A=": "1"}}, r"a dict of strings is needed"),
-        ({"env": None}, r"a dict of strings is needed"),
+        ({"env": {"A": 1}}, r"Local\(env=\)\['A'\] = 1: names and values are text"),
+        ({"env": {"A=": "1"}}, r"names without ="),
+        ({"env": None}, r"must be a mapping"),
         ({"devices": 3}, r"devices=3\): \"auto\", None, or a list"),
     ],
 )

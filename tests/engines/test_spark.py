@@ -252,12 +252,12 @@ def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers": 0}, r"Spark\(workers=0\): a whole number of at least 1"),
-        ({"workers": 1, "threads": True}, r"Spark\(threads=True\)"),
+        ({"workers": 0}, r"Spark\(workers=\) must be an integer >= 1, got 0"),
+        ({"workers": 1, "threads": True}, r"Spark\(threads=\) must be an integer >= 1, got True"),
         ({"workers": 1, "port": 65534}, r"Spark\(port=65534\): 0, or at most 65533"),
         ({"workers": 1, "host": ""}, r"Spark\(host=''\): a name or address"),
-        ({"workers": 1, "env": {"A": 1}}, r"names and values are strings"),
-        ({"workers": 1, "start_timeout": 0}, r"Spark\(start_timeout=0\): seconds, more than 0"),
+        ({"workers": 1, "env": {"A": 1}}, r"names and values are text"),
+        ({"workers": 1, "start_timeout": 0}, r"Spark\(start_timeout=\) must be a finite number of seconds > 0, got 0"),
     ],
 )
 def test_values_that_are_not_allowed(arguments: dict[str, Any], message: str) -> None:

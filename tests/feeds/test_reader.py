@@ -73,7 +73,7 @@ def test_waiting_rows_are_given_when_the_wait_is_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
 def test_a_size_that_is_none_is_said_at_once(tmp_path: Path, size: Any) -> None:
-    with feed_server(tmp_path) as server, pytest.raises(SpecError, match=r"size = .*at least 1"):
+    with feed_server(tmp_path) as server, pytest.raises(SpecError, match="size must be an integer >= 1"):
         fed(server).batches(size)
 
 

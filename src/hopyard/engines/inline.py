@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hopyard.errors import SpecError
+from hopyard.checks import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,5 +25,4 @@ class Inline:
     in_process: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
-            raise SpecError(f"Inline(threads={self.threads!r}): a whole number of at least 1 is needed")
+        whole("Inline(threads=)", self.threads, 1)

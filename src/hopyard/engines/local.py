@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
+from hopyard.checks import environment, whole
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
@@ -105,13 +106,8 @@ class Local:
             devices = [str(device) for device in self.devices]
         workers = self.workers if self.workers is not None else len(devices) or cores()
         for name, value in (("workers", workers), ("threads", self.threads)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise SpecError(f"Local({name}={value!r}): a whole number of at least 1 is needed")
-        if not isinstance(self.env, Mapping) or not all(
-            isinstance(k, str) and isinstance(v, str) and k and "=" not in k and "\0" not in k + v
-            for k, v in self.env.items()
-        ):
-            raise SpecError(f"Local(env={self.env!r}): a dict of strings is needed, names without = and none with NUL")
+            whole(f"Local({name}=)", value, 1)
+        environment("Local(env=)", self.env)
         if self.devices not in ("auto", None) and workers > len(devices):
             raise SpecError(
                 f"Local(workers={workers}, devices={list(devices)!r}): one device for each worker is needed; name one "
@@ -146,15 +142,15 @@ class Processes:
             ResourceError: the system has no room for another process.
         """
         engine = self._engine
-        environment = dict(os.environ)
-        environment.update(dict.fromkeys(THREADS, str(engine.threads)))
-        environment["PYTHONPATH"] = python_path()
-        environment["PYTHONUNBUFFERED"] = "1"
+        variables = dict(os.environ)
+        variables.update(dict.fromkeys(THREADS, str(engine.threads)))
+        variables["PYTHONPATH"] = python_path()
+        variables["PYTHONUNBUFFERED"] = "1"
         if device := self._free_device():
             self._devices[slot] = device
-            environment["CUDA_VISIBLE_DEVICES"] = device
-            environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        environment.update(engine.env)
+            variables["CUDA_VISIBLE_DEVICES"] = device
+            variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        variables.update(engine.env)
         path = self._launch.log(slot)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +160,7 @@ class Processes:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=environment,
+                    env=variables,
                     process_group=0,  # what it starts ends with it
                 )
         except OSError as error:

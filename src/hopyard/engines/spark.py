@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hopyard.checks import environment, seconds, whole
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.split import Split
 from hopyard.engines.supervisor import UNREACHED, Ticket, supervise, supervise_in_rdd
@@ -89,8 +90,7 @@ class Spark:
             raise SpecError(f"Spark({type(self.session).__name__}): a SparkSession is needed")
         for name, least in (("workers", 1), ("threads", 1), ("port", 0), ("driver_workers", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SpecError(f"Spark({name}={value!r}): a whole number of at least {least} is needed")
+            whole(f"Spark({name}=)", value, least)
         if self.driver_workers >= self.workers:
             raise SpecError(
                 f"Spark(driver_workers={self.driver_workers}): fewer than workers={self.workers} are needed, or use "
@@ -100,13 +100,8 @@ class Spark:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
             raise SpecError(f"Spark(host={self.host!r}): a name or address that executors can dial is needed")
-        if not isinstance(self.env, Mapping) or not all(
-            isinstance(k, str) and isinstance(v, str) for k, v in self.env.items()
-        ):
-            raise SpecError(f"Spark(env={self.env!r}): names and values are strings")
-        timeout = self.start_timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0:
-            raise SpecError(f"Spark(start_timeout={timeout!r}): seconds, more than 0, are needed")
+        environment("Spark(env=)", self.env)
+        seconds("Spark(start_timeout=)", self.start_timeout)
         if self.session is not None:
             _alive(self.session)
 

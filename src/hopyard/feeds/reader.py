@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.errors import DataError, SpecError
+from hopyard.checks import seconds, whole
+from hopyard.errors import DataError
 from hopyard.feeds.adapters import dataset
 from hopyard.feeds.decode import columns_of, rows_of
 from hopyard.feeds.queue import FeedQueue
@@ -75,18 +76,18 @@ class Feed:
                 no meaning where workers end together.
 
         Raises:
-            SpecError: `size` is not a whole number of at least 1.
+            SpecError: `size` is no integer >= 1, or `wait` no number of seconds.
             DataError: a column has nulls, or lists that differ in length; names it.
             HopyardError: the feed has failed; with its reason.
         """
-        return self._columns(_whole(size), _seconds(wait))
+        return self._columns(whole("size", size, 1), _time(wait))
 
     def rows(self, size: int, wait: float | None = None) -> Iterator[list[Any]]:
         """Batches as lists of Python rows: those of an RDD as they were, those of a DataFrame as tuples.
 
         Arguments and errors as for `batches`.
         """
-        return self._python(_whole(size), _seconds(wait))
+        return self._python(whole("size", size, 1), _time(wait))
 
     def dataset(self, size: int, framework: str = "tensorflow") -> Any:
         """Batches as a `tf.data.Dataset` or a torch `IterableDataset`, of dicts from column to tensor.
@@ -226,17 +227,8 @@ class Feed:
             raise
 
 
-def _whole(size: Any) -> int:
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise SpecError(f"size = {size!r}: a whole number of at least 1 is needed")
-    return int(size)
-
-
-def _seconds(wait: Any) -> float | None:
-    number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
-    if wait is not None and not (number and wait >= 0):
-        raise SpecError(f"wait = {wait!r}: seconds, at least 0, or None are needed")
-    return None if wait is None else float(wait)
+def _time(wait: Any) -> float | None:
+    return None if wait is None else seconds("wait", wait, zero=True, none="for any")
 
 
 def _plain(values: Any) -> Any:

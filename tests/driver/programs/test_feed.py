@@ -212,10 +212,10 @@ class TestFeed:
     def test_bad_values(self, tmp_path: Path) -> None:
         with launch(tmp_path, programs.idle) as program:
             for how, words in (
-                ({"epochs": -1}, "epochs=-1"),
-                ({"uneven": "max"}, "'join', 'min', 'repeat'"),
+                ({"epochs": -1}, r"feed\(epochs=\) must be an integer >= 0, got -1"),
+                ({"uneven": "max"}, '"join", "min" or "repeat"'),
                 ({"name": ""}, "text that is not empty"),
-                ({"timeout": 0}, "timeout=0"),
+                ({"timeout": 0}, r"feed\(timeout=\) must be a finite number of seconds > 0"),
             ):
                 with pytest.raises(hy.SpecError, match=words):
                     program.feed(ROWS, **how)

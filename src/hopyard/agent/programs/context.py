@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hopyard.checks import whole
 from hopyard.core.programs.events import Reported
 from hopyard.core.programs.feeding import feed_named
 from hopyard.errors import SpecError
@@ -139,9 +140,7 @@ class ProgramContext:
         if isinstance(data, Sequence):
             return list(data[self.rank :: self.world_size])
         if hasattr(data, "prepare"):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise SpecError(f"ctx.shard(dataset, size={size!r}): the rows of a batch are needed, at least 1")
-            return self._batches(data, size)
+            return self._batches(data, whole("ctx.shard(size=)", size, 1))
         raise SpecError(f"ctx.shard({type(data).__name__}): a glob pattern, a list or a hy.Dataset is needed")
 
     def _batches(self, data: Any, size: int) -> Iterator[Any]:

@@ -129,8 +129,8 @@ class FeedRecord:
         return self.epochs
 
     def keep(self, source: Any, epochs: int, incarnations: frozenset[int] | None) -> None:
-        """These tasks have all rows of a source, `epochs` times. Where they may be started again the source is kept; not
-        its rows, but a list or table of this process stays in memory with it."""
+        """These tasks have all rows of a source, `epochs` times. Where they may be started again the source is kept;
+        not its rows, but a list or table of this process stays in memory with it."""
         if self._restart and epochs:
             self._kept.append((source, epochs))
             self._incarnations = incarnations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any, Literal
 
 from hopyard import __version__
-from hopyard.checks import sendable
+from hopyard.checks import environment, flag, one_of, seconds, whole
 from hopyard.core.messages import LIMIT
 from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
 from hopyard.core.programs.machine import ProgramMachine
@@ -29,7 +28,7 @@ from hopyard.engines.local import START_SECONDS, Local, gpus
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.frameworks.keras import strategies
 from hopyard.ports import AgentEngine, Engine, is_engine, starts_agents
-from hopyard.spec import Timeouts, plain_seconds
+from hopyard.spec import Timeouts
 from hopyard.store.journal import retire, sweep_temporary
 from hopyard.store.layout import Layout
 
@@ -105,29 +104,27 @@ def launch(
     spec = spec_of(
         roles,
         until,
-        max_restarts=_whole("max_restarts", max_restarts),
-        restart_scope=_among("restart_scope", restart_scope, ("program", "task")),
-        max_time=None if max_time is None else _budget(max_time),
-        grace=_seconds("grace", grace),
-        start_timeout=_seconds("start_timeout", start_timeout),
+        max_restarts=whole("max_restarts", max_restarts, 0),
+        restart_scope=one_of("restart_scope", restart_scope, ("program", "task")),
+        max_time=None if max_time is None else seconds("max_time", max_time, none="for any"),
+        grace=seconds("grace", grace, zero=True),
+        start_timeout=seconds("start_timeout", start_timeout, zero=True),
         name=Path(str(main)).name if script else getattr(main, "__name__", type(main).__name__),
         script=script,
         run_id=secrets.token_hex(8),
     )
     for what, value in (("resume", resume), ("tensorflow1", tensorflow1), ("release_cores", release_cores)):
-        if not isinstance(value, bool):
-            raise SpecError(f"{what} = {value!r}: True or False is needed")
+        flag(what, value)
     if not isinstance(tensorboard, (bool, str, os.PathLike)):
         raise SpecError(f"tensorboard = {tensorboard!r}: True, False or a directory is needed")
     if directory is not None and not _names_a_place(directory):
         raise SpecError(f"directory = {directory!r}: a path, or None for a fresh one under runs/, is needed")
     cargo = _script(Path(str(main)), args) if script else _function(main, args)
-    environment = _strings(env)
-    if transport not in ("auto", None):
-        raise SpecError(f'transport = {transport!r}: "auto" or None is needed')
+    variables = environment("env", env or {})
+    one_of("transport", transport, ("auto", None))
     timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
     chosen = _engine(agents, spec)
-    if strategies.foreseen(Path(str(main)) if script else main, {**chosen.env, **environment}):
+    if strategies.foreseen(Path(str(main)) if script else main, {**chosen.env, **variables}):
         log.warning("%s: %s", spec.name, strategies.SENTENCE)
     if tensorboard is not False and not chosen.apart and importlib.util.find_spec("tensorboard") is None:
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
@@ -147,7 +144,7 @@ def launch(
             apart=False,
             tensorboard=os.path.abspath(board) if board and "://" not in board else board,  # noqa: PTH100
             tensorflow1=tensorflow1,
-            environment=environment,
+            environment=variables,
             interface=transport == "auto",
         )
         about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
@@ -241,38 +238,3 @@ def _make_free(layout: Layout, resume: bool) -> None:
 def _names_a_place(directory: Any) -> bool:
     text = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else ""
     return isinstance(text, str) and text != "" and "\0" not in text
-
-
-def _strings(env: Mapping[str, str] | None) -> dict[str, str]:
-    if env is not None and not isinstance(env, Mapping):
-        raise SpecError(f"env = {env!r}: a dict of strings is needed")
-    variables = dict(env or {})
-    for name, value in variables.items():
-        texts = isinstance(name, str) and isinstance(value, str)
-        if not texts or not name or "=" in name or "\0" in name + value or not sendable(name + value):
-            raise SpecError(f"env[{name!r}] = {value!r}: names and values are text without NUL, names without =")
-    return variables
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise SpecError(f"{name} = {value!r}: a whole number of at least 0 is needed")
-    return value
-
-
-def _seconds(name: str, value: Any) -> float:
-    if not (seconds := plain_seconds(value)) >= 0:
-        raise SpecError(f"{name} = {value!r:.60}: seconds, at least 0, are needed")
-    return seconds
-
-
-def _budget(value: Any) -> float:
-    if not 0 < (seconds := plain_seconds(value)) < math.inf:
-        raise SpecError(f"max_time = {value!r:.60}: seconds, more than 0, or None for any, are needed")
-    return seconds
-
-
-def _among(name: str, value: Any, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise SpecError(f"{name} = {value!r}: one of {', '.join(map(repr, allowed))} is needed")
-    return str(value)

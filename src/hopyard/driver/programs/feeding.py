@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from hopyard.checks import one_of, seconds, whole
 from hopyard.core.programs.feeding import FeedRecord, feed_named
 from hopyard.core.programs.messages import BatchesReady, RowsTaken
 from hopyard.core.programs.uneven import RULES
@@ -55,11 +56,10 @@ class Feeding:
 
     def feed(self, data: Any, *, epochs: int, name: str, uneven: Any, end: bool, timeout: float | None) -> int:
         """See `Program.feed`."""
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
-            raise SpecError(f"feed(epochs={epochs!r}): a whole number of at least 0 is needed")
-        if uneven not in RULES:
-            raise SpecError(f"feed(uneven={uneven!r}): one of {', '.join(map(repr, RULES))} is needed")
-        _patient("feed", timeout)
+        epochs = whole("feed(epochs=)", epochs, 0)
+        one_of("feed(uneven=)", uneven, RULES)
+        if timeout is not None:
+            seconds("feed(timeout=)", timeout, none="for any")
         source = source_of(data)
         if isinstance(data, Dataset):
             self._need(data.prepare())
@@ -91,7 +91,8 @@ class Feeding:
 
     def infer(self, data: Any, *, schema: Any, name: str, timeout: float | None) -> Any:
         """See `Program.infer`."""
-        _patient("infer", timeout)
+        if timeout is not None:
+            seconds("infer(timeout=)", timeout, none="for any")
         if is_frame(data):
             checked(data, "data")
             if schema is None:
@@ -164,9 +165,3 @@ class Feeding:
             feed = self._feeds.get(message.feed)
         if feed is not None:
             feed.on_message(message)
-
-
-def _patient(what: str, timeout: float | None) -> None:
-    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and timeout > 0):
-        raise SpecError(f"{what}(timeout={timeout!r}): seconds, more than 0, or None are needed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hopyard.checks import seconds
 from hopyard.driver.programs.failure import failure, read_log
 from hopyard.driver.programs.status import ProgramStatus
 from hopyard.errors import SpecError
@@ -59,10 +60,8 @@ class Program:
             ResourceError: the engine has no room for it.
             TimeoutError: it goes on.
         """
-        if timeout is not None and (
-            isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0
-        ):
-            raise SpecError(f"wait(timeout={timeout!r}): seconds, at least 0, or None are needed")
+        if timeout is not None:
+            seconds("wait(timeout=)", timeout, zero=True, none="for any")
         try:
             if not self._loop.wait_for(_ended, timeout):
                 raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._sentence()}")
@@ -82,8 +81,7 @@ class Program:
         Args:
             grace: seconds that tasks have to end by themselves, once `ctx.stop_requested` is true.
         """
-        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not 0 <= grace <= DAY:
-            raise SpecError(f"stop(grace={grace!r}): seconds, from 0 to {DAY} (a day), are needed")
+        seconds("stop(grace=)", grace, zero=True, most=DAY)
         self._loop.stop("stopped by the user", grace)
         if not self._loop.wait_for(_ended, grace + 30.0):
             log.warning(
