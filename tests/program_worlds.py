@@ -41,6 +41,7 @@ class World:
     Attributes:
         machine: of the program.
         lines: its journal so far.
+        now: the time.
     """
 
     def __init__(self, seed: int) -> None:
@@ -56,7 +57,7 @@ class World:
             grace=draw.choice([0.0, 3.0]),
             run_id=f"{seed:016x}",
         )
-        self._now = 1_000_000.0 + seed
+        self.now = 1_000_000.0 + seed
         self._trouble = draw.choice([0.0, 0.02, 0.1])
         self._brisk = draw.choice([0.7, 0.3, 0.05])
         self.machine = ProgramMachine(spec)
@@ -73,7 +74,7 @@ class World:
         self._tell(Launched(at=0.0, spec=self.machine.spec, about={"engine": "world"}))
         yield
         while self.machine.phase != "over":
-            self._now += self._draw.choice([0.01, 0.1, 0.3, 1.0, 3.0])
+            self.now += self._draw.choice([0.01, 0.1, 0.3, 1.0, 3.0])
             self._tell(self._event())
             yield
 
@@ -116,7 +117,7 @@ class World:
         return Tick(at=0.0)
 
     def _tell(self, fact: Any) -> None:
-        fact = msgspec.structs.replace(fact, at=self._now)
+        fact = msgspec.structs.replace(fact, at=self.now)
         if not isinstance(fact, Tick):
             self.lines.append(fact)
         halts = []

@@ -7,9 +7,21 @@ from itertools import pairwise
 
 import pytest
 
+from hopyard.core.facts import Tick
 from hopyard.core.programs.events import Over, decode, encode
 from hopyard.core.programs.machine import fold
 from program_worlds import World
+
+
+def test_nothing_is_decided_before_a_time_out_is_over() -> None:
+    for seed in range(100):
+        world = World(seed)
+        for _ in world.run():
+            due = world.machine.due(world.now)
+            end = world.now + 10_000.0 if due is None else due
+            for at in (world.now + (end - world.now) / 2, end - 1e-3):
+                if at > world.now:
+                    assert not world.machine.handle(Tick(at=at)), f"world {seed}: due at {due}, now {at}"
 
 
 def test_journals_fold_to_the_machine_that_wrote_them() -> None:

@@ -25,7 +25,7 @@ from hopyard.core.programs.events import (
     decode,
     spec_of,
 )
-from hopyard.core.programs.machine import LAST, ProgramMachine
+from hopyard.core.programs.machine import LAST, SETTLE, ProgramMachine
 from hopyard.core.programs.messages import Host, StopRequested
 from hopyard.core.programs.placement import Place
 from hopyard.driver.programs.loop import ProgramLoop
@@ -168,6 +168,15 @@ def test_all_that_comes_in_one_turn_is_one_sync(turns: Callable[..., Turns], mon
     assert len(synced) == 3  # the launch, eight that reserved and were assigned, eight that run
     it.turn()
     assert len(synced) == 3
+
+
+def test_the_loop_waits_until_a_time_out_is_over(turns: Callable[..., Turns]) -> None:
+    it = turns(max_time=500.0)
+    assert it.loop._wait() > 100.0
+    it.fails(0)
+    assert SETTLE < it.loop._wait() < SETTLE + 0.01
+    it.turn(seconds=it.loop._wait())
+    assert it.machine.phase == "closing"
 
 
 def test_nothing_is_told_before_it_is_on_disk(turns: Callable[..., Turns], monkeypatch: pytest.MonkeyPatch) -> None:

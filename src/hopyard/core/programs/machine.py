@@ -152,6 +152,29 @@ class ProgramMachine:
         if self.phase != "over":
             _APPLY[type(line)](self, line)
 
+    def due(self, now: float) -> float | None:
+        """When the next time-out is over: a `Tick` may lead to a decision then, and not before. None: there is none."""
+        spec, ends = self.spec, []
+        if self._stopping is not None:
+            ends.append(self._stopping.at + self._stopping.grace)
+        if spec.max_time is not None:
+            ends.append(self.began + spec.max_time)
+        match self.phase:
+            case "reserving":
+                ends += [self._since + spec.start_timeout, self._came + ELASTIC]
+            case "running":
+                starting = [record for record in self.tasks.values() if record.status == "starting"]
+                ends += [record.began + spec.start_timeout for record in starting]
+                if len(self.tasks) < len(self.places):
+                    ends.append(self._came + ELASTIC)
+            case "failing":
+                ends.append(self._since + SETTLE)
+            case "restarting":
+                ends.append(self._since + LAST)
+            case "closing":
+                ends += [self._since + spec.grace, self._since + spec.grace + LAST]
+        return min((end for end in ends if end >= now), default=None)
+
     def snapshot(self) -> dict[str, Any]:
         """All state, as plain values: equal for equal journals."""
         own = {name.lstrip("_"): value for name, value in vars(self).items() if name not in ("spec", "_out", "tasks")}

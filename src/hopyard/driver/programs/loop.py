@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import queue
 import threading
@@ -60,8 +61,8 @@ from hopyard.store.layout import Layout
 
 log = logging.getLogger(__name__)
 
-TICK = 0.2
-"""Seconds between ticks, which deadlines need; they are not journaled."""
+LATE_SECONDS = 0.001
+"""After the end of a time-out, so that it is over however times are rounded."""
 
 T = TypeVar("T")
 
@@ -200,7 +201,7 @@ class ProgramLoop:
         facts: list[ProgramEvent] = []
         others: list[Any] = []
         try:
-            messages = self._link.receive(0.0 if self._renewed else TICK, self._bell)
+            messages = self._link.receive(self._wait(), self._bell)
         except ResourceError as error:  # there will be no (more) slots
             if not self._machine.tasks:
                 raise
@@ -228,6 +229,12 @@ class ProgramLoop:
             self._renewed.clear()
         if self._renewed:  # one by one: there may be hundreds, and an order to stop
             self._link.start(self._renewed.popleft())
+
+    def _wait(self) -> float:
+        """Seconds until there is something to do, if nobody says anything."""
+        now = self._clock.now()
+        due = self._machine.due(now)
+        return 0.0 if self._renewed else math.inf if due is None else due - now + LATE_SECONDS
 
     def _pending_orders(self) -> list[Stop | Feeding]:
         """What was asked for since the last turn."""
