@@ -372,7 +372,8 @@ class Bare:
             self.find(slot)
 
     def find(self, slot: int) -> None:
-        self.executor[slot] = int(until(lambda: self.supervisors.executor(slot)).rpartition("-")[2])
+        supervisor = until(lambda: self.supervisors._of(slot))
+        self.executor[slot] = int(supervisor.executor.rpartition("-")[2])
         self.agent[slot] = until(lambda: self._agent_below(self.executor[slot]))
         self.supervisor[slot] = parent(self.agent[slot])
         self.worker[slot] = parent(self.supervisor[slot])

@@ -211,12 +211,6 @@ class Supervisors:
             supervisor = self._of(slot)
             return "cuda" if supervisor is not None and supervisor.gpus else "cpu"
 
-    def executor(self, slot: int) -> str:
-        """Where its agent is, "host-process"; equal for those of one executor; "": nowhere yet."""
-        with self._lock:
-            supervisor = self._of(slot)
-            return "" if supervisor is None else supervisor.executor
-
     def release_cores(self, slots: Collection[int]) -> dict[int, int]:
         """Let the tasks of these slots end, those that come later too, until `reacquire_cores`.
 
