@@ -154,7 +154,7 @@ def test_jobs_are_as_many_as_slots(placed: Placed) -> None:
 def _is_of(placed: Placed, slot: int, pid: int) -> bool:
     """Whether the slot's agent is this supervisor's."""
     supervisor = placed.agents._supervisors._of(slot)
-    return supervisor is not None and supervisor.line.getpeername()[1] == _port(pid)
+    return supervisor is not None and supervisor.connection.getpeername()[1] == _port(pid)
 
 
 def _port(pid: int) -> int:

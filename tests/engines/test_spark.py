@@ -472,7 +472,7 @@ def test_what_is_killed_beside_a_bare_agent(bare: Bare, what: str, aside: bool) 
 
 
 def test_a_task_that_does_not_step_aside(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.engines.spark.ASIDE_SECONDS", 0.3)
+    monkeypatch.setattr("hopyard.engines.spark.RELEASE_SECONDS", 0.3)
     os.kill(bare.worker[1], signal.SIGSTOP)
     try:
         with pytest.raises(ResourceError, match=r"slots (0, )?1: Spark did not end the tasks that hold"):

@@ -300,7 +300,7 @@ def test_an_executor_with_another_version_ends_the_run_with_a_sentence(superviso
 def test_an_order_that_cannot_be_read_ends_a_real_supervisor(sitting: tuple[Supervisors, int]) -> None:
     supervisors, pid = sitting
     supervisor = next(iter(supervisors._supervisors.values()))
-    supervisor.line.sendall(b'{"start": 7}\n')
+    supervisor.connection.sendall(b'{"start": 7}\n')
     ((_, reason),) = until(supervisors.lost)
     assert "cannot read what the driver orders" in reason
     assert gone([pid], 5)
@@ -581,7 +581,7 @@ def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors:
     assert supervisors.due == 0
     assert alive([placed.supervisor, placed.agent]) == [placed.supervisor, placed.agent]
     if what == "line":  # as when the driver is killed
-        next(iter(supervisors._supervisors.values())).line.shutdown(socket.SHUT_RDWR)
+        next(iter(supervisors._supervisors.values())).connection.shutdown(socket.SHUT_RDWR)
     else:
         placed.kill(what)
     ((slot, reason),) = until(supervisors.lost)

@@ -4,9 +4,9 @@ Spark places and isolates; Hopyard adds no daemon. Works with a classic session,
 `mapInArrow`. Jobs that end are submitted again as long as a slot wants a supervisor; a task that Spark runs again, or
 twice, is one more supervisor, never one more agent of a slot.
 
-Jobs can step aside: they end while their agents go on, so that other jobs of the session find room, and come back after
-those. In between Spark may place anything beside an agent, also on its GPU; where it allocates dynamically, an executor
-without a task is idle, and may be removed with its agent (`spark.dynamicAllocation.executorIdleTimeout`, 60 s).
+Cores can be released: jobs end while their agents go on, so that other jobs of the session find room, and come back
+after those. In between Spark may place anything beside an agent, also on its GPU; where it allocates dynamically, an
+executor without a task is idle, and may be removed with its agent (after `executorIdleTimeout`, 60 s).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ FAILURES = 3
 """Jobs that may fail one after the other while no supervisor comes, until the run gives up."""
 AGAIN_SECONDS = 1.0
 """Before a job that failed is submitted again."""
-ASIDE_SECONDS = 5.0
-"""How long jobs that were told to step aside may take to end."""
+RELEASE_SECONDS = 5.0
+"""How long jobs that were told to end alone may take."""
 COMING_SECONDS = 1.0
 """At the end: how long tasks that begin may take to dial in, before those that Spark has no slot for are cancelled."""
 MORE = (
@@ -152,7 +152,7 @@ class Executors:
         self._cancelled: set[int] = set()
         """Jobs that hold no slot any more, and do not end."""
         self._leaving: dict[int, int] = {}
-        """Job that steps aside → the slot that it held."""
+        """Job whose core is being released → the slot that it held."""
         self._failures = 0
         self._opened = time.monotonic()
         self._first = 0.0
@@ -199,12 +199,12 @@ class Executors:
         jobs = self._supervisors.release_cores(slots)
         with self._lock:
             self._leaving.update((job, slot) for job, slot in jobs.items() if job in self._jobs)
-            self._lock.wait_for(lambda: slots.isdisjoint(self._leaving.values()), ASIDE_SECONDS)
+            self._lock.wait_for(lambda: slots.isdisjoint(self._leaving.values()), RELEASE_SECONDS)
             held = sorted(slots & set(self._leaving.values()))
         if held:
             raise ResourceError(
                 f"slots {', '.join(map(str, held))}: Spark did not end the tasks that hold them within "
-                f"{ASIDE_SECONDS:.0f} seconds, so there may be no room for another job; the executors' logs, or the "
+                f"{RELEASE_SECONDS:.0f} seconds, so there may be no room for another job; the executors' logs, or the "
                 "stages that are active in Spark's UI, say what keeps them"
             )
 
@@ -275,8 +275,8 @@ class Executors:
             log.warning("%d workers, %d more wait for a slot of Spark: %s", self._supervisors.taken, missing, MORE)
 
     def _submit(self) -> None:
-        """As many jobs as there are slots that want a supervisor or have one, but those that are aside. Jobs that were
-        cancelled do not count, as their slots are taken from them before they end."""
+        """As many jobs as there are slots that want a supervisor or have one, but those whose cores are released. Jobs
+        that were cancelled do not count, as their slots are taken from them before they end."""
         with self._lock:
             if self._closed:
                 return
@@ -289,8 +289,8 @@ class Executors:
                 job.start()
 
     def _job(self, number: int) -> None:
-        """One job of one task: for as long as its supervisor stays, and its task is not aside. Spark's calls are tied
-        to the thread."""
+        """One job of one task: for as long as its supervisor stays, and its core is not released. Spark's calls are
+        tied to the thread."""
         came = self._supervisors.came
         try:
             self._mark(number)

@@ -1,8 +1,8 @@
 """What a Spark task starts: it minds one agent, as the driver tells it to; the task holds the slot in Spark's books.
 
-A supervisor dials the driver (its *line*: one plain socket, let in by a token that came with the task) and says where
-it is (`messages.py`). The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints,
-and says when it ended. Whatever ends first ends the rest at once: the line (the driver is gone, or has no work), the
+A supervisor dials the driver (one plain socket, let in by a token that came with the task) and says where it is
+(`messages.py`). The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints, and
+says when it ended. Whatever ends first ends the rest at once: the connection (the driver is gone, or has no work), the
 JVM of the executor, the task, the agent. Only where the driver orders so does the task end alone: its slot is then free
 for other jobs, and supervisor and agent go on, until a task of a second supervisor holds a slot for them again.
 
@@ -67,7 +67,7 @@ POLL_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
 """Number of an option of `prctl` on Linux."""
 _SILENT = 20
-"""Seconds after which a line to a host that vanished counts as cut."""
+"""Seconds after which a connection to a host that vanished counts as cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +125,22 @@ def hold(ticket: Ticket, gpus: list[str], executor: int) -> None:
     Raises:
         ConnectionError: the driver cannot be dialled.
     """
-    line = dial(ticket)
+    connection = dial(ticket)
     mine, its = socket.socketpair()
     with mine:
-        with line, its, warnings.catch_warnings():
+        with connection, its, warnings.catch_warnings():
             # Python 3.12 warns of a fork beside threads (pyarrow's): their locks; a supervisor calls nothing of theirs
             warnings.simplefilter("ignore", DeprecationWarning)
             supervisor = os.fork()
             if supervisor == 0:
-                _detached(ticket, line, its, gpus, executor)
+                _detached(ticket, connection, its, gpus, executor)
         if not mine.recv(1):
             os.waitpid(supervisor, 0)
 
 
-def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> NoReturn:
+def _detached(
+    ticket: Ticket, connection: socket.socket, task: socket.socket, gpus: list[str], executor: int
+) -> NoReturn:
     """The fork. No descriptor of the worker's may stay open: its JVM waits for the end of some. Each leads to /dev/null
     instead of being closed, as objects that own it live on here, and would close one of ours by its number."""
     code = 1
@@ -148,11 +150,11 @@ def _detached(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: li
         gc.freeze()  # leave the pages of memory that are shared with the worker alone
         null = os.open(os.devnull, os.O_RDWR)
         for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-            if file not in (2, null, line.fileno(), task.fileno()):
+            if file not in (2, null, connection.fileno(), task.fileno()):
                 with contextlib.suppress(OSError):  # the one of this list
                     os.fstat(file)
                     os.dup2(null, file, inheritable=False)
-        attend(ticket, line, task, gpus, executor)
+        attend(ticket, connection, task, gpus, executor)
         code = 0
     except BaseException:  # noqa: BLE001 - goes to the executor's log; nothing above here may run twice
         traceback.print_exc()
@@ -167,51 +169,51 @@ def woken_at_the_end_of_its_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
-def attend(ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> None:
+def attend(ticket: Ticket, connection: socket.socket, task: socket.socket, gpus: list[str], executor: int) -> None:
     """Mind agents until the driver says to leave, or is gone, or the executor or the task are.
 
     Args:
         ticket: the driver's.
-        line: to the driver.
+        connection: to the driver.
         task: to the task; its end is the task's, and one byte lets the task go.
         gpus: addresses of those that Spark gave to the task.
         executor: process that all of them belong to.
     """
-    with line, task:
+    with connection, task:
         host = socket.gethostname()
         hello = Hello(ticket.token, host, f"{host}-{executor}", tuple(gpus), ticket.job, FORMAT)
-        with contextlib.suppress(OSError):  # the driver has closed; the next look at the line says so
-            line.sendall(line_of(hello))
-        _Minder(ticket, line, task, gpus, executor).run()
+        with contextlib.suppress(OSError):  # the driver has closed; the next look at the connection says so
+            connection.sendall(line_of(hello))
+        _Minder(ticket, connection, task, gpus, executor).run()
 
 
 def dial(ticket: Ticket) -> socket.socket:
-    """A line to the driver; raises ConnectionError that says what to set."""
+    """A connection to the driver; raises ConnectionError that says what to set."""
     try:
-        line = socket.create_connection((ticket.host, ticket.port), DIAL_SECONDS)
+        connection = socket.create_connection((ticket.host, ticket.port), DIAL_SECONDS)
     except OSError as error:
         raise ConnectionError(f"{socket.gethostname()} {UNREACHED} at {ticket.host}:{ticket.port} ({error})") from None
-    lasting(line)
-    return line
+    lasting(connection)
+    return connection
 
 
-def lasting(line: socket.socket) -> None:
+def lasting(connection: socket.socket) -> None:
     """Let the kernel find out when the other side's host has vanished."""
-    line.settimeout(None)
-    keep_alive(line)
+    connection.settimeout(None)
+    keep_alive(connection)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT * 1000)
 
 
 class _Minder:
     """Owner of one agent at a time."""
 
     def __init__(
-        self, ticket: Ticket, line: socket.socket, task: socket.socket, gpus: list[str], executor: int
+        self, ticket: Ticket, connection: socket.socket, task: socket.socket, gpus: list[str], executor: int
     ) -> None:
-        self._ticket, self._line, self._task, self._gpus = ticket, line, task, gpus
+        self._ticket, self._connection, self._task, self._gpus = ticket, connection, task, gpus
         self._wait = selectors.DefaultSelector()
-        self._wait.register(line, selectors.EVENT_READ, self._hear)
+        self._wait.register(connection, selectors.EVENT_READ, self._hear)
         self._wait.register(task, selectors.EVENT_READ, self._task_ended)
         self._executor, self._executor_ends = executor, watched(executor)
         if self._executor_ends >= 0:
@@ -262,9 +264,9 @@ class _Minder:
         self._task.close()
 
     def _hear(self) -> None:
-        """Do as the driver orders; the line's end is an order to leave."""
+        """Do as the driver orders; the connection's end is an order to leave."""
         try:
-            data = self._line.recv(4096)
+            data = self._connection.recv(4096)
         except OSError:
             data = b""
         if not data:
@@ -367,7 +369,7 @@ class _Minder:
 
     def _say(self, report: Report) -> None:
         try:
-            self._line.sendall(line_of(report))
+            self._connection.sendall(line_of(report))
         except OSError:
             self._open = False
 

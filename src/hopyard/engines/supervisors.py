@@ -1,12 +1,12 @@
 """Supervisors: places in somebody else's cluster where one agent each can run, as the driver sees them.
 
 A supervisor (`supervisor.py`) that was placed somewhere dials in. Slots that want an agent wait in a queue; supervisors
-that are free take them in turn. When a supervisor's line ends, its slot is lost; when an agent ends, its supervisor is
-free again, so a new agent needs nothing new from the cluster. A supervisor that does not do as it is told is given up:
-whoever placed it cancels its job, and its slot gets another once it is gone, as an agent and its successor have one
-name on the wire. Tasks of supervisors can be told to step aside: they end, and their agents go on. The slot of such an
-agent is then held by nobody, and later by the task of another supervisor that is free. Knows no Spark: whoever places
-supervisors is a function.
+that are free take them in turn. When the connection of a supervisor ends, its slot is lost; when an agent ends, its
+supervisor is free again, so a new agent needs nothing new from the cluster. A supervisor that does not do as it is told
+is given up: whoever placed it cancels its job, and its slot gets another once it is gone, as an agent and its successor
+have one name on the wire. Tasks of supervisors can be told to end alone while their agents go on, so that others find
+their cores free. The slot of such an agent is then held by nobody, and later by the task of another supervisor that is
+free. Knows no Spark: whoever places supervisors is a function.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ GONE_SECONDS = 15.0
 class Supervisor:
     """One supervisor, as the driver knows it."""
 
-    line: socket.socket
+    connection: socket.socket
     since: float
     lines: Lines = field(default_factory=Lines)
     admitted: bool = False
@@ -81,7 +81,7 @@ class Supervisor:
     job: int = -1
     """Number of the job whose task started it."""
     task: bool = True
-    """Its task is there; false: it has stepped aside."""
+    """Its task is there; false: its core was released."""
     slot: int = -1
     """Slot whose agent runs there; −1: none."""
     holds: int = -1
@@ -277,8 +277,8 @@ class Supervisors:
 
     @property
     def due(self) -> int:
-        """Tasks that there should be: one for each slot that wants a supervisor or has an agent, but those that are
-        aside."""
+        """Tasks that there should be: one for each slot that wants a supervisor or has an agent, but those
+        whose cores are released."""
         with self._lock:
             running = [supervisor.slot for supervisor in self._supervisors.values() if supervisor.slot >= 0]
             return len(self._wanted) + sum(slot not in self._released for slot in running)
@@ -306,13 +306,13 @@ class Supervisors:
 
     def _accept(self) -> None:
         try:
-            line, _ = self._listener.accept()
+            connection, _ = self._listener.accept()
         except OSError as error:
             log.warning("a supervisor cannot be let in: %s", error)
-            time.sleep(0.1)  # no more files may be open; the kernel keeps the line until there are
+            time.sleep(0.1)  # no more files may be open; the kernel keeps the connection until there are
             return
-        lasting(line)
-        line.setblocking(False)
+        lasting(connection)
+        connection.setblocking(False)
         now = time.monotonic()
         for stranger in [
             supervisor
@@ -320,12 +320,12 @@ class Supervisors:
             if not supervisor.admitted and now - supervisor.since > HELLO_SECONDS
         ]:
             self._drop(stranger, "")
-        supervisor = self._supervisors[line.fileno()] = Supervisor(line, now)
-        self._select.register(line, selectors.EVENT_READ, lambda: self._hear(supervisor))
+        supervisor = self._supervisors[connection.fileno()] = Supervisor(connection, now)
+        self._select.register(connection, selectors.EVENT_READ, lambda: self._hear(supervisor))
 
     def _hear(self, supervisor: Supervisor) -> None:
         try:
-            data = supervisor.line.recv(1 << 16)
+            data = supervisor.connection.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
@@ -334,10 +334,10 @@ class Supervisors:
             self._drop(supervisor, _last_words(supervisor))
             return
         try:
-            for line in supervisor.lines.add(data):
+            for text in supervisor.lines.add(data):
                 if supervisor.admitted:
-                    self._take(supervisor, report_of(line))
-                elif not self._admit(supervisor, hello_of(line)):
+                    self._take(supervisor, report_of(text))
+                elif not self._admit(supervisor, hello_of(text)):
                     return
         except UNREADABLE as error:
             self._drop(supervisor, f"its supervisor on {supervisor.host} said what cannot be read: {error}")
@@ -456,16 +456,16 @@ class Supervisors:
 
     def _tell(self, supervisor: Supervisor, order: Order) -> None:
         try:
-            supervisor.line.sendall(line_of(order))
+            supervisor.connection.sendall(line_of(order))
         except OSError:  # a few bytes that find no room: nobody reads there any more
             self._drop(supervisor, f"its Spark task on {supervisor.host} does not listen")
 
     def _drop(self, supervisor: Supervisor, why: str) -> None:
-        if self._supervisors.pop(supervisor.line.fileno(), None) is None:
+        if self._supervisors.pop(supervisor.connection.fileno(), None) is None:
             return
         with contextlib.suppress(KeyError, ValueError):
-            self._select.unregister(supervisor.line)
-        supervisor.line.close()
+            self._select.unregister(supervisor.connection)
+        supervisor.connection.close()
         self._lock.notify_all()
         supervisor.leaving, supervisor.ends = True, -1
         if supervisor.admitted and supervisor.task and not supervisor.given_up:
@@ -511,7 +511,7 @@ class Supervisors:
 
 
 def _last_words(supervisor: Supervisor) -> str:
-    """Why its line ended, as far as it is known."""
+    """Why its connection ended, as far as it is known."""
     if not supervisor.why:
         return f"its {'Spark task' if supervisor.task else 'supervisor'} on {supervisor.host} ended"
     idle = (
