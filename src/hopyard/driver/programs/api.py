@@ -120,7 +120,7 @@ def launch(
     if directory is not None and not _names_a_place(directory):
         raise SpecError(f"directory = {directory!r}: a path, or None for a fresh one under runs/, is needed")
     cargo = _script(Path(str(main)), args) if script else _function(main, args)
-    variables = environment("env", env or {})
+    variables = environment("env", {} if env is None else env)
     one_of("transport", transport, ("auto", None))
     timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
     chosen = _engine(agents, spec)
