@@ -12,9 +12,10 @@ class Cards:
     """An engine that starts nobody, and keeps the cards for the test."""
 
     name, workers, threads, apart = "cards", 2, 1, False
-    address = ("127.0.0.1", 0)
+    address, states_port, start_timeout, driver_workers, in_process = ("127.0.0.1", 0), 0, 120.0, 0, False
 
     def __init__(self) -> None:
+        self.env: dict[str, str] = {}
         self.cards: dict[int, Card] = {}
         self.waiting: set[int] = set()
         self.ended: list[int] = []

@@ -652,7 +652,7 @@ def test_states_that_go_from_host_to_host_are_encrypted(
     engine.address = (host, 0)
     it: Any = SimpleNamespace(engine=engine, states=Owned(str(tmp_path), "mark"), encrypt=encrypt)
     with ExitStack() as stack:
-        bulk = _depot(it, LocalStore(tmp_path), "run", stack)
+        bulk = _depot(it, engine, LocalStore(tmp_path), "run", stack)
         assert bulk.depot.startswith(f"{scheme}://{host}:") and len(bulk.token) == 32
         assert bool(bulk.certificate) is (scheme == "tls")
         assert bulk.encrypt == encrypt

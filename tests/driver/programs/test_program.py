@@ -592,13 +592,10 @@ def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-        class Refused(hy.Local):
-            @property
-            def address(self) -> tuple[str, int]:
-                return "127.0.0.1", port
-
-        with pytest.raises((hy.ResourceError, hy.SpecError)):
-            hy.launch(programs.idle, roles={"worker": 1}, engine=Refused(1), directory=tmp_path / "program")
+        engine = hy.Local(workers=1)
+        object.__setattr__(engine, "address", ("127.0.0.1", port))
+        with pytest.raises(hy.ResourceError, match=f"port {port}"):
+            hy.launch(programs.idle, roles={"worker": 1}, engine=engine, directory=tmp_path / "program")
     assert not (tmp_path / "program" / "program.jsonl").exists()
 
 
