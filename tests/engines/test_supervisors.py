@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -537,16 +539,20 @@ def placed(supervisors: Supervisors) -> Iterator[Placed]:
     made.close()
 
 
-def test_a_sitter_is_detached_from_its_task(placed: Placed, supervisors: Supervisors) -> None:
+def test_a_supervisor_is_detached_from_its_task(placed: Placed, supervisors: Supervisors) -> None:
     assert os.getsid(placed.supervisor) == placed.supervisor
     assert os.getsid(placed.agent) == placed.agent
 
-    def files() -> list[str]:
-        return [os.readlink(path) for path in Path(f"/proc/{placed.supervisor}/fd").iterdir() if path.name != "2"]
+    def settled() -> bool:
+        """Whether it has two sockets and the two pipes of its agent, once that has begun, and nothing of the worker."""
+        files = []
+        for path in Path(f"/proc/{placed.supervisor}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                files.append(os.readlink(path) if path.name != "2" else "/dev/null")
+        kinds = Counter(file.partition(":")[0] for file in files)
+        return kinds["pipe"] == kinds["socket"] == 2 and kinds.keys() <= {"/dev/null", "socket", "pipe", "anon_inode"}
 
-    until(lambda: sum(file.startswith("pipe:") for file in files()) == 2)  # of its agent, once it has begun
-    assert sum(file.startswith("socket:") for file in files()) == 2
-    assert {file.partition(":")[0] for file in files()} <= {"/dev/null", "socket", "pipe", "anon_inode"}
+    until(settled)
     assert executor_of(supervisors, 3) == f"{socket.gethostname()}-{placed.executor.pid}"
     supervisors.close()
     assert gone([placed.task.pid, placed.supervisor, placed.agent], 1)
