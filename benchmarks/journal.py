@@ -88,7 +88,7 @@ class Played(World):
             lease=unit.lease,
             parts=tuple(parts),
             seconds=round(spent + dice.uniform(0.001, 0.01), 6),
-            where=f"{slot}-1a2b3c4d-{dice.randrange(200)}.{dice.randrange(1000)}" if unit.kind == "train" else "",
+            memory_key=f"{slot}-1a2b3c4d-{dice.randrange(200)}.{dice.randrange(1000)}" if unit.kind == "train" else "",
             hop_seconds=round(dice.uniform(0.001, 0.1), 6),
             hop_bytes=SIZE,
         )

@@ -16,16 +16,18 @@ from hopyard.core.runs.events import (
     Replace,
 )
 from hopyard.core.runs.machine import Machine, fold
-from hopyard.spec import Part, Ref, RunSpec, packed
+from hopyard.core.runs.order import visit
+from hopyard.spec import Part, Ref, RunSpec, Unit, packed
 
 
 class Run:
     """A machine, the lines that it saw, and words for what happens to it."""
 
-    def __init__(self, trials=1, slots=1, holds=None, checked=True, **spec):
+    def __init__(self, trials=1, slots=1, checked=True, **spec):
         spec = {"epochs": 1, "partitions": 2, "validation": 0, "trials": trials, "group": 1} | spec
         self.machine = Machine(RunSpec(**spec))
         self.lines = []
+        self.folds = True
         self.at = 0.0
         self.give(Began(at=0.0, spec=self.machine.spec))
         for trial in range(trials):
@@ -33,7 +35,7 @@ class Run:
         self.give(Exhausted(at=0.0))
         self.first = []
         for slot in range(slots):
-            self.first += self.join(slot, holds(slot) if holds else None)
+            self.first += self.join(slot)
         if checked:
             self.first += self.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",)))
 
@@ -45,23 +47,42 @@ class Run:
                 self.lines.append(command)
             elif isinstance(command, Replace):
                 self.lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
-        assert fold(self.lines).snapshot() == self.machine.snapshot()
+        assert not self.folds or fold(self.lines).snapshot() == self.machine.snapshot()
         return commands
 
-    def join(self, slot, holds=None):
-        return self.give(Joined(at=self.at, slot=slot, host="h", pid=slot, holds=holds))
+    def join(self, slot):
+        return self.give(Joined(at=self.at, slot=slot, host="h", pid=slot))
 
     def unit(self, slot):
         lease = self.machine.slots[slot].busy
         return self.machine.leases.standing()[lease][1]
 
-    def done(self, slot, lease=None, sums=None, where=None, **more):
+    def done(self, slot, lease=None, sums=None, memory_key=None, **more):
         unit = self.unit(slot) if lease is None else None
         lease = unit.lease if unit else lease
         partitions = unit.partitions if unit else more.pop("partitions")
         parts = tuple(Part(p, packed(sums or {"loss": (1.0, 1.0)}), 1.0) for p in partitions)
-        where = f"m{lease}" if where is None else where
-        return self.give(Done(at=self.at, slot=slot, lease=lease, parts=parts, seconds=1.0, where=where, **more))
+        memory_key = f"m{lease}" if memory_key is None else memory_key
+        return self.give(
+            Done(at=self.at, slot=slot, lease=lease, parts=parts, seconds=1.0, memory_key=memory_key, **more)
+        )
+
+    def hop(self, slot, to):
+        """The unit of `slot` is done, and `to` gets the next one of its trial: the scheduler would leave it there."""
+        unit = self.unit(slot)
+        parts = tuple(Part(p, packed({"loss": (1.0, 1.0)}), 1.0) for p in unit.partitions)
+        step = unit.step + len(parts)
+        epoch, partition = visit(unit.trial, step, self.machine.spec.partitions)
+        start, key = Ref(unit.trial, step, unit.lease), f"m{unit.lease}"
+        following = Unit(self.machine.leases.last + 1, unit.trial, "train", epoch, (partition,), start, key)
+        for line in (
+            Done(at=self.at, slot=slot, lease=unit.lease, parts=parts, seconds=1.0, memory_key=key),
+            Dispatch(at=self.at, slot=to, unit=following),
+        ):
+            self.machine.apply(line)
+            self.machine.settle()
+            self.lines.append(line)
+        assert fold(self.lines).snapshot() == self.machine.snapshot()
 
     def durable(self, slot, trial, step, attempt, digest="d"):
         return self.give(

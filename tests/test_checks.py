@@ -125,10 +125,12 @@ def test_the_words_of_an_error_are_no_commands_to_a_terminal(
 ) -> None:
     configs = [{"lr": 0.1, "fails": "train"}, *CONFIGS[1:], {"lr": 0.1, "fails": "build"}]
     run = select(tmp_path / "run", commanding, configs)
-    for book in (run.books[0], run.books[4]):
-        assert r"moved\x00 and \x1b[2Jcleared" in book.error
-    texts = run.books[0].error + run.books[0].trace + run.books[4].error + run.report() + "".join(capsys.readouterr())
-    assert r"\x1b[2Jcleared" in run.books[0].trace
+    for record in (run.records[0], run.records[4]):
+        assert r"moved\x00 and \x1b[2Jcleared" in record.error
+    texts = (
+        run.records[0].error + run.records[0].trace + run.records[4].error + run.report() + "".join(capsys.readouterr())
+    )
+    assert r"\x1b[2Jcleared" in run.records[0].trace
     assert not [character for character in COMMANDS if character in texts and ord(character) < 32]
 
 

@@ -102,7 +102,7 @@ class Unit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     epoch: int
     partitions: tuple[int, ...]
     start: Ref | None
-    where: str = ""
+    memory_key: str = ""
     """Where the State lies in shared memory, if it still does; an opaque word of the agent that made it."""
     digest: str = ""
     """BLAKE3 of the stored State when it is durable, else empty."""

@@ -303,14 +303,14 @@ def test_sim_says_what_was_predicted(monkeypatch):
 
     def predict(slots, trials, partitions, epochs, seconds, **more):
         assert (slots, trials, partitions, epochs, seconds) == (4, 16, 8, 3, 2.0)
-        assert more == {"sigma": 0.5, "noise": 0.1, "pinned": True}
+        assert more == {"sigma": 0.5, "noise": 0.1}
         return Forecast(100.0, 90.0, 1.111, 0.02, 384)
 
     monkeypatch.setattr(hopyard.sim, "predict", predict, raising=False)
-    found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5, "--pinned")
+    found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5)
     assert found.exit_code == 0
     assert "1 min 40 s" in found.stdout and "1.111" in found.stdout and "2.0%" in found.stdout
-    found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5, "--pinned", "--json")
+    found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5, "--json")
     assert json.loads(found.stdout)["units"] == 384
 
 

@@ -202,7 +202,7 @@ def test_garbage_from_a_friend_is_dropped_and_said(wire: Callable[..., Wire], ca
     it = wire()
     agent = it.dial(0).greet()
     dice = random.Random(0)
-    good = pack(Done(at=0.0, slot=0, lease=1, parts=(), seconds=1.0, where="größe"))
+    good = pack(Done(at=0.0, slot=0, lease=1, parts=(), seconds=1.0, memory_key="größe"))
     count = 0
     with caplog.at_level(logging.WARNING):
         for junk in (b"", b"\x00", b"\xc1" * 50, b"\x91" * 100_000, b"\x82\xa4type\xa1\xff", bytes(1 << 20)):

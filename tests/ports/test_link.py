@@ -81,8 +81,8 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..
         each.close()
 
 
-def unit(lease: int, start: Ref | None = None, where: str = "", **more: Any) -> Unit:
-    return Unit(lease, 0, "train", 0, (0,) if start is None else (1,), start, where, **more)
+def unit(lease: int, start: Ref | None = None, memory_key: str = "", **more: Any) -> Unit:
+    return Unit(lease, 0, "train", 0, (0,) if start is None else (1,), start, memory_key, **more)
 
 
 def test_an_agent_comes_up_checks_works_and_stores(host: Callable[..., Host]) -> None:
@@ -101,7 +101,7 @@ def test_an_agent_comes_up_checks_works_and_stores(host: Callable[..., Host]) ->
     sealed = it.wait(Durable)
     assert sealed.ref == Ref(0, 1, 1)
     assert sealed.digest == digest(it.store.get(sealed.ref))
-    it.link.send(5, Work(unit(2, sealed.ref, done.where, digest=sealed.digest), CONFIG, ("5-aaaaaaaa-0",)))
+    it.link.send(5, Work(unit(2, sealed.ref, done.memory_key, digest=sealed.digest), CONFIG, ("5-aaaaaaaa-0",)))
     assert it.wait(Done).lease == 2
     it.link.send(5, Work(Unit(3, 0, "validate", 0, (0, 1, 2, 3), Ref(0, 2, 2)), CONFIG))
     assert len(it.wait(Done).parts) == 4

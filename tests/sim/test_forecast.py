@@ -8,14 +8,9 @@ from hopyard.errors import SpecError
 from hopyard.sim import predict
 
 
-@pytest.mark.parametrize(
-    ("trials", "sigma", "pinned", "most"),
-    [(64, 0.0, True, 1.01), (30, 0.0, True, 1.08), (64, 0.5, True, 1.04), (64, 0.0, False, 1.02)],
-)
-def test_schedules_come_near_to_what_nobody_can_beat(trials, sigma, pinned, most):
-    found = [
-        predict(32, trials, 32, 3, 1.0, sigma=sigma, pinned=pinned, group_seconds=0.0, seed=seed) for seed in range(2)
-    ]
+@pytest.mark.parametrize(("trials", "sigma", "most"), [(64, 0.0, 1.02), (30, 0.0, 1.08), (64, 0.5, 1.3)])
+def test_schedules_come_near_to_what_nobody_can_beat(trials, sigma, most):
+    found = [predict(32, trials, 32, 3, 1.0, sigma=sigma, group_seconds=0.0, seed=seed) for seed in range(2)]
     assert all(one.ratio >= 1.0 - 1e-9 for one in found)
     assert mean([one.ratio for one in found]) <= most
 
@@ -43,8 +38,8 @@ def test_equal_seeds_give_equal_forecasts():
 
 
 @pytest.mark.parametrize("slots", [1, 3, 40])
-def test_pins_for_any_number_of_slots(slots):
-    assert predict(slots, 4, 8, 1, 1.0, pinned=True, validation=10).ratio >= 1.0 - 1e-9
+def test_any_number_of_slots(slots):
+    assert predict(slots, 4, 8, 1, 1.0, validation=10).ratio >= 1.0 - 1e-9
 
 
 @pytest.mark.parametrize(("field", "value"), [("slots", 0), ("trials", 1.5), ("seconds", 0.0), ("epochs", 0)])

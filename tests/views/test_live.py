@@ -126,7 +126,7 @@ def test_each_epoch_is_told_once_and_in_order(batches, printed):
             table.close(machine)
         else:
             for epoch in epochs:
-                machine.trials[0].enter(epoch, {"val_loss": 1.0}, spec)
+                machine.trials[0].add_epoch(epoch, {"val_loss": 1.0}, spec)
             table.see([Checked(at=1.0, slot=0, trial=0, faults=(), names=())], machine)
         lines = [re.match(r"trial 0  epoch (\d)/3  ", line) for line in told(console)[before:]]
         found.append([int(line[1]) for line in lines if line])
@@ -137,7 +137,7 @@ def test_the_epochs_of_a_trial_that_fails_are_told_before_its_failure():
     spec = RunSpec(epochs=3, partitions=1, validation=1, trials=1, metric="val_loss")
     machine, console = fold([Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={})]), paper(terminal=False)
     table = Table(spec, console)
-    machine.trials[0].enter(1, {"val_loss": 1.0}, spec)
+    machine.trials[0].add_epoch(1, {"val_loss": 1.0}, spec)
     machine.trials[0].status, machine.trials[0].ended = "failed", True
     table.see([Began(at=0.0, spec=spec), Checked(at=1.0, slot=0, trial=0, faults=(), names=())], machine)
     assert [line.split("  ")[1][:7] for line in told(console)] == ["epoch 2", "failed "]
@@ -180,7 +180,7 @@ def test_a_trial_that_is_tried_again_is_told_of_again():
             tell(Failed(at=3.0, slot=4, lease=unit.lease, fault="system", error="once more"))
         else:
             parts = tuple(Part(partition, {"loss": (1.0, 1.0)}, 1.0) for partition in unit.partitions)
-            tell(Done(at=3.0, slot=4, lease=unit.lease, parts=parts, seconds=1.0, where="m"))
+            tell(Done(at=3.0, slot=4, lease=unit.lease, parts=parts, seconds=1.0, memory_key="m"))
     lines = [line for line in told(console) if line.startswith("trial")]
     assert sum("failed (system)" in line and "once more" in line for line in lines) == 1
     assert [line.split("  ")[1] for line in lines if line.startswith("trial 0")] == ["epoch 1/2", "epoch 2/2"]

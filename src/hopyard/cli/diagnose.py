@@ -20,13 +20,12 @@ def sim(
     seconds: Annotated[float, typer.Option(min=1e-6, help="A trial takes over a partition, on average.")] = 1.0,
     sigma: Annotated[float, typer.Option(min=0, help="Spread of the trials: of the logarithm of their seconds.")] = 0.0,
     noise: Annotated[float, typer.Option(min=0, help="Spread of the units of a trial, relative.")] = 0.1,
-    pinned: Annotated[bool, typer.Option("--pinned", help="Each slot holds its own partitions only.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """How long would it take? The scheduler itself, in virtual time."""
     from hopyard.sim import predict
 
-    found = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise, pinned=pinned)
+    found = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise)
     if as_json:
         typer.echo(as_text(asdict(found)))
         return

@@ -85,7 +85,6 @@ class Ready(Message, frozen=True):
     slot: int
     host: str
     pid: int
-    holds: tuple[int, ...] | None = None
     fingerprint: dict[str, Any] = {}
     device: str = ""
     """As of `Joined`."""
@@ -179,7 +178,7 @@ class Store(Message, frozen=True):
     """Down: store this State next, others cannot take it out of memory. Answered by `Durable` or `Forgotten`."""
 
     ref: Ref
-    where: str
+    memory_key: str
 
 
 class Examine(Message, frozen=True):

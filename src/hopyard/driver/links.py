@@ -530,7 +530,7 @@ class Direct:
         with undisturbed():
             self._hands.worker.prepare()
             told = fingerprint()
-        self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), None, told))
+        self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), told))
 
     def end(self, slot: int) -> None:
         """Let go of the worker; what it has to store is stored."""

@@ -15,8 +15,7 @@ class Forecast:
 
     Attributes:
         makespan: seconds from the first slot to the last result.
-        bound: seconds that no schedule can beat: the longest trial, or the busiest slot when the data is pinned, or
-            an even share of all work.
+        bound: seconds that no schedule can beat: the longest trial, or an even share of all work.
         ratio: makespan / bound.
         idle_share: part of the slots' time in which they did nothing, 0 to 1.
         units: partitions done, training and validation.
@@ -39,7 +38,6 @@ def predict(
     sigma: float = 0.0,
     noise: float = 0.1,
     check: float = 0.3,
-    pinned: bool = False,
     validation: int = 0,
     group_seconds: float = 1.0,
     seed: int = 0,
@@ -55,7 +53,6 @@ def predict(
         sigma: trials differ by a lognormal factor of this width; 0: they are equal.
         noise: relative width of the normal noise on each unit.
         check: what a validation partition takes, relative to a training one.
-        pinned: partition p can be served by slots s with s mod partitions = p mod slots only; else by all.
         validation: validation partitions.
         group_seconds: units are grouped up to about this much work.
         seed: of lengths and noise.
@@ -72,42 +69,33 @@ def predict(
         epochs=epochs, partitions=partitions, validation=validation, trials=trials, group_seconds=group_seconds
     )
     unit_seconds = lengths(trials, sigma, noise, seed, check)
-    held = max(partitions, validation)
-    pins = min(slots, held)
-
-    def holds(slot: int) -> tuple[int, ...]:
-        return tuple(range(slot % pins, held, pins))
 
     def scaled(unit: Unit, partition: int) -> float:
         return seconds * unit_seconds(unit, partition)
 
-    world = World(spec, slots, scaled, holds=holds if pinned else (lambda slot: None))
+    world = World(spec, slots, scaled)
     makespan = world.run()
-    bound = lower_bound(spec, slots, scaled, pins if pinned else 1)
+    bound = lower_bound(spec, slots, scaled)
     busy = sum(world.busy.values())
     return Forecast(makespan, bound, makespan / bound, 1 - busy / (slots * makespan), world.units)
 
 
-def lower_bound(spec: RunSpec, slots: int, seconds: Seconds, pins: int) -> float:
-    """Seconds that no schedule can beat: max(longest trial, busiest group of slots).
+def lower_bound(spec: RunSpec, slots: int, seconds: Seconds) -> float:
+    """Seconds that no schedule can beat: max(longest trial, even share of all work).
 
     Args:
         spec: of the run.
-        slots: how many; slot s belongs to group s mod `pins`.
+        slots: how many.
         seconds: how long a partition of a unit takes.
-        pins: partition p is held by group p mod `pins`; 1: every slot holds all.
     """
-    longest = 0.0
-    groups = [0.0] * pins
+    longest = work = 0.0
     for trial in range(spec.trials or 0):
         alone = 0.0
         for epoch in range(spec.epochs):
             for partition in range(spec.partitions):
-                spent = seconds(Unit(0, trial, "train", epoch, (partition,), None), partition)
-                groups[partition % pins] += spent
-                alone += spent
+                alone += seconds(Unit(0, trial, "train", epoch, (partition,), None), partition)
             for partition in range(spec.validation):
-                groups[partition % pins] += seconds(Unit(0, trial, "validate", epoch, (partition,), None), partition)
+                work += seconds(Unit(0, trial, "validate", epoch, (partition,), None), partition)
+        work += alone
         longest = max(longest, alone)
-    shares = [work / len(range(group, slots, pins)) for group, work in enumerate(groups)]
-    return max(longest, *shares)
+    return max(longest, work / slots)

@@ -60,7 +60,6 @@ class World:
     Args:
         spec: of the run; its `trials` are proposed at the start.
         slots: how many.
-        holds: slot → the partitions it can serve; None: all.
         seconds: how long a partition of a unit takes.
         keep: whether to keep the journal.
     """
@@ -68,7 +67,6 @@ class World:
     spec: RunSpec
     slots: int
     seconds: Seconds
-    holds: Callable[[int], tuple[int, ...] | None] = lambda slot: None
     keep: bool = False
     clock: float = 0.0
     journal: list[Line] = field(default_factory=list)
@@ -88,7 +86,7 @@ class World:
             self.feed(Proposed(at=0.0, trial=trial, config={}))
         self.feed(Exhausted(at=0.0))
         for slot in range(self.slots):
-            self.feed(Joined(at=0.0, slot=slot, host="sim", pid=slot, holds=self.holds(slot)))
+            self.feed(Joined(at=0.0, slot=slot, host="sim", pid=slot))
         while self._queue:
             self.clock, _, event = heappop(self._queue)
             self.feed(event)

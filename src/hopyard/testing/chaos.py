@@ -13,7 +13,7 @@ cannot hide.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -50,6 +50,8 @@ from hopyard.core.runs.events import (
     encode,
 )
 from hopyard.core.runs.machine import Machine, fold
+from hopyard.core.runs.order import visit
+from hopyard.core.runs.scheduler import Assignment
 from hopyard.spec import Fault, Part, Ref, RunSpec, Sums, Timeouts, Unit, better, packed
 
 Content = tuple[tuple[int, int], ...]
@@ -70,10 +72,9 @@ class Agent:
     """A slot as it really is; the machine may think otherwise."""
 
     number: int
-    holds: tuple[int, ...] | None
     task: Dispatch | Check | None = None
     memory: dict[str, tuple[Ref, Content]] = field(default_factory=dict)
-    """Where → the State that lies there."""
+    """Key → the State that lies there."""
     pending: list[tuple[Ref, Content]] = field(default_factory=list)
     """States to be stored."""
     said: deque[Event] = field(default_factory=deque)
@@ -91,28 +92,28 @@ class Chaos:
         spec: of the run; its `trials` are proposed at the start.
         choose: n → a number in [0, n).
         slots: how many are there at most.
-        pins: the partition sets of the slots, in turn; None: each slot holds all.
         arrays: whether a metric is an additive array, so that folds are needed.
         sick: trials whose units raise a user error now and then.
         unfit: trials that do not pass preflight.
         fragile: one in so many stored States is gone when another driver takes over; 0: none.
         blind: one in so many hops does not find the State in its maker's memory, though it is there; 0: none.
+        restless: one in so many units goes to any idle slot, not to the one that was chosen; 0: none.
         weights: how likely each kind of step is.
     """
 
     spec: RunSpec
     choose: Callable[[int], int]
     slots: int = 3
-    pins: tuple[tuple[int, ...], ...] | None = None
     arrays: bool = False
     sick: frozenset[int] = frozenset()
     unfit: frozenset[int] = frozenset()
     fragile: int = 0
     blind: int = 0
+    restless: int = 0
     weights: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.machine = Machine(self.spec)
+        self.machine = self._unsettled(Machine(self.spec))
         self.journal: list[bytes] = []
         self.store: dict[Ref, Content] = {}
         self.agents: dict[int, Agent] = {}
@@ -131,6 +132,34 @@ class Chaos:
         self.ended = False
         self.steps = 0
         self._kinds = [kind for kind, weight in (_WEIGHTS | self.weights).items() for _ in range(weight)]
+
+    def _unsettled(self, machine: Machine) -> Machine:
+        """The machine with a scheduler that makes trials hop: what is promised may not depend on who gets what."""
+        scheduler, assignments = machine.scheduler, machine.scheduler.assignments
+
+        def elsewhere() -> Iterator[Assignment]:
+            for assignment in assignments():
+                yield self._elsewhere(machine, assignment)
+            for slot in list(scheduler.idle):  # those whose units went elsewhere
+                scheduler.set_idle(machine.slots[slot])
+            yield from assignments()
+
+        scheduler.assignments = elsewhere  # type: ignore[method-assign]
+        return machine
+
+    def _elsewhere(self, machine: Machine, chosen: Assignment) -> Assignment:
+        """Another slot for the unit, or a unit of another trial for the slot."""
+        state = chosen.trial.states.get(chosen.trial.step)
+        fixed = chosen.kind != "train" or chosen.trial.isolated or (state is not None and state.parked)
+        if fixed or not self.restless or self.choose(self.restless):
+            return chosen
+        idle = [machine.slots[number] for number in machine.scheduler.idle if number != chosen.slot.id]
+        if idle:
+            return chosen._replace(slot=idle[self.choose(len(idle))])
+        waiting = [trial for trial in machine.trials.values() if machine.scheduler.is_ready(trial)]
+        trial = waiting[self.choose(len(waiting))]
+        epoch, partition = visit(trial.id, trial.step, self.spec.partitions)
+        return chosen._replace(trial=trial, epoch=epoch, partitions=(partition,))
 
     # ---------------------------------------------------------------- what may happen
 
@@ -173,7 +202,7 @@ class Chaos:
             self.clock += 0.25
             if self.killed:
                 self.resume()
-            for _ in range(self.slots + len(self.pins or ())):
+            for _ in range(self.slots):
                 self.join()
             for agent in [*self.agents.values(), *self.strays]:
                 self._work(agent)
@@ -183,8 +212,8 @@ class Chaos:
                     self.feed(agent.said.popleft())
             if not self.killed:
                 self.look()
-                if not turns % 10:
-                    self.tick()
+                if not turns % 10 and not any(agent.task for agent in self.agents.values()):
+                    self.tick()  # else a unit would be late that was given out a moment ago
         for agent in [*self.agents.values(), *self.strays]:  # what was on its way when the run ended
             while agent.pending:
                 self._write(agent, 0)
@@ -211,15 +240,11 @@ class Chaos:
 
     def join(self) -> None:
         """A slot comes, with a new number."""
-        if self.killed or self.ended or len(self.agents) >= max(self.slots, len(self.pins or ())):
+        if self.killed or self.ended or len(self.agents) >= self.slots:
             return
-        holds = None
-        if self.pins is not None:
-            served = [agent.holds for agent in self.agents.values()]
-            holds = next((pin for pin in self.pins if pin not in served), self.pins[self.joined % len(self.pins)])
-        agent = self.agents[self.joined] = Agent(self.joined, holds)
+        agent = self.agents[self.joined] = Agent(self.joined)
         self.joined += 1
-        self.feed(Joined(at=self.clock, slot=agent.number, host="h", pid=agent.number, holds=holds))
+        self.feed(Joined(at=self.clock, slot=agent.number, host="h", pid=agent.number))
 
     def work(self) -> None:
         """An agent ends its unit."""
@@ -318,7 +343,7 @@ class Chaos:
         """Another driver takes over."""
         self.killed = False
         self.stored.clear()
-        self.machine = fold([decode(line) for line in self.journal])
+        self.machine = self._unsettled(fold([decode(line) for line in self.journal]))
         gone = tuple(
             [ref for ref in sorted(self.machine.kept(), key=str) if self.fragile and not self.choose(self.fragile)]
         )
@@ -362,10 +387,10 @@ class Chaos:
         elif isinstance(command, Keep):
             self._keep(command)
         elif isinstance(command, Release):
-            _hold((command.slot, command.where) not in self.released, f"{command} a second time")
-            self.released.add((command.slot, command.where))
+            _hold((command.slot, command.memory_key) not in self.released, f"{command} a second time")
+            self.released.add((command.slot, command.memory_key))
             if command.slot in self.agents:
-                self.agents[command.slot].memory.pop(command.where, None)
+                self.agents[command.slot].memory.pop(command.memory_key, None)
         elif isinstance(command, Delete):
             _hold(command.ref in self.store or command.ref in self.swept, f"{command} of what is not stored")
             self.store.pop(command.ref, None)
@@ -398,9 +423,9 @@ class Chaos:
         if unit.digest:
             _hold(unit.start in self.store, f"{unit} starts from a stored State that is not stored")
         else:
-            _hold(unit.where and state.maker in self.machine.slots, f"{unit} starts from a State that nobody has")
-        if unit.where:
-            _hold((state.maker, unit.where) not in self.released, f"{unit} starts from released memory")
+            _hold(unit.memory_key and state.maker in self.machine.slots, f"{unit} starts from a State that nobody has")
+        if unit.memory_key:
+            _hold((state.maker, unit.memory_key) not in self.released, f"{unit} starts from released memory")
             _hold(state.maker in self.machine.slots, f"{unit} starts from the memory of a lost slot")
 
     def _die(self) -> None:
@@ -452,28 +477,29 @@ class Chaos:
             agent.said.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=(), seconds=0.0, values=values))
             return
         _hold(unit.partitions, f"{unit} has no partitions")
-        _hold(agent.holds is None or set(unit.partitions) <= set(agent.holds), f"{unit} on slot {agent.number}")
         sums = [self.sums(unit.kind, unit.trial, unit.epoch, p) for p in unit.partitions]
-        parts = tuple([Part(p, packed(one), 0.1) for p, one in zip(unit.partitions, sums, strict=True)])
-        where = ""
+        seconds = 0.01 * 4 ** self.choose(5)  # estimates change, so slots give up the trials that they have in memory
+        parts = tuple([Part(p, packed(one), seconds) for p, one in zip(unit.partitions, sums, strict=True)])
+        memory_key = ""
         if unit.kind == "train":
-            where = f"m{unit.lease}"
+            memory_key = f"m{unit.lease}"
             ref = Ref(unit.trial, unit.step + len(parts), unit.lease)
             state = content + tuple([(unit.epoch, p) for p in unit.partitions])
-            agent.memory[where] = ref, state
+            agent.memory[memory_key] = ref, state
             mine = [p for p in agent.pending if p[0].trial == ref.trial]
             if len(mine) >= 2 and mine[-1][0].step % self.spec.partitions:
                 agent.pending.remove(mine[-1])
             agent.pending.append((ref, state))
         else:
             _hold(len(content) == (unit.epoch + 1) * self.spec.partitions, f"{unit} validates the wrong State")
-        agent.said.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=parts, seconds=0.1, where=where))
+        done = Done(at=at, slot=agent.number, lease=unit.lease, parts=parts, seconds=0.1, memory_key=memory_key)
+        agent.said.append(done)
 
     def _find(self, unit: Unit, taker: Agent) -> Content | None:
         for agent in [*self.agents.values(), *self.strays]:
             if agent is not taker and self.blind and not self.choose(self.blind):
                 continue
-            held = agent.memory.get(unit.where)
+            held = agent.memory.get(unit.memory_key)
             if held is not None and held[0] == unit.start:
                 return held[1]
         return self.store.get(unit.start) if unit.start is not None and not taker.away else None
@@ -533,11 +559,17 @@ class Chaos:
         for lease, (slot, unit) in standing.items():
             _hold(slot in machine.slots and machine.slots[slot].busy == lease, f"lease {lease} of a slot without it")
             trial = machine.trials[unit.trial]
-            _hold(trial.lease == lease if unit.kind == "train" else lease in trial.aside, f"lease {lease} astray")
+            known = {trial.lease} if unit.kind == "train" else trial.validation_leases
+            _hold(lease in known, f"lease {lease} astray")
         for trial in machine.trials.values():
             _hold(list(trial.states) == sorted(trial.states), "States out of order")
-            _hold(trial.ended or trial.safe <= trial.step <= spec.steps, f"trial {trial.id} is behind its safe step")
-            _hold(not trial.safe or trial.safe in trial.states, f"trial {trial.id} lost its safe State")
+            _hold(
+                trial.ended or trial.durable_step <= trial.step <= spec.steps,
+                f"trial {trial.id} is behind its durable step",
+            )
+            _hold(
+                not trial.durable_step or trial.durable_step in trial.states, f"trial {trial.id} lost its durable State"
+            )
             for epoch, values in trial.history.items():
                 _hold(values == self.expected(trial.id, epoch), f"trial {trial.id}, epoch {epoch}: {values}")
             for epoch in trial.history:
@@ -550,7 +582,7 @@ class Chaos:
         _hold(again == now, "the journal folds to another state")
 
     def _look_idle(self) -> None:
-        machine, spec = self.machine, self.spec
+        machine = self.machine
         idle = [slot for slot in machine.slots.values() if not slot.busy]
         if machine.status == "checking" and idle:
             used = all(slot.used for slot in idle)
@@ -559,25 +591,26 @@ class Chaos:
         if machine.status != "running":
             return
         folds = machine.snapshot()["folds"]
-        resting = machine.resting
+        resting = machine.scheduler.resting
         _hold(not (folds and any(slot.id not in resting for slot in idle)), "a fold waits, and a slot")
         for slot in idle:
             if slot.id in resting:
                 _hold(
-                    any(trial.alone and not trial.ended for trial in machine.trials.values()), "a slot rests for nobody"
+                    any(trial.isolated and not trial.ended for trial in machine.trials.values()),
+                    "a slot rests for nobody",
                 )
                 continue
-            holds = range(10**6) if slot.holds is None else slot.holds
             for trial in machine.trials.values():
                 state = trial.states.get(trial.step)
-                ready = not trial.lease and not trial.ended and trial.step < spec.steps
-                ready = ready and not (trial.until or trial.alone == "train" or (state is not None and state.parked))
-                waits = ready and (trial.id + trial.step) % spec.partitions in holds
-                _hold(not waits, f"slot {slot.id} and trial {trial.id} wait for each other")
-                for epoch, book in trial.epochs.items():
-                    waits = any(partition in holds for partition in book.left or ())
-                    waits = waits and not (trial.ended or trial.until or trial.alone == "validate" or book.parked)
-                    _hold(not waits, f"slot {slot.id} and the validation of {trial.id}, {epoch} wait for each other")
+                ready = not trial.lease and not trial.ended and trial.step < trial.target
+                held_up = trial.until or trial.isolated == "train" or (state is not None and state.parked)
+                _hold(not ready or held_up, f"slot {slot.id} and trial {trial.id} wait for each other")
+                for epoch, record in trial.epochs.items():
+                    held_up = trial.ended or trial.until or trial.isolated == "validate" or record.parked
+                    _hold(
+                        not record.left or held_up,
+                        f"slot {slot.id} and the validation of {trial.id}, {epoch} wait for each other",
+                    )
 
     def judge(self) -> None:
         """What holds when the run has ended."""
@@ -595,10 +628,10 @@ class Chaos:
             elif trial.ended:
                 mine = trial.fault in ("system", "memory") or trial.id in self.sick | self.unfit
                 _hold(mine and trial.fault != "store", f"trial {trial.id} ({trial.fault}): {trial.error}")
-                wanted = {trial.safe, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
+                wanted = {trial.durable_step, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
                 wanted |= {(epoch + 1) * spec.partitions for epoch in trial.epochs}
                 _hold(set(trial.states) <= wanted, f"trial {trial.id}, failed, keeps {list(trial.states)}")
-            for step, state in trial.states.items():
+            for step, state in trial.states.items():  # the rotation is written out: an expectation of its own
                 order = tuple([(k // spec.partitions, (trial.id + k) % spec.partitions) for k in range(step)])
                 _hold(self.store.get(state.ref) == order, f"{state.ref} went over {self.store.get(state.ref)}")
         _hold(set(self.store) == machine.kept(), f"stored {set(self.store)}, kept {machine.kept()}")
@@ -641,11 +674,6 @@ def drawn(seed: int) -> Chaos:
     validation = random.choice([0, 0, 1, 2, 3])
     trials = random.choice([1, 2, 3, 5])
     slots = random.choice([1, 2, 3, 5])
-    pins = None
-    if random.random() < 0.5:
-        every = range(max(partitions, validation))
-        count = random.randint(1, len(every))
-        pins = tuple([tuple([p for p in every if p % count == n]) for n in range(count)])
     spec = RunSpec(
         epochs=random.choice([1, 2, 3]),
         partitions=partitions,
@@ -664,7 +692,6 @@ def drawn(seed: int) -> Chaos:
         spec,
         random.randrange,
         slots=slots,
-        pins=pins,
         arrays=random.random() < 0.4,
         sick=frozenset([t for t in range(trials) if random.random() < 0.1]),
         unfit=frozenset([t for t in range(trials) if random.random() < 0.15]),
@@ -683,4 +710,5 @@ def drawn(seed: int) -> Chaos:
         },
         fragile=random.choice([0, 2, 3]),
         blind=random.choice([0, 1, 2, 3]),
+        restless=random.choice([0, 1, 1]),
     )

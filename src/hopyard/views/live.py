@@ -22,7 +22,7 @@ from rich.text import Text
 from hopyard.core.runs.events import Began, Checked, Line, Resumed, Retried
 from hopyard.core.runs.liveness import Stall
 from hopyard.core.runs.machine import Machine
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec, Unit
 from hopyard.views import words
 from hopyard.views.timeline import Chart
@@ -188,7 +188,7 @@ class Table:
                     f"is replaced after {limit:g} (stall_timeout)"
                 )
 
-    def _tell_epochs(self, trial: TrialBook, machine: Machine) -> None:
+    def _tell_epochs(self, trial: TrialRecord, machine: Machine) -> None:
         """Those that were not told. Validations end in any order: an epoch waits for those before it, unless they will
         not come."""
         told = self._epochs.setdefault(trial.id, set())
@@ -201,7 +201,7 @@ class Table:
                 told.add(epoch)
                 self._print(self._line(trial, epoch, machine))
 
-    def _line(self, trial: TrialBook, epoch: int, machine: Machine) -> str:
+    def _line(self, trial: TrialRecord, epoch: int, machine: Machine) -> str:
         metrics = trial.history[epoch]
         names = [name for name in words.columns(machine) if name in metrics]
         shown = "  ".join(f"{name} {words.number(metrics[name])}" for name in names)
@@ -307,7 +307,7 @@ class Table:
         missing = max(0, (self.spec.trials or 0) - len(machine.trials))
         return max(*each, sum(each) * (1 + missing / len(machine.trials)) / len(machine.slots))
 
-    def _left(self, trial: TrialBook) -> float:
+    def _left(self, trial: TrialRecord) -> float:
         checks = (self.spec.epochs - len(trial.history)) * self.spec.validation
         return trial.remaining + checks * (trial.check_seconds or 0.3 * trial.seconds)
 
@@ -394,7 +394,7 @@ class Table:
             body.append(Text(f"failed ({trial.fault}): {' '.join(trial.error.split())}", "red"))
         return [*body, *_troubles(machine, now)]
 
-    def _status(self, trial: TrialBook, working: bool) -> str:
+    def _status(self, trial: TrialRecord, working: bool) -> str:
         if trial.ended:
             return trial.status
         if trial.until and not working:
@@ -403,7 +403,7 @@ class Table:
             return "validating" if working else "storing" if len(trial.history) == self.spec.epochs else "waiting"
         return "running" if working else "hopping" if trial.step else "waiting"
 
-    def _epoch(self, trial: TrialBook, slot: int, unit: Unit | None, now: float) -> str:
+    def _epoch(self, trial: TrialRecord, slot: int, unit: Unit | None, now: float) -> str:
         """`2/3 ███▌ `: the epoch it is in, and how far."""
         spec = self.spec
         if trial.ended:
@@ -431,9 +431,9 @@ def _bar(share: float, width: int) -> str:
     return ("█" * full + _EIGHTHS[part]).ljust(width, "░")
 
 
-def _chosen(machine: Machine, best: TrialBook | None, rows: int) -> list[TrialBook]:
+def _chosen(machine: Machine, best: TrialRecord | None, rows: int) -> list[TrialRecord]:
     """The best trial, then running ones, then the next best; by number."""
-    found: dict[int, TrialBook] = {}
+    found: dict[int, TrialRecord] = {}
     if best is not None:
         found[best.id] = best
     for wanted in ("running", "ranked", "waiting"):
@@ -448,7 +448,7 @@ def _chosen(machine: Machine, best: TrialBook | None, rows: int) -> list[TrialBo
     return [found[number] for number in sorted(found)]
 
 
-def _rest(machine: Machine, shown: list[TrialBook]) -> Text:
+def _rest(machine: Machine, shown: list[TrialRecord]) -> Text:
     """`and 84 more: 40 completed, 44 waiting`."""
     seen = {trial.id for trial in shown}
     counts: dict[str, int] = {}

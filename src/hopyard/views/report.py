@@ -7,7 +7,7 @@ from typing import Any
 
 from hopyard.core.runs.events import Line
 from hopyard.core.runs.machine import Machine
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
 
@@ -231,7 +231,7 @@ def _failures(machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def _failure(trial: TrialBook) -> list[str]:
+def _failure(trial: TrialRecord) -> list[str]:
     lines = [f"  trial {trial.id} ({trial.fault}): {trial.error}", f"    {words.named(trial.config)}"]
     tail = trial.trace.strip().splitlines()[-6:]
     return lines + [f"    | {line}" for line in tail]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hopyard.core.runs.machine import Machine
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import Config, better
 
 _MISSING = object()
@@ -100,16 +100,16 @@ def differing(machine: Machine) -> list[str]:
     return found.names
 
 
-def status(trial: TrialBook, run: str) -> str:
+def status(trial: TrialRecord, run: str) -> str:
     """How a trial stands: one that its run left in the midst is as the run is, "interrupted" for example."""
     return run if trial.status == "running" and run in ("interrupted", "stopped") else trial.status
 
 
-def best(machine: Machine) -> TrialBook | None:
+def best(machine: Machine) -> TrialRecord | None:
     """The trial whose best epoch has the best value of the run's metric; ties: the lower number; failed ones, and those
     whose every value is NaN or infinite, do not count. Without a metric the first that has an epoch."""
     metric, mode = machine.spec.metric, machine.spec.mode
-    found: TrialBook | None = None
+    found: TrialRecord | None = None
     for trial in machine.trials.values():
         if not trial.good(metric) or trial.status == "failed":
             continue
@@ -123,12 +123,12 @@ def retriable(machine: Machine) -> bool:
     return any(trial.status == "failed" and trial.fault != "user" for trial in machine.trials.values())
 
 
-def ranked(machine: Machine) -> list[TrialBook]:
+def ranked(machine: Machine) -> list[TrialRecord]:
     """The trials, best first; those without a value behind, failed ones last."""
     metric = machine.spec.metric
     sign = 1.0 if machine.spec.mode == "min" else -1.0
 
-    def key(trial: TrialBook) -> tuple[bool, bool, bool, float, int]:
+    def key(trial: TrialRecord) -> tuple[bool, bool, bool, float, int]:
         found = trial.value(metric)
         bad = found is None or not math.isfinite(found)
         return trial.status == "failed", found is None, bad, 0.0 if found is None or bad else sign * found, trial.id

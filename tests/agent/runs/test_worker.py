@@ -51,7 +51,7 @@ class Bench:
         self.worker = Worker(slot, self.plan, guarded, self.arena, self.keeper)
 
     def train(self, lease: int, *partitions: int, start: Done | None = None, at: Ref | None = None, **more: Any) -> Any:
-        where = start.where if start is not None else ""
+        where = start.memory_key if start is not None else ""
         unit = Unit(lease, more.get("trial", 0), "train", 0, partitions, at, where, more.get("digest", ""))
         answer, *self.beside = self.worker.run(unit, more.get("config", CONFIG))
         return answer
@@ -81,7 +81,7 @@ def test_units_over_several_partitions_are_the_units_over_each(bench: Callable[.
     second = many.train(2, 1, start=first, at=Ref(0, 1, 1))
     third = many.train(3, 2, start=second, at=Ref(0, 2, 2))
     assert [part.sums for part in whole.parts] == [done.parts[0].sums for done in (first, second, third)]
-    assert bytes(one.arena.view(whole.where)) == bytes(many.arena.view(third.where))
+    assert bytes(one.arena.view(whole.memory_key)) == bytes(many.arena.view(third.memory_key))
     assert whole.hop_bytes == third.hop_bytes == 0  # it had the State in memory
 
 
@@ -139,10 +139,10 @@ def test_a_state_hops_through_shared_memory_and_through_the_store(bench: Callabl
     made = []
     for other, where in ((taker, done), (late, None)):
         if where is None:
-            maker.store.put(Ref(0, 1, 1), maker.arena.view(done.where))
+            maker.store.put(Ref(0, 1, 1), maker.arena.view(done.memory_key))
         after = other.train(2, 1, start=where, at=Ref(0, 1, 1))
         assert after.hop_bytes > 0
-        made.append(bytes(other.arena.view(after.where)))
+        made.append(bytes(other.arena.view(after.memory_key)))
     assert made[0] == made[1]
 
 
@@ -159,10 +159,10 @@ def test_a_state_that_a_peer_does_not_give_is_asked_for_at_once(
     monkeypatch.setattr(keeping, "PAUSE", 1e9)  # nothing is stored meanwhile
     maker, taker = bench(slot=0), bench(slot=1)
     done = maker.train(1, 0)
-    unit = Unit(2, 0, "train", 0, (1,), Ref(0, 1, 1), done.where)
+    unit = Unit(2, 0, "train", 0, (1,), Ref(0, 1, 1), done.memory_key)
     (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
     assert (answer.fault, answer.missing) == ("store", Ref(0, 1, 1))
-    taker.store.put(Ref(0, 1, 1), maker.arena.view(done.where))
+    taker.store.put(Ref(0, 1, 1), maker.arena.view(done.memory_key))
     (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
     assert isinstance(answer, Done)
 
@@ -177,7 +177,9 @@ def test_a_maker_goes_on_with_its_own_state_when_its_folder_was_removed(
     shutil.rmtree(maker.arena.directory)
     assert taker.train(2, 1, start=done, at=Ref(0, 1, 1)).missing == Ref(0, 1, 1)
     after = maker.train(3, 1, start=done, at=Ref(0, 1, 1))
-    assert isinstance(after, Done) and after.where == ""  # nobody makes the folder again here: it is stored at once
+    assert (
+        isinstance(after, Done) and after.memory_key == ""
+    )  # nobody makes the folder again here: it is stored at once
     assert Ref(0, 2, 3) in maker.store.refs()
 
 
@@ -187,7 +189,7 @@ def test_a_store_that_cannot_be_read_is_no_fault_of_the_recipe(
 ) -> None:
     it = bench()
     done = it.train(1, 0)
-    it.store.put(Ref(0, 1, 7), it.arena.view(done.where))
+    it.store.put(Ref(0, 1, 7), it.arena.view(done.memory_key))
     it.worker._built.clear()
 
     def get(ref: Ref) -> bytearray:
@@ -202,7 +204,7 @@ def test_a_store_that_cannot_be_read_is_no_fault_of_the_recipe(
 def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]) -> None:
     it = bench()
     done = it.train(1, 0)
-    data = bytearray(it.arena.view(done.where))
+    data = bytearray(it.arena.view(done.memory_key))
     data[-1] ^= 1
     it.store.put(Ref(0, 1, 7), memoryview(data))
     it.worker._built.clear()
@@ -218,7 +220,7 @@ def test_an_epochs_end_is_stored_always(bench: Callable[..., Bench]) -> None:
     (sealed,) = it.told
     assert sealed.ref == Ref(0, 4, 1)
     assert decode(it.store.get(sealed.ref))["steps"] == sum(-(-len_of // 16) for len_of in rows(it))
-    assert done.where
+    assert done.memory_key
 
 
 def rows(it: Bench) -> list[int]:
@@ -228,21 +230,21 @@ def rows(it: Bench) -> list[int]:
 def test_validation_changes_nothing(bench: Callable[..., Bench]) -> None:
     it = bench()
     done = it.train(1, 0, 1, 2, 3)
-    before = bytes(it.arena.view(done.where))
-    answer = it.worker.run(Unit(2, 0, "validate", 0, (0, 1), Ref(0, 4, 1), done.where), CONFIG)[0]
+    before = bytes(it.arena.view(done.memory_key))
+    answer = it.worker.run(Unit(2, 0, "validate", 0, (0, 1), Ref(0, 4, 1), done.memory_key), CONFIG)[0]
     assert isinstance(answer, Done)
     assert [part.partition for part in answer.parts] == [0, 1]
-    assert answer.where == ""
+    assert answer.memory_key == ""
     again = it.train(3, 0, at=Ref(0, 4, 1), start=done)
     assert isinstance(again, Done)
-    assert bytes(it.arena.view(done.where)) == before
+    assert bytes(it.arena.view(done.memory_key)) == before
 
 
 def test_without_shared_memory_it_is_stored_at_once(bench: Callable[..., Bench]) -> None:
     it = bench(limit=0)
     done = it.train(1, 0)
     (sealed,) = it.beside
-    assert (done.where, sealed.ref) == ("", Ref(0, 1, 1))
+    assert (done.memory_key, sealed.ref) == ("", Ref(0, 1, 1))
     assert isinstance(sealed, Durable)
     assert it.store.refs() == {Ref(0, 1, 1)}
 

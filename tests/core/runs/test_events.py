@@ -38,7 +38,7 @@ LINES = [
     Began(at=1.5, spec=SPEC, fingerprint={"torch": "2.9", "threads": 1}),
     Proposed(at=2.0, trial=0, config={"lr": 1e-5, "name": "NaN", "deep": [1, None, True, [0.5]]}),
     Exhausted(at=2.0),
-    Joined(at=2.0, slot=3, host="h", pid=77, holds=(0, 1)),
+    Joined(at=2.0, slot=3, host="h", pid=77),
     Joined(at=2.0, slot=4, host="h", pid=78),
     Checked(at=2.0, slot=3, trial=0, faults=("no label",), names=("loss",)),
     Check(at=2.0, slot=3, trial=0),
@@ -117,13 +117,13 @@ def test_a_line_leaves_out_what_no_later_driver_can_use():
     totals = {"auc": (Array.of([1.0, math.inf]), 2.0)}
     full = Unit(3, 1, "fold", 0, (0, 2), Ref(1, 3, 2), "shm-1", "ab", totals)
     assert decode(encode(Dispatch(at=2.0, slot=3, unit=full))) == Dispatch(at=2.0, slot=3, unit=UNIT_OF_FOLD)
-    done = Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, where="m")
-    assert decode(encode(done)) == msgspec.structs.replace(done, where="")
+    done = Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, memory_key="m")
+    assert decode(encode(done)) == msgspec.structs.replace(done, memory_key="")
 
 
 def test_every_other_field_is_in_the_journal():
     """A field that is added to a unit is written, or is one of those that are left out on purpose."""
-    assert set(Unit.__struct_fields__) == {*_Given.__struct_fields__, "where", "digest", "totals"}
+    assert set(Unit.__struct_fields__) == {*_Given.__struct_fields__, "memory_key", "digest", "totals"}
     assert set(Dispatch.__struct_fields__) == set(_Dispatch.__struct_fields__)
 
 
@@ -140,7 +140,7 @@ def test_three_lines_of_a_unit_are_short():
             lease=823456,
             parts=(Part(3, sums, 1.012345),),
             seconds=1.034567,
-            where="17-1a2b3c4d-17.36",
+            memory_key="17-1a2b3c4d-17.36",
             hop_seconds=0.012345,
             hop_bytes=1234567,
         ),

@@ -25,7 +25,8 @@ from hopyard.core.runs.events import (
     StoreBack,
     Warn,
 )
-from hopyard.core.runs.machine import CHECKS, fold
+from hopyard.core.runs.machine import fold
+from hopyard.core.runs.preflight import CHECKS
 from hopyard.spec import Part, Ref, packed
 from machines import Run, deferred, dispatched
 
@@ -113,7 +114,7 @@ def test_validations_and_folds_wait_too():
     assert run.unit(0).kind == "validate"
     assert deferred(run.failed(0)) == [(0, 1.0, "system")]
     assert dispatched(run.tick()) == [(0, 0, "validate", 0, (0,))]
-    run.done(0, sums=sums, where="")
+    run.done(0, sums=sums, memory_key="")
     assert run.unit(0).kind == "fold"
     assert deferred(run.failed(0))[0][1] - run.at == 1.0
     assert dispatched(run.join(1)) == []
@@ -152,8 +153,8 @@ def test_faults_of_recipe_and_rows_end_the_trial(fault):
 
 def hops(**more):
     """Slot 0 made State 1 of trial 0, which slot 1 trains from."""
-    run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2), **more)
-    run.done(0)
+    run = Run(slots=2, partitions=3, **more)
+    run.hop(0, 1)
     assert run.unit(1).start == Ref(0, 1, 1)
     return run
 
@@ -162,11 +163,11 @@ def test_a_state_that_cannot_be_taken_is_stored_by_its_maker_and_its_trial_is_pa
     run = hops()
     assert run.missed(1) == [Keep(0, Ref(0, 1, 1), "m1")]
     assert not run.machine.trials[0].until  # it waits for the State, not for a time
-    assert dispatched(run.join(9, (1, 2))) == []
+    assert dispatched(run.join(9)) == []
     out = run.durable(0, 0, 1, 1)
     assert out[0] == Release(0, "m1")
     (again,) = of(Dispatch, out)
-    assert (again.unit.start, again.unit.where, again.unit.digest) == (Ref(0, 1, 1), "", "d0/1")
+    assert (again.unit.start, again.unit.memory_key, again.unit.digest) == (Ref(0, 1, 1), "", "d0/1")
     assert run.machine.trials[0].strikes == {}
 
 
@@ -178,7 +179,7 @@ def test_the_maker_itself_may_go_on_with_a_parked_state():
     assert [run.unit(slot).kind for slot in (0, 1)] == ["validate", "train"]
     out = run.missed(1)
     assert of(Keep, out) == [Keep(0, Ref(0, 3, 3), "m3")] and not of(Dispatch, out)
-    assert dispatched(run.done(0, where="")) == [(0, 0, "train", 1, (0,))]
+    assert dispatched(run.done(0, memory_key="")) == [(0, 0, "train", 1, (0,))]
 
 
 def test_a_parked_state_whose_maker_is_lost_is_made_again_without_a_strike():
@@ -186,7 +187,7 @@ def test_a_parked_state_whose_maker_is_lost_is_made_again_without_a_strike():
     run.missed(1)
     run.lost(0)
     assert run.machine.trials[0].step == 0 and run.machine.trials[0].strikes == {}
-    assert dispatched(run.join(2, (0,))) == [(2, 0, "train", 0, (0,))]
+    assert run.unit(1).start is None
 
 
 def test_a_state_that_its_maker_has_lost_as_well_is_made_again():
@@ -242,7 +243,7 @@ def test_a_state_that_is_given_up_takes_the_training_from_later_ones_with_it():
     assert (run.unit(trains).kind, run.unit(trains).step) == ("train", 2)
     old = run.unit(trains)
     damaged(run, checks, Ref(0, 2, 2))
-    assert trial.step == trial.safe == 0 and not run.machine.leases.stands(old.lease)
+    assert trial.step == trial.durable_step == 0 and not run.machine.leases.stands(old.lease)
     assert not trial.lease or run.machine.leases.unit(trial.lease).start is None
     run.done(trains, lease=old.lease, partitions=old.partitions)
     assert trial.step == 0 and not trial.states  # its answer does not count
@@ -273,7 +274,7 @@ def test_an_answer_for_an_epoch_whose_metrics_are_in_changes_nothing():
     run.durable(0, 0, 1, 1)
     machine, unit = run.machine, run.unit(0)
     trial = machine.trials[0]
-    trial.enter(0, {"loss": 1.0, "val_loss": 1.0}, machine.spec)
+    trial.add_epoch(0, {"loss": 1.0, "val_loss": 1.0}, machine.spec)
     copied = copy.deepcopy(machine.leases)
     part = Part(0, packed({"loss": (9.0, 1.0)}), 1.0)
     machine.apply(Done(at=0.0, slot=0, lease=unit.lease, parts=(part,), seconds=1.0))
@@ -293,7 +294,7 @@ def test_a_validation_from_a_state_that_cannot_be_taken_is_parked_and_training_g
     assert run.machine.trials[0].step == 2 and run.machine.trials[0].history == {}
     run.durable(0, 0, 1, 1)
     assert run.unit(1).epoch == 1
-    out = dispatched(run.done(1, where=""))
+    out = dispatched(run.done(1, memory_key=""))
     assert (0, "validate", 0) in [(trial, kind, epoch) for _, trial, kind, epoch, _ in out]
 
 
@@ -304,16 +305,16 @@ def test_who_runs_out_of_memory_gets_a_new_worker_while_the_others_rest():
     run = Run(trials=3, slots=3, partitions=4, epochs=2)
     assert [run.unit(slot).trial for slot in range(3)] == [0, 1, 2]
     out = run.failed(0, "memory")
-    assert of(Replace, out) == [Replace(0, faults.STARVED)]
+    assert of(Replace, out) == [Replace(0, faults.OUT_OF_MEMORY)]
     assert deferred(out) == [(0, faults.FRESH, "memory")]
     assert dispatched(run.done(1)) == [(1, 1, "train", 0, (2,))]  # nobody rests before the new one is there
     assert dispatched(run.join(3)) == []
     assert dispatched(run.done(1)) == []  # it takes no new unit
     assert dispatched(run.done(2)) == [(3, 0, "train", 0, (0,))]  # alone
-    assert run.machine.resting == {1, 2}
+    assert run.machine.scheduler.resting == {1, 2}
     out = run.done(3)  # all go on
-    assert {trial for _, trial, *_ in dispatched(out)} == {0, 1, 2} and run.machine.resting == set()
-    assert run.machine.trials[0].strikes == {} and run.machine.trials[0].alone == ""
+    assert {trial for _, trial, *_ in dispatched(out)} == {0, 1, 2} and run.machine.scheduler.resting == set()
+    assert run.machine.trials[0].strikes == {} and run.machine.trials[0].isolated == ""
 
 
 def test_the_second_time_ends_the_trial_and_says_what_to_do():
@@ -322,7 +323,7 @@ def test_the_second_time_ends_the_trial_and_says_what_to_do():
     out = run.join(1)
     assert dispatched(out) == [(1, 0, "train", 0, (0,))]
     out = run.failed(1, "memory")
-    assert of(Replace, out) == [Replace(1, faults.STARVED)]
+    assert of(Replace, out) == [Replace(1, faults.OUT_OF_MEMORY)]
     trial = run.machine.trials[0]
     assert (trial.status, trial.fault) == ("failed", "memory")
     assert "smaller batch_size" in trial.error and "fewer workers to each host" in trial.error
@@ -344,7 +345,7 @@ def test_slots_of_another_device_or_host_do_not_rest():
     run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",)))
     run.failed(0, "memory", device=True)
     run.give(Joined(at=0.0, slot=3, host="a", pid=3, device="0"))
-    assert run.unit(3).trial == 0 and run.machine.resting == set()
+    assert run.unit(3).trial == 0 and run.machine.scheduler.resting == set()
     assert dispatched(run.done(1)) and dispatched(run.done(2))
 
 
@@ -361,7 +362,7 @@ def test_when_no_new_worker_comes_any_other_tries_it():
 def test_memory_that_runs_out_in_preflight_is_tried_in_a_new_worker():
     run = Run(trials=1, slots=1, checked=False)
     out = run.give(Checked(at=0.0, slot=0, trial=0, faults=("MemoryError",), names=(), fault="memory"))
-    assert of(Replace, out) == [Replace(0, faults.STARVED)]
+    assert of(Replace, out) == [Replace(0, faults.OUT_OF_MEMORY)]
     assert run.join(1) == [Check(at=0.0, slot=1, trial=0)]
     out = run.give(Checked(at=0.0, slot=1, trial=0, faults=("MemoryError",), names=(), fault="memory"))
     assert Finish("failed") in out and run.machine.trials[0].fault == "memory"
@@ -407,12 +408,12 @@ def ended(fault):
     run = Run(partitions=2, validation=1, epochs=2, retries=0, metric="val_loss")
     for step in (1, 2, 3):
         while run.unit(0).kind != "train":
-            run.done(0, where="")
+            run.done(0, memory_key="")
         lease = run.unit(0).lease
         run.done(0)
         run.durable(0, 0, step, lease)
     while run.unit(0).kind != "train":
-        run.done(0, where="")
+        run.done(0, memory_key="")
     out = run.failed(0, fault)
     run.give(Finished(at=0.0, status=of(Finish, out)[0].status))
     return run
@@ -430,7 +431,7 @@ def test_a_failed_trial_goes_on_from_its_last_durable_state_when_the_user_asks()
     run.done(5)
     out = run.durable(5, 0, 4, lease)
     while run.machine.slots[5].busy:
-        out += run.done(5, where="")
+        out += run.done(5, memory_key="")
     assert Finish("completed") in out
     assert run.machine.trials[0].history[1] == {"loss": 1.0, "val_loss": 1.0}  # with the sums of before
     assert run.give(Finished(at=2.0, status="completed")) == []
@@ -443,7 +444,7 @@ def test_with_another_recipe_a_trial_begins_anew():
     out = run.give(Retried(at=1.0, trial=0, recipe="abc"))
     assert {c.ref for c in of(Delete, out)} == stored
     trial = run.machine.trials[0]
-    assert (trial.recipe, trial.history, trial.states, trial.digests, trial.safe) == ("abc", {}, {}, {}, 0)
+    assert (trial.recipe, trial.history, trial.states, trial.digests, trial.durable_step) == ("abc", {}, {}, {}, 0)
     assert run.join(5) == [Check(at=0.0, slot=5, trial=0)]
     run.give(Checked(at=1.0, slot=5, trial=0, faults=(), names=("loss",)))
     assert run.unit(5).start is None

@@ -29,7 +29,7 @@ def essentials(machine: Machine) -> dict:
                 "fault": trial.fault,
                 "error": trial.error,
                 "step": trial.step,
-                "safe": trial.safe,
+                "safe": trial.durable_step,
                 "best": trial.best,
                 "history": {str(epoch): values for epoch, values in sorted(trial.history.items())},
                 "states": {str(step): [str(s.ref), s.digest] for step, s in sorted(trial.states.items())},

@@ -82,13 +82,13 @@ def test_no_slot_is_spare_while_a_trial_waits_for_what_is_away():
 
 
 def test_no_slot_is_spare_while_a_state_is_to_be_stored_first():
-    run = Run(slots=2, holds=lambda slot: (slot,))
+    run = Run(slots=2)
     assert run.machine.spare(1.0, 0.0) == [1]
-    run.done(0)
+    run.hop(0, 1)
     run.missed(1)
     assert not any(slot.busy for slot in run.machine.slots.values())
     assert run.machine.spare(1.0, 0.0) == []
-    assert dispatched(run.durable(0, 0, 1, 1)) == [(1, 0, "train", 0, (1,))]
+    assert dispatched(run.durable(0, 0, 1, 1)) == [(0, 0, "train", 0, (1,))]
 
 
 def test_trials_rotate_over_partitions_from_their_own():
@@ -96,9 +96,36 @@ def test_trials_rotate_over_partitions_from_their_own():
     assert dispatched(run.first) == [(n, n, "train", 0, (n,)) for n in range(3)]
 
 
-def test_a_trial_stays_where_it_is_in_memory_and_hops_where_its_partition_is():
+def test_a_trial_stays_where_it_is_in_memory():
     assert dispatched(Run(slots=2).done(0)) == [(0, 0, "train", 0, (1,))]
-    assert dispatched(Run(slots=2, holds=lambda slot: (slot,)).done(0)) == [(1, 0, "train", 0, (1,))]
+
+
+def test_a_trial_hops_where_another_would_decide_the_end_of_the_run():
+    run = Run(trials=3, slots=2, partitions=8)
+    slots_of = {trial: [] for trial in range(3)}
+    while any(slot.busy for slot in run.machine.slots.values()):
+        for slot in (0, 1):
+            if run.machine.slots[slot].busy:
+                slots_of[run.unit(slot).trial].append(slot)
+                run.done(slot)
+    every = [slot for slots in slots_of.values() for slot in slots]
+    assert abs(every.count(0) - every.count(1)) <= 2  # they end together
+    assert any(set(slots) == {0, 1} for slots in slots_of.values())
+
+
+def test_a_trial_waits_at_its_target():
+    run = Run(trials=2, partitions=4)
+    run.folds = False  # no journal has another target yet
+    run.machine.trials[0].target = 1
+    assert dispatched(run.done(0)) == [(0, 1, "train", 0, (1,))]
+    while (slot := run.machine.slots[0]).busy:
+        lease = run.unit(0).lease
+        run.done(0)
+        run.durable(0, 1, run.machine.trials[1].step, lease)
+    waiting, other = run.machine.trials.values()
+    assert (waiting.ended, waiting.lease, waiting.step) == (False, 0, 1)
+    assert (other.status, slot.busy) == ("completed", 0)
+    assert run.machine.status == "running" and run.machine.open == 1
 
 
 def test_a_validation_runs_beside_the_next_epoch():
@@ -106,7 +133,7 @@ def test_a_validation_runs_beside_the_next_epoch():
     assert dispatched(run.done(0)) == [(0, 0, "validate", 0, (0,)), (1, 0, "train", 1, (0,))]
 
 
-def test_groups_end_with_the_epoch_and_with_what_the_slot_holds():
+def test_groups_end_with_the_epoch():
     run = Run(partitions=5, group=3, epochs=2)
     assert [run.unit(0).partitions] + [dispatched(run.done(0))[0][4] for _ in range(3)] == [
         (0, 1, 2),
@@ -114,14 +141,13 @@ def test_groups_end_with_the_epoch_and_with_what_the_slot_holds():
         (0, 1, 2),
         (3, 4),
     ]
-    assert Run(partitions=5, group=5, holds=lambda slot: (0, 1, 3, 4)).unit(0).partitions == (0, 1)
 
 
 def test_arrays_are_folded_by_a_slot():
     run = Run(partitions=1)
     out = run.done(0, sums={"loss": (2.0, 4.0), "bins": ([1.0, 3.0], 4.0)})
     assert [c.unit.totals for c in out if type(c) is Dispatch] == [{"bins": (Array.of([1.0, 3.0]), 4.0)}]
-    run.done(0, values={"bins": 0.75}, where="")
+    run.done(0, values={"bins": 0.75}, memory_key="")
     assert run.machine.trials[0].history == {0: {"loss": 0.5, "bins": 0.75}}
 
 
@@ -137,7 +163,7 @@ def test_an_epoch_without_a_validation_loss_has_no_metrics_and_its_trial_goes_on
     for epoch, total in enumerate((1.0, loss, loss)):
         run.done(0)
         sums = {"loss": (total, 1.0), "accuracy": (0.0 if mode == "min" else 1.0, 1.0)}
-        out = run.done(0, sums=sums | (BINS if epoch else {}), where="")
+        out = run.done(0, sums=sums | (BINS if epoch else {}), memory_key="")
         warned += [command.text for command in out if type(command) is Warn]
         assert not any(type(c) is Dispatch and c.unit.kind == "fold" for c in out)  # of what no value can come
         run.durable(0, 0, epoch + 1, run.machine.trials[0].states[epoch + 1].ref.attempt)
@@ -169,7 +195,7 @@ def test_an_epoch_whose_metric_is_infinite_is_not_the_best(mode, values, best):
     run = Run(partitions=1, validation=1, epochs=3, metric="val_ratio", mode=mode, void_epochs=True)
     for epoch, value in enumerate(values):
         run.done(0)
-        run.done(0, sums={"loss": (1.0, 1.0), "ratio": (value, 1.0)}, where="")
+        run.done(0, sums={"loss": (1.0, 1.0), "ratio": (value, 1.0)}, memory_key="")
         run.durable(0, 0, epoch + 1, run.machine.trials[0].states[epoch + 1].ref.attempt)
     trial = fold(run.lines).trials[0]
     assert (trial.status, trial.good("val_ratio")) == ("completed", best is not None)
@@ -181,7 +207,7 @@ def test_an_epoch_whose_metric_is_infinite_is_not_the_best(mode, values, best):
 def test_a_journal_of_before_keeps_the_metrics_beside_a_loss_that_is_none():
     run = Run(partitions=1, validation=1, metric="val_accuracy", mode="max")
     run.done(0)
-    run.done(0, sums={"loss": (math.inf, 1.0), "accuracy": (1.0, 1.0)}, where="")
+    run.done(0, sums={"loss": (math.inf, 1.0), "accuracy": (1.0, 1.0)}, memory_key="")
     assert run.machine.trials[0].value("val_accuracy") == 1.0
 
 
@@ -206,12 +232,12 @@ def test_a_late_answer_of_a_lost_slot_counts_for_nothing():
 
 
 def test_a_trial_goes_back_when_its_newest_state_is_lost_before_it_is_durable():
-    run = Run(slots=2, partitions=4, holds=lambda slot: (0, 1, 2, 3))
+    run = Run(slots=2, partitions=4)
     run.done(0)
     run.durable(0, 0, 1, 1)
     run.done(0)
     (again,) = [c for c in run.lost(0) if type(c) is Dispatch]
-    assert (again.slot, again.unit.start, again.unit.digest, again.unit.where) == (1, Ref(0, 1, 1), "d0/1", "")
+    assert (again.slot, again.unit.start, again.unit.digest, again.unit.memory_key) == (1, Ref(0, 1, 1), "d0/1", "")
 
 
 def test_a_durable_state_of_a_lost_slot_is_taken_from_the_store():
@@ -219,33 +245,32 @@ def test_a_durable_state_of_a_lost_slot_is_taken_from_the_store():
     run.done(0)
     run.durable(0, 0, 1, 1)
     (again,) = [c for c in run.lost(0) if type(c) is Dispatch]
-    assert (again.unit.start, again.unit.where, again.unit.digest) == (Ref(0, 1, 1), "", "d0/1")
+    assert (again.unit.start, again.unit.memory_key, again.unit.digest) == (Ref(0, 1, 1), "", "d0/1")
 
 
 def test_a_state_that_became_durable_after_its_maker_was_lost_is_used():
-    run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2))
-    run.done(0)  # slot 1 trains from State 1, which only slot 0 has
+    run = Run(slots=2, partitions=3)
+    run.hop(0, 1)  # slot 1 trains from State 1, which only slot 0 has
     run.lost(0)
     run.durable(0, 0, 1, 1)  # it wrote it all the same
     run.missed(1)
-    assert run.machine.trials[0].safe == run.machine.trials[0].step == 1
+    assert run.machine.trials[0].durable_step == run.machine.trials[0].step == 1
     assert run.unit(1).start == Ref(0, 1, 1)
 
 
 def test_a_unit_under_way_from_a_lost_state_may_end():
-    run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2))
-    run.done(0)
+    run = Run(slots=2, partitions=3)
+    run.hop(0, 1)
     assert run.lost(0) == []
     assert dispatched(run.done(1)) == [(1, 0, "train", 0, (2,))]
 
 
 def test_a_unit_from_a_lost_state_that_fails_goes_back():
-    run = Run(slots=2, partitions=3, holds=lambda slot: (0,) if slot == 0 else (1, 2))
-    run.done(0)
+    run = Run(slots=2, partitions=3)
+    run.hop(0, 1)
     run.lost(0)
-    run.missed(1)
+    assert dispatched(run.missed(1)) == [(1, 0, "train", 0, (0,))]
     assert run.machine.trials[0].step == 0
-    assert dispatched(run.join(2, (0,))) == [(2, 0, "train", 0, (0,))]
 
 
 def test_the_third_lost_slot_makes_a_unit_poison():
@@ -297,13 +322,11 @@ def test_a_slot_that_is_late_with_a_revoked_unit_is_replaced_too():
         slots=2,
         timeouts=Timeouts(unit_timeout=600.0),
         partitions=3,
-        holds=lambda slot: (0, 2) if slot == 0 else (1,),
         epochs=2,
     )
-    run.done(0)
-    run.done(1)
-    run.done(0)  # the epoch's end, owed by slot 0; its own next unit
-    run.done(0)  # epoch 1, partition 1 at slot 1
+    for _ in range(3):
+        run.done(0)  # at last the epoch's end, owed by slot 0
+    run.hop(0, 1)
     assert run.unit(1).epoch == 1
     run.lost(0)  # back to the start; slot 1 works for nothing
     assert not run.machine.leases and run.machine.slots[1].busy
@@ -313,13 +336,15 @@ def test_a_slot_that_is_late_with_a_revoked_unit_is_replaced_too():
 
 
 def test_a_late_answer_of_a_slot_that_stays_gives_its_memory_back():
-    run = Run(slots=2, partitions=3, holds=lambda slot: (0, 2) if slot == 0 else (1,), epochs=2)
-    for slot in (0, 1, 0, 0):
-        run.done(slot)
+    run = Run(slots=2, partitions=3, epochs=2)
+    for _ in range(3):
+        run.done(0)
+    run.hop(0, 1)
     lease = run.machine.slots[1].busy
     run.lost(0)  # back to the start: what slot 1 does is for nothing
-    assert run.done(1, lease=lease, partitions=(1,)) == [Release(1, f"m{lease}")]
-    assert run.machine.trials[0].step == 0 and not run.machine.slots[1].busy
+    out = run.done(1, lease=lease, partitions=(1,))
+    assert out[0] == Release(1, f"m{lease}")
+    assert run.machine.trials[0].step == 0 and dispatched(out) == [(1, 0, "train", 0, (0,))]
 
 
 def test_a_validation_of_a_state_that_is_gone_is_done_again():
@@ -328,21 +353,21 @@ def test_a_validation_of_a_state_that_is_gone_is_done_again():
     other = next(slot for slot in (1, 2) if run.unit(slot).kind == "validate")
     unit = run.unit(other)
     run.lost(0)  # which alone had the State that is validated
-    assert not run.machine.trials[0].aside
-    run.done(other, lease=unit.lease, partitions=unit.partitions, where="", sums={"loss": (9.0, 1.0)})
+    assert not run.machine.trials[0].validation_leases
+    run.done(other, lease=unit.lease, partitions=unit.partitions, memory_key="", sums={"loss": (9.0, 1.0)})
     assert run.machine.trials[0].epochs[0].validate == {}
 
 
 def test_a_fold_under_way_survives_its_trial_going_back():
     """Bug: going back dropped the validation's sums, and the fold's answer made an epoch without them."""
-    run = Run(slots=2, partitions=1, validation=2, holds=lambda slot: (slot,))
+    run = Run(slots=2, partitions=1, validation=2)
     sums = {"loss": (2.0, 1.0), "bins": ([1.0], 1.0)}
     run.done(0, sums=sums)
-    run.done(0, sums=sums, where="")
-    run.done(1, sums=sums, where="")
+    run.done(0, sums=sums, memory_key="")
+    run.done(1, sums=sums, memory_key="")
     assert run.unit(1).kind == "fold"
     run.lost(0)  # which had the only State
-    run.done(1, values={"bins": 1.0, "val_bins": 1.0}, where="")
+    run.done(1, values={"bins": 1.0, "val_bins": 1.0}, memory_key="")
     assert set(run.machine.trials[0].history[0]) == {"loss", "val_loss", "bins", "val_bins"}
 
 
@@ -355,17 +380,17 @@ def test_an_epoch_done_again_for_its_states_is_not_counted_again():
     assert run.machine.trials[0].history[0] == {"loss": 1.0}
 
 
-def test_the_last_slot_of_a_pool_may_go_and_another_come():
+def test_the_last_slot_may_go_and_another_come():
     run = Run()
     run.lost(0)
     assert dispatched(run.join(5)) == [(5, 0, "train", 0, (0,))]
 
 
 def test_a_late_slot_takes_a_waiting_validation():
-    run = Run(slots=1, partitions=1, validation=1, holds=lambda slot: (0,))
+    run = Run(slots=1, partitions=1, validation=1)
     run.done(0)
     run.lost(0)
-    assert dispatched(run.join(1, (0,))) == [(1, 0, "train", 0, (0,))]
+    assert dispatched(run.join(1)) == [(1, 0, "train", 0, (0,))]
 
 
 # -------------------------------------------------------------------------------- trials that fail
@@ -386,16 +411,16 @@ def test_a_trial_that_fails_while_its_validation_runs():
     checking = 0 if run.unit(0).kind == "validate" else 1
     out = run.failed(1 - checking, "data")
     assert Finish("failed") in out
-    assert run.done(checking, lease=run.machine.slots[checking].busy, partitions=(0,), where="") == []
+    assert run.done(checking, lease=run.machine.slots[checking].busy, partitions=(0,), memory_key="") == []
     assert run.machine.trials[0].history == {} and run.machine.kept() == {Ref(0, 1, 1)}
 
 
 def test_a_failed_trial_keeps_no_more_than_the_last_and_the_best():
     """Bug: what awaited validation was kept for ever."""
-    run = Run(slots=1, epochs=3, partitions=1, validation=1, metric="val_loss", holds=lambda slot: (0,))
+    run = Run(slots=1, epochs=3, partitions=1, validation=1, metric="val_loss")
     for step in (1, 2):
         while run.unit(0).kind != "train":
-            run.done(0, where="")
+            run.done(0, memory_key="")
         lease = run.unit(0).lease
         run.done(0)
         run.durable(0, 0, step, lease)
@@ -503,7 +528,7 @@ def test_resume_goes_on_from_what_is_durable():
     assert (machine.slots, len(machine.leases)) == ({}, 0)
     out = machine.handle(Joined(at=9.0, slot=0, host="h", pid=1))
     out += machine.handle(Joined(at=9.0, slot=1, host="h", pid=1))
-    assert [(c.unit.trial, c.unit.start, c.unit.where) for c in out] == [(1, None, ""), (0, Ref(0, 1, 1), "")]
+    assert [(c.unit.trial, c.unit.start, c.unit.memory_key) for c in out] == [(1, None, ""), (0, Ref(0, 1, 1), "")]
     assert machine.handle(Done(at=9.0, slot=0, lease=3, parts=(), seconds=1.0)) == []
 
 
@@ -517,7 +542,7 @@ def test_a_state_that_is_gone_is_made_again_also_of_a_trial_that_was_complete():
     machine = fold(run.lines)
     assert machine.handle(Resumed(at=9.0, gone=(Ref(0, 2, 2),))) == []
     trial = machine.trials[0]
-    assert (trial.status, trial.safe, trial.states) == ("waiting", 0, {})
+    assert (trial.status, trial.durable_step, trial.states) == ("waiting", 0, {})
     (again,) = machine.handle(Joined(at=9.0, slot=0, host="h", pid=1))
     assert (again.unit.start, again.unit.partitions, again.unit.lease) == (None, (0,), 3)
 
@@ -603,7 +628,7 @@ def test_a_slot_that_stores_slowly_but_steadily_is_not_late():
     run = stored_late()
     run.at = 50.0
     run.durable(0, 0, 1, 1)  # in the middle of the epoch
-    assert run.machine.earliest() == 110.0 and run.machine._durability.awaited() == {"0-2-2": (0, 110.0)}
+    assert run.machine.earliest() == 110.0 and run.machine._run.durability.awaited() == {"0-2-2": (0, 110.0)}
     run.done(0)
     run.done(0)
     run.at = 109.0

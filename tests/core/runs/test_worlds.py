@@ -82,15 +82,13 @@ class Worlds(RuleBasedStateMachine):
         validation=st.integers(0, 3),
         trials=st.integers(1, 4),
         group=st.integers(0, 3),
-        pinned=st.booleans(),
         arrays=st.booleans(),
     )
-    def begin(self, random, epochs, partitions, validation, trials, group, pinned, arrays) -> None:
+    def begin(self, random, epochs, partitions, validation, trials, group, arrays) -> None:
         spec = RunSpec(
             epochs=epochs, partitions=partitions, validation=validation, trials=trials, group=group, metric="loss"
         )
-        pins = tuple((p,) for p in range(max(partitions, validation))) if pinned else None
-        self.world = Chaos(spec, random.randrange, slots=3, pins=pins, arrays=arrays, sick=frozenset([1]))
+        self.world = Chaos(spec, random.randrange, slots=3, arrays=arrays, sick=frozenset([1]), restless=2)
         self.world.start()
         self.world.join()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hopyard.core.runs.faults import POISON
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.driver.runs.again import chosen
 from hopyard.store.layout import Layout
 
@@ -28,12 +28,12 @@ def mended(config: dict[str, Any]) -> Any:
 
 def machine(*kinds: str, safe: int = 4) -> Any:
     """A completed trial, and one that failed so for each kind."""
-    books = [TrialBook(number, {}) for number in range(len(kinds) + 1)]
-    books[0].status = "completed"
-    for book, kind in zip(books[1:], kinds, strict=True):
-        book.status, book.safe = "failed", safe
-        book.fault, book.error = KINDS[kind]
-    return SimpleNamespace(trials={book.id: book for book in books})
+    records = [TrialRecord(number, {}, 8) for number in range(len(kinds) + 1)]
+    records[0].status = "completed"
+    for record, kind in zip(records[1:], kinds, strict=True):
+        record.status, record.durable_step = "failed", safe
+        record.fault, record.error = KINDS[kind]
+    return SimpleNamespace(trials={record.id: record for record in records})
 
 
 def asked(*kinds: str, recipe: Any = None, safe: int = 4) -> tuple[list[int], list[int]]:

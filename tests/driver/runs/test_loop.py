@@ -134,7 +134,7 @@ def stage(tmp_path: Path) -> Callable[..., Stage]:
 def done(work: Work, slot: int = 0, where: str = "") -> Done:
     unit = work.unit
     parts = tuple(Part(partition, {"loss": (1.0, 2.0)}, 0.5) for partition in unit.partitions)
-    return Done(at=0.0, slot=slot, lease=unit.lease, parts=parts, seconds=1.0, where=where)
+    return Done(at=0.0, slot=slot, lease=unit.lease, parts=parts, seconds=1.0, memory_key=where)
 
 
 def durable(work: Work, slot: int = 0, digest: str = "d") -> Durable:
@@ -415,13 +415,15 @@ def test_the_last_slot_stays(stage: Callable[..., Stage]) -> None:
 
 
 def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Callable[..., Stage]) -> None:
-    here = Ready(0, "here", 10, holds=(0,), memory="a", peer=("tcp://here:1", "key"))
-    there = Ready(1, "there", 11, holds=(1,), memory="b", peer=("tcp://there:1", ""))
-    it = stage([here], [FIT], [there], workers=2)
-    it.link.receives += [lambda: [done(it.link.work[-1], 0, "m1")], answer(it, 1)]
-    it.loop.run()
+    here = Ready(0, "here", 10, memory="a", peer=("tcp://here:1", "key"))
+    there = Ready(1, "there", 11, memory="b", peer=("tcp://there:1", ""))
+    it = stage([here], [FIT], [there], workers=2, spec=RunSpec(epochs=2, partitions=1, validation=1))
+    it.link.receives += [lambda: [done(it.link.work[-1], 0, "m1")]]
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
     assert [(slot, message.peer) for slot, message in it.link.sent if isinstance(message, Work)] == [
         (0, None),
+        (0, None),  # it validates its own State
         (1, ("tcp://here:1", "key")),
     ]
 
@@ -763,7 +765,7 @@ def test_a_state_that_others_cannot_take_is_asked_for(stage: Callable[..., Stage
     with pytest.raises(KeyboardInterrupt):
         it.loop.run()
     (asked,) = [(slot, message) for slot, message in it.link.sent if isinstance(message, Store)]
-    assert asked[1].where in ("m1", "m2") and asked[1].ref.step == 1
+    assert asked[1].memory_key in ("m1", "m2") and asked[1].ref.step == 1
 
 
 def test_the_store_that_is_away_is_journaled_and_logged(

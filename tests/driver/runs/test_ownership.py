@@ -478,8 +478,8 @@ def test_a_state_of_a_run_that_ended_is_made_again(
     trial = run.best
     assert trial.epoch == 0  # so its best State is not its last
     before, kept = run.best.predict(table()[0], which), digests(run)
-    book = run._machine.trials[trial.id]
-    ref = book.states[4 if which == "best" else 8].ref
+    record = run._machine.trials[trial.id]
+    ref = record.states[4 if which == "best" else 8].ref
     path = next((tmp_path / "store").glob("*")) / f"{ref}.safetensors"
     DAMAGE[how](path)
     said = "is gone: .*another run" if how == "gone" else "is damaged: its digest is .*delete it, then"

@@ -21,7 +21,7 @@ from hopyard.cli import app
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Began, Dispatch, Interrupted, Proposed
 from hopyard.core.runs.machine import fold
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.driver.runs.loop import Loop
 from hopyard.driver.runs.run import Run
 from hopyard.frameworks.linear import Linear
@@ -45,10 +45,10 @@ def told(mode: str, *values: list[float | None], metric: str | None = "val_loss"
     spec = RunSpec(epochs=len(values[0]), partitions=1, validation=1, metric=metric, mode=mode)  # type: ignore[arg-type]
     machine = fold([Began(at=0.0, spec=spec), *(Proposed(at=0.0, trial=n, config={}) for n in range(len(values)))])
     for trial, history in zip(machine.trials.values(), values, strict=True):
-        book: TrialBook = trial
-        book.status = "completed"
+        record: TrialRecord = trial
+        record.status = "completed"
         for epoch, value in enumerate(history):
-            book.enter(epoch, {} if value is None else {"val_loss": value}, spec)
+            record.add_epoch(epoch, {} if value is None else {"val_loss": value}, spec)
     return Run(Layout(Path("nowhere")), machine)
 
 
@@ -125,7 +125,7 @@ def test_as_charts_and_report(run: hy.Run, tmp_path: Path) -> None:
 
 def test_of_a_run_in_the_midst_the_best_is_that_of_what_there_is() -> None:
     run = told("min", [3.0, 2.0], [4.0, 1.0], [5.0, 0.5])
-    for trial, status in zip(run.books, ("completed", "running", "failed"), strict=True):
+    for trial, status in zip(run.records, ("completed", "running", "failed"), strict=True):
         trial.status = status  # type: ignore[assignment]
     assert (run.status, run.best.id, run.best.epoch) == ("interrupted", 1, 1)
     assert [trial.status for trial in run.trials] == ["completed", "interrupted", "failed"]
@@ -324,8 +324,8 @@ def test_a_run_that_died_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.
 
     def until_an_epoch(self: Loop) -> None:
         turn(self)
-        book = self.machine.trials[0]
-        if book.best is not None and book.safe >= (book.best + 1) * self.machine.spec.partitions:
+        record = self.machine.trials[0]
+        if record.best is not None and record.durable_step >= (record.best + 1) * self.machine.spec.partitions:
             raise hy.ResourceError("no room at all")
 
     with monkeypatch.context() as patch:

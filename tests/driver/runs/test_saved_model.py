@@ -95,7 +95,7 @@ def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
         def train(self, batch: Any) -> Any:
             time.sleep(0.005)
             trial = fold(read(Path(self._config["journal"]), CODEC)).trials.get(0)
-            if trial is not None and trial.history and trial.safe % 4:
+            if trial is not None and trial.history and trial.durable_step % 4:
                 raise KeyboardInterrupt
             return super().train(batch)
 

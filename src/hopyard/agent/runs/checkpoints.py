@@ -54,7 +54,7 @@ class Pending:
     """A State that lies in shared memory and is to be stored."""
 
     ref: Ref
-    where: str
+    memory_key: str
     always: bool
     """An epoch's end."""
     due: float
@@ -103,18 +103,18 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="hopyard-keep", daemon=True)
         self._thread.start()
 
-    def keep(self, ref: Ref, where: str, always: bool) -> None:
+    def keep(self, ref: Ref, memory_key: str, always: bool) -> None:
         """Store this State when its turn comes."""
         with self._condition:
             for older in [p for p in self._pending if p.ref.trial == ref.trial and not p.always]:
                 self._pending.remove(older)
-                self._free(older.where)
+                self._free(older.memory_key)
             due = 0.0 if always else self._last.get(ref.trial, 0.0) + PAUSE
-            self._pending.append(Pending(ref, where, always, due))
+            self._pending.append(Pending(ref, memory_key, always, due))
             if due < self._asleep_until:  # to wake it for each State, most of them replaced, costs as much as to lay it
                 self._condition.notify()
 
-    def hurry(self, ref: Ref, where: str) -> None:
+    def hurry(self, ref: Ref, memory_key: str) -> None:
         """Others wait for this State: it is stored next. If it is not here any longer, the driver hears it."""
         with self._condition:
             for pending in self._pending:
@@ -122,30 +122,30 @@ class Keeper:
                     pending.due = -1.0
                     self._condition.notify()
                     return
-            if self._arena.own(where, ref) is None:  # also where another State lies at this place
+            if self._arena.own(memory_key, ref) is None:  # also where another State lies at this place
                 if ref not in self._flushed:
                     self._tell(Forgotten(at=0.0, slot=self._slot, ref=ref))
                 return
-            if where == self._active or where in self._durable:
+            if memory_key == self._active or memory_key in self._durable:
                 return  # it is being stored, or was
-            self._pending.append(Pending(ref, where, True, -1.0))
+            self._pending.append(Pending(ref, memory_key, True, -1.0))
             self._condition.notify()
 
-    def release(self, where: str) -> None:
+    def release(self, memory_key: str) -> None:
         """Nobody will ask for it in shared memory again; an epoch's end is stored all the same."""
         with self._condition:
             for pending in self._pending:
-                if pending.where == where:
+                if pending.memory_key == memory_key:
                     if not pending.always:
                         self._pending.remove(pending)
-                        self._free(where)
+                        self._free(memory_key)
                     else:
-                        self._released.add(where)
+                        self._released.add(memory_key)
                     return
-            if where == self._active:
-                self._released.add(where)
+            if memory_key == self._active:
+                self._released.add(memory_key)
             else:
-                self._free(where)
+                self._free(memory_key)
 
     def make_room(self) -> bool:
         """Give up shared memory of States that are stored, oldest first; False when there is none."""
@@ -175,11 +175,11 @@ class Keeper:
         self._thread.join(seconds)
         self._silence.close()
 
-    def _free(self, where: str) -> None:
-        self._released.discard(where)
-        if where in self._durable:
-            self._durable.remove(where)
-        self._arena.settle(where)
+    def _free(self, memory_key: str) -> None:
+        self._released.discard(memory_key)
+        if memory_key in self._durable:
+            self._durable.remove(memory_key)
+        self._arena.settle(memory_key)
 
     def _next(self) -> Pending | None:
         """What is to be stored now; waits for it. None: closed."""
@@ -272,9 +272,9 @@ class Keeper:
                 pending = self._next()
                 if pending is None:
                     return
-                self._active = pending.where
+                self._active = pending.memory_key
             try:
-                data = self._arena.view(pending.where)
+                data = self._arena.view(pending.memory_key)
                 self._put(pending.ref, data)
                 seal = digest(data)
             except KeyError:  # another State lies there by now
@@ -298,7 +298,7 @@ class Keeper:
             with self._condition:
                 self._active = ""
                 self._last[pending.ref.trial] = time.monotonic()
-                if pending.where in self._released:
-                    self._free(pending.where)
+                if pending.memory_key in self._released:
+                    self._free(pending.memory_key)
                 else:
-                    self._durable.append(pending.where)
+                    self._durable.append(pending.memory_key)

@@ -55,12 +55,12 @@ class Hands:
     def do(self, message: Work | Store | Examine) -> Sequence[Up]:
         """The answers to a unit or to a check. `Store` may be asked from another thread."""
         if isinstance(message, Store):
-            self.keeper.hurry(message.ref, message.where)
+            self.keeper.hurry(message.ref, message.memory_key)
             return []
         if isinstance(message, Examine):
             return [self.worker.check(message.trial, message.config)]
-        for where in message.release:
-            self.keeper.release(where)
+        for memory_key in message.release:
+            self.keeper.release(memory_key)
         return self.worker.run(message.unit, message.config, message.peer)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
     progress.folder = hands.folder.path
     hands.worker.prepare()
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
-    connection.send(Ready(slot, socket.gethostname(), os.getpid(), None, fingerprint(), device, **hands.place))
+    connection.send(Ready(slot, socket.gethostname(), os.getpid(), fingerprint(), device, **hands.place))
     connection.handle(Store, hands.do)  # while a unit runs
     warm()
     while True:

@@ -53,12 +53,12 @@ class Network:
         self._server = Server(host, credentials, {"take": Service(self._give, largest=0)}, encrypt=bulk.encrypt)
         self.peer = self._server.address
 
-    def take(self, peer: str, where: str, ref: Ref) -> memoryview | None:
-        """The State at `where` in a peer's memory; None when it is not there, or the peer is not."""
+    def take(self, peer: str, memory_key: str, ref: Ref) -> memoryview | None:
+        """The State at `memory_key` in a peer's memory; None when it is not there, or the peer is not."""
         if time.monotonic() < self._away.get(peer, 0.0):
             return None
         try:
-            return self.client.ask(peer, Ask("take", ref, where, seconds=STALL_SECONDS))
+            return self.client.ask(peer, Ask("take", ref, memory_key, seconds=STALL_SECONDS))
         except FileNotFoundError:
             return None
         except ConnectionError as error:

@@ -54,7 +54,7 @@ class Worker:
         store: where States are when they are not in shared memory.
         arena: where this worker lays its States.
         keeper: stores them in the background.
-        fetch: (peer, where, ref) → a State out of memory that this worker does not share, or None.
+        fetch: (peer, memory_key, ref) → a State out of memory that this worker does not share, or None.
         interruptible: whether KeyboardInterrupt comes from the user, as inline. In a process of its own, which ignores
             SIGINT, it can only come from the recipe.
     """
@@ -138,9 +138,9 @@ class Worker:
         ref = Ref(unit.trial, step, unit.lease)
         before = time.perf_counter()
         meter.enter("lay")
-        where, stored, size = self._lay(ref, built)
-        if where:
-            self._keeper.keep(ref, where, always)
+        memory_key, stored, size = self._lay(ref, built)
+        if memory_key:
+            self._keeper.keep(ref, memory_key, always)
         key, _ = self._known[unit.trial]
         self._holds[key] = ref
         self._bytes[key] = size
@@ -152,7 +152,7 @@ class Worker:
             lease=unit.lease,
             parts=tuple(parts),
             seconds=_seconds(begin),
-            where=where,
+            memory_key=memory_key,
             hop_seconds=round(hop, 6),
             hop_bytes=moved,
         )
@@ -310,15 +310,16 @@ class Worker:
         """Copy the unit's State into the built model: from shared memory, else from the store."""
         ref = unit.start
         assert ref is not None
-        if unit.where and (own := self._arena.own(unit.where, ref)) is not None:  # also when others cannot see it
+        own = self._arena.own(unit.memory_key, ref) if unit.memory_key else None
+        if own is not None:  # also when others cannot see it
             restore(built.trainable, decode(own))
             return len(own)
-        if unit.where and self._peer is None:
-            held = take(self._arena.directory, unit.where, ref)
+        if unit.memory_key and self._peer is None:
+            held = take(self._arena.directory, unit.memory_key, ref)
             if held is not None and _copied(built, held):
                 return len(held.data)
-        if unit.where and self._peer is not None and self._fetch is not None:
-            sent = self._fetch(self._peer, unit.where, ref)
+        if unit.memory_key and self._peer is not None and self._fetch is not None:
+            sent = self._fetch(self._peer, unit.memory_key, ref)
             if sent is not None and (not unit.digest or digest(sent) == unit.digest):
                 restore(built.trainable, decode(sent))
                 return len(sent)
@@ -344,9 +345,9 @@ class Worker:
         """Lay the model's State into shared memory; where there is no room, store it at once."""
         layout = plan(capture(built.trainable))
         while True:
-            where = self._arena.lay(ref, layout)
-            if where:
-                return where, [], layout.total
+            memory_key = self._arena.lay(ref, layout)
+            if memory_key:
+                return memory_key, [], layout.total
             if not self._keeper.make_room():
                 break
         buffer = bytearray(layout.total)

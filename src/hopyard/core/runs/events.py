@@ -49,12 +49,11 @@ class Exhausted(Fact, frozen=True):
 
 
 class Joined(Fact, frozen=True):
-    """A slot is there. `holds`: the partitions its host can serve; None: all."""
+    """A slot is there."""
 
     slot: int
     host: str
     pid: int
-    holds: tuple[int, ...] | None = None
     fingerprint: dict[str, Any] = {}
     """Versions and processor, as the agent found them."""
     device: str = ""
@@ -75,14 +74,14 @@ class Checked(Fact, frozen=True):
 
 
 class Done(Fact, frozen=True, omit_defaults=True):
-    """A unit ended well. `where`: where its new State lies in shared memory."""
+    """A unit ended well. `memory_key`: where its new State lies in shared memory."""
 
     slot: int
     lease: int
     parts: tuple[Part, ...]
     seconds: float
     """From having the unit to answering, the hop included."""
-    where: str = ""
+    memory_key: str = ""
     hop_seconds: float = 0.0
     hop_bytes: int = 0
     values: dict[str, float] = {}
@@ -203,14 +202,14 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
 
     slot: int
     ref: Ref
-    where: str
+    memory_key: str
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):
-    """Command: nobody will ask the maker `slot` for the State at `where` again."""
+    """Command: nobody will ask the maker `slot` for the State at `memory_key` again."""
 
     slot: int
-    where: str
+    memory_key: str
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
@@ -309,7 +308,7 @@ def encode(line: Line) -> bytes:
         given = _Given(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
         return as_json(_Dispatch(at=line.at, slot=line.slot, unit=given))
     if isinstance(line, Done):
-        return as_json(msgspec.structs.replace(line, where="") if line.where else line, _all_finite(line))
+        return as_json(msgspec.structs.replace(line, memory_key="") if line.memory_key else line, _all_finite(line))
     return as_json(line)
 
 

@@ -13,14 +13,12 @@ A unit that ends well clears what was counted against it, and progress of its tr
 What is only done again is no progress: a unit that kills every worker, behind others that end well, must not go on for
 ever.
 
-Functions over one TrialBook; they decide nothing that depends on anything but their arguments.
+Rules over one TrialRecord: nothing depends on anything but their arguments. `retries` carries them out.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec, Unit
 
 FIRST = 1.0
@@ -36,7 +34,7 @@ UNSTORING = 2
 
 TRANSIENT = ("system", "store", "memory")
 """Faults after which a trial is tried again."""
-STARVED = "its memory ran out: a new worker takes its place"
+OUT_OF_MEMORY = "its memory ran out: a new worker takes its place"
 POISON = "poison: "
 """How the error of a trial begins that ended several workers."""
 REASON = 300
@@ -50,7 +48,7 @@ def key(fault: str, unit: Unit) -> Key:
     return fault, unit.kind, unit.epoch, unit.partitions[0] if unit.partitions else 0
 
 
-def strike(trial: TrialBook, key: Key) -> int:
+def strike(trial: TrialRecord, key: Key) -> int:
     """Count one more; gives how many there are by now."""
     count = trial.strikes[key] = trial.strikes.get(key, 0) + 1
     return count
@@ -75,7 +73,7 @@ def brief(error: str) -> str:
     return (error.strip().splitlines() or [""])[0][:REASON]
 
 
-def starved(error: str, on_device: bool) -> str:
+def out_of_memory(error: str, on_device: bool) -> str:
     """Why a trial ended that ran out of memory again."""
     what = "device" if on_device else "host"
     return (
@@ -85,14 +83,14 @@ def starved(error: str, on_device: bool) -> str:
     )
 
 
-def begins_anew(trial: TrialBook) -> bool:
+def begins_anew(trial: TrialRecord) -> bool:
     """Whether a trial that failed takes another recipe, where the user gives one, and begins anew with it. The others
     lose nothing: they go on from their last States. What a recipe may be to blame for is its own errors, too much
     memory, and workers that crash; and a trial that has come to no State yet has nothing to lose."""
-    return trial.fault in ("user", "memory") or trial.error.startswith(POISON) or not trial.safe
+    return trial.fault in ("user", "memory") or trial.error.startswith(POISON) or not trial.durable_step
 
 
-def well(trial: TrialBook, unit: Unit, slot: int) -> None:
+def well(trial: TrialRecord, unit: Unit, slot: int) -> None:
     """A unit of the trial ended well on this slot; its step has moved on already."""
     progress = unit.kind != "train" or trial.step > trial.reached
     if trial.strikes:
@@ -102,54 +100,14 @@ def well(trial: TrialBook, unit: Unit, slot: int) -> None:
             trial.strikes = {at: count for at, count in trial.strikes.items() if at[1] != "train"}
     if progress:
         trial.troubles = 0
-    if trial.alone == unit.kind and trial.refuge == slot:
-        trial.alone, trial.fresh, trial.refuge = "", 0.0, -1
+    if trial.isolated == unit.kind and trial.refuge == slot:
+        trial.isolated, trial.fresh, trial.refuge = "", 0.0, -1
     trial.reached = max(trial.reached, trial.step)
 
 
-def cleared(trial: TrialBook) -> None:
+def cleared(trial: TrialRecord) -> None:
     """Nothing is counted against the trial, and it waits for nothing."""
     trial.strikes.clear()
     trial.troubles = 0
     trial.until, trial.waits_for = 0.0, ""
-    trial.alone, trial.fresh, trial.refuge = "", 0.0, -1
-
-
-class Waits:
-    """When trials are looked at again. Entries whose time has changed are dropped when they come up.
-
-    Owner: `Machine`.
-    """
-
-    __slots__ = ("_queue", "_trials")
-
-    def __init__(self, trials: dict[int, TrialBook]) -> None:
-        self._trials = trials
-        self._queue: list[tuple[float, int]] = []
-
-    def add(self, until: float, trial: int) -> None:
-        """Look at the trial at this time. O(log n)."""
-        heappush(self._queue, (until, trial))
-
-    def earliest(self) -> float | None:
-        """The next time; None when nothing waits."""
-        queue = self._queue
-        while queue:
-            until, number = queue[0]
-            trial = self._trials[number]
-            if not trial.ended and until in (trial.until, trial.fresh):
-                return until
-            heappop(queue)
-        return None
-
-    def over(self, at: float) -> list[TrialBook]:
-        """The trials whose time has come, in the order of their times."""
-        found: dict[int, TrialBook] = {}
-        while (first := self.earliest()) is not None and first <= at:
-            _, number = heappop(self._queue)
-            found[number] = self._trials[number]
-        return list(found.values())
-
-    def clear(self) -> None:
-        """Nothing waits."""
-        self._queue.clear()
+    trial.isolated, trial.fresh, trial.refuge = "", 0.0, -1

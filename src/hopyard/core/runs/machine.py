@@ -4,32 +4,32 @@
 machine stood. `handle` applies one event and then decides what follows; the decisions that change state (`Dispatch`,
 `Check`, `Deferred`) are applied like events and belong in the journal behind the event that led to them; a slot whose
 time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever, whatever later
-versions would decide. The table at the end of this file holds every
-transition; `retention` says what a trial's States go through, `scheduler` and `policy` who gets what next, `leases`
-whose answers count.
+versions would decide. The table at the end of this file holds every transition. What an event changes is in modules of
+their own: `lifecycle` says what a trial goes through and `retention` what its States do, `epochs` how metrics come in,
+`retries` what follows from a fault (the rules are in `faults`), `preflight` what is checked first; `scheduler` and
+`policy` say who gets what next, `leases` whose answers count.
 
-A trial is a chain: State k, a unit over partition (i + k) mod P, State k+1, … At most one unit of a trial trains at a
-time; the validations of its epochs' ends are units of their own and may run beside it. A State is used as soon as its
-`Done` is in, long before its `Durable` (the driver holds back a `Durable` that overtook its `Done`). When a slot is
-lost, a trial goes back to its *safe* step (durable, and so is every epoch's end before it) if a State that it needs
-went with the slot, and else stays. What is done again must give the same digest; sums are kept by (epoch, partition),
-so nothing is counted twice. `faults` says when a trial that failed is tried again: that it waits, and how long, is a
-decision too (`Deferred`). A State that a slot could not take from its maker is *parked*: its maker stores it next, and
-units start from it when it is durable.
+A trial is a chain: State k, a unit over partition (i + k) mod P (`order.visit`), State k+1, … At most one unit of a
+trial trains at a time; the validations of its epochs' ends are units of their own and may run beside it. A State is
+used as soon as its `Done` is in, long before its `Durable` (the driver holds back a `Durable` that overtook its
+`Done`). When a slot is lost, a trial goes back to its *durable step* (its State is durable, and so is every epoch's end
+before it) if a State that it needs went with the slot, and else stays. What is done again must give the same digest;
+sums are kept by (epoch, partition), so nothing is counted twice. A trial trains up to its `target`, which is the end of
+the run; one whose target comes before would wait there. A State that a slot could not take from its maker is *parked*:
+its maker stores it next, and units start from it when it is durable.
 
 No clock, no I/O, no randomness: time is in the events.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
 
 from hopyard.core.facts import Lost, Tick
-from hopyard.core.runs import faults, retention
+from hopyard.core.runs import epochs, faults, lifecycle, retention
 from hopyard.core.runs.durability import Durability
 from hopyard.core.runs.events import (
     Began,
@@ -49,7 +49,6 @@ from hopyard.core.runs.events import (
     Forgotten,
     Interrupted,
     Joined,
-    Keep,
     Left,
     Line,
     Proposed,
@@ -61,13 +60,12 @@ from hopyard.core.runs.events import (
     StoreBack,
     Warn,
 )
-from hopyard.core.runs.leases import Leases
-from hopyard.core.runs.records import EpochBook, SlotBook, StateBook, TrialBook
-from hopyard.core.runs.scheduler import SMOOTH, Board
-from hopyard.spec import Fault, Kind, Ref, RunSpec, Unit
-
-CHECKS = 3
-"""Preflight tries the first trials in turn: when this many cannot start, nothing runs."""
+from hopyard.core.runs.preflight import Preflight
+from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
+from hopyard.core.runs.retries import Retries
+from hopyard.core.runs.run import RunRecord
+from hopyard.core.runs.scheduler import Assignment
+from hopyard.spec import Ref, RunSpec, Unit
 
 
 class Machine:
@@ -77,82 +75,91 @@ class Machine:
         spec: what was asked for.
 
     Attributes:
-        trials: number → TrialBook, in the order of proposal.
-        slots: number → SlotBook of those that are there.
+        trials: number → TrialRecord, in the order of proposal.
+        slots: number → SlotRecord of those that are there.
         leases: who works on what, and until when.
+        scheduler: what waits, and which slots are idle.
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
-        faults: what preflight found, when nothing could start.
-        names: the metrics that preflight saw.
-        exhausted: whether the search has no more to propose.
         defects: what was promised to be equal and is not, one sentence each.
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        self.spec = spec
-        self.trials: dict[int, TrialBook] = {}
-        self.slots: dict[int, SlotBook] = {}
-        self.leases = Leases()
+        self._run = RunRecord(spec)
+        self._retries = Retries(self._run)
+        self._preflight = Preflight(self._run, self._retries)
+        self.trials = self._run.trials
+        self.slots = self._run.slots
+        self.leases = self._run.leases
+        self.scheduler = self._run.scheduler
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
-        self.faults: list[str] = []
-        self.names: tuple[str, ...] = ()
-        self.exhausted = False
         self.defects: list[str] = []
-        self._board = Board(spec, self.trials, self.slots, self._give)
-        self._steps = spec.steps
-        self._checking: tuple[int, int] | None = None
-        """(slot, trial) of the check that is under way."""
-        self._unfit = 0
-        """Trials that did not pass preflight."""
-        self._recipe = ""
-        """Digest of the newest recipe; empty: there is only the first one."""
-        self._open = 0
-        """Trials that have not ended."""
-        self._waits = faults.Waits(self.trials)
-        self._durability = Durability(spec.timeouts.durable_timeout)
-        self._troubled: list[tuple[TrialBook, Fault, str]] = []
-        """Trials that the last event made wait, with fault and reason."""
-        self._told = False
+        self._finishing = False
         """`Finish` was commanded."""
-        self._out: list[Command] = []
-        self._at = 0.0
+
+    @property
+    def spec(self) -> RunSpec:
+        """What was asked for, with the timeouts of the present driver."""
+        return self._run.spec
+
+    @property
+    def faults(self) -> list[str]:
+        """What preflight found, when nothing could start."""
+        return self._preflight.faults
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics that preflight saw."""
+        return self._preflight.names
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the search has no more to propose."""
+        return self._run.exhausted
+
+    @property
+    def open(self) -> int:
+        """Number of trials that have not ended."""
+        return self._run.open
 
     # ---------------------------------------------------------------- asked by the loop
 
     def handle(self, event: Event) -> list[Command]:
         """Apply one event, decide what follows. Costs O(log n) for n trials, and O(n) when a slot is lost."""
-        out = self._out = []
-        self._at = event.at
+        run = self._run
+        commands = run.commands = []
+        run.at = event.at
         _APPLY[type(event)](self, event)
         if type(event) is Tick:
             self._expire(event.at)
-        if self._troubled:
-            self._put_off()
+        self._retries.decide()
         if self.status == "running":
-            self._board.match()
-        elif self.status == "checking":
-            self._preflight()
-        if not self._open or self.status == "failed":
+            for assignment in self.scheduler.assignments():
+                self._assign(assignment)
+        elif self.status == "checking" and (check := self._preflight.decide()) is not None:
+            self._preflight.begin(check)
+            commands.append(check)
+        if not run.open or self.status == "failed":
             self._conclude()
-        return out
+        return commands
 
     def apply(self, line: Line) -> None:
         """Change state by one line of the journal, deciding nothing."""
-        self._at = line.at
+        self._run.at = line.at
         _APPLY[type(line)](self, line)
 
     def settle(self) -> None:
-        """Forget what a fold stirred up: the decisions that followed are in the journal themselves.
+        """Forget what a fold noted: the decisions that followed are in the journal themselves.
 
         A machine that was folded decides again from `Resumed` on.
         """
-        self._board.settle()
-        self._troubled.clear()
-        self._out = []
+        self.scheduler.settle()
+        self._retries.settle()
+        self._run.commands = []
 
     def earliest(self) -> float | None:
         """When a `Tick` changes something next; None: never. Amortized O(log n)."""
         first = None
-        for time in (self.leases.earliest(), self._waits.earliest(), self._durability.earliest()):
+        for time in (self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest()):
             if time is not None and (first is None or time < first):
                 first = time
         return first
@@ -162,71 +169,33 @@ class Machine:
         first = self.earliest()
         return first is not None and first <= at
 
-    def spare(self, at: float, patience: float) -> list[int]:
-        """The slots that may be given back at this time: with nothing to do for `patience` seconds, and nothing in
-        their memory alone. Never all of them, and none while a trial waits for something other than a slot. What is
-        left to do only gets less, so nobody is called back."""
-        found = [
+    def spare(self, at: float, seconds: float) -> list[int]:
+        """The slots that may be given back at this time: with nothing to do for so many seconds, and nothing in their
+        memory alone. Never all of them, and none while a trial waits for something other than a slot. What is left to
+        do only gets less, so nobody is called back."""
+        idle = [
             slot.id
             for slot in self.slots.values()
             if not slot.busy
-            and at - slot.since >= patience
-            and not any(retention.held(self.trials[made], slot.id) for made in slot.made)
+            and at - slot.idle_since >= seconds
+            and not any(retention.in_memory_only(self.trials[number], slot.id) for number in slot.memory_only)
         ]
-        found = found[: len(self.slots) - 1] if self.status == "running" and not self._board.alone else []
-        return [] if found and any(map(_held_up, self.trials.values())) else found
-
-    @property
-    def resting(self) -> set[int]:
-        """The slots that are given nothing, because a unit that ran out of memory is tried again without them."""
-        return self._board.resting
-
-    @property
-    def open(self) -> int:
-        """How many trials have not ended."""
-        return self._open
+        spare = idle[: len(self.slots) - 1]
+        if self.status != "running" or self.scheduler.isolated or not spare:
+            return []
+        return [] if any(map(_held_up, self.trials.values())) else spare
 
     def kept(self) -> set[Ref]:
         """Every State that the store should hold."""
         return {state.ref for trial in self.trials.values() for state in trial.states.values() if state.digest}
 
     def snapshot(self) -> dict[str, Any]:
-        """All state that matters, as plain values: equal for equal journals. For tests and for `hopyard show`. (Where
-        a State lies in shared memory is not in the journal.)"""
-        apart = ("stamp", "states", "epochs")
+        """All state that matters, as plain values: equal for equal journals. For tests."""
         return {
-            "trials": {
-                trial.id: {name: getattr(trial, name) for name in TrialBook.__slots__ if name not in apart}
-                | {"states": {step: (s.ref, s.maker, s.digest, s.parked) for step, s in trial.states.items()}}
-                | {
-                    "epochs": {
-                        epoch: (book.train, book.validate, book.left, book.folding, book.parked)
-                        for epoch, book in sorted(trial.epochs.items())
-                    }
-                }
-                for trial in self.trials.values()
-            },
-            "slots": {
-                slot.id: (
-                    *(slot.host, slot.pid, slot.device, slot.holds, slot.busy, slot.trial, slot.step),
-                    *(sorted(slot.made), slot.used, slot.away),
-                )
-                for slot in self.slots.values()
-            },
-            "leases": {
-                lease: (slot, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
-                for lease, (slot, unit) in self.leases.standing().items()
-            },
-            "deadlines": self.leases.deadlines(),
-            "awaited": self._durability.awaited(),
+            **self._run.snapshot(),
+            **self._preflight.snapshot(),
             "status": self.status,
-            "exhausted": self.exhausted,
-            "faults": self.faults,
             "defects": self.defects,
-            "names": self.names,
-            "checking": self._checking,
-            "folds": list(self._board.folds),
-            "alone": sorted(number for number, trial in self.trials.items() if trial.alone and not trial.ended),
         }
 
     # ---------------------------------------------------------------- trials and slots come
@@ -235,280 +204,152 @@ class Machine:
         pass  # its spec made this machine
 
     def _proposed(self, event: Proposed) -> None:
-        trial = self.trials[event.trial] = TrialBook(event.trial, event.config)
-        self._open += 1
-        self._board.expect(trial, self._steps)
-        self._board.offer(trial)
+        lifecycle.propose(self._run, event.trial, event.config)
 
     def _exhausted(self, event: Exhausted) -> None:
-        self.exhausted = True
-        if self.status == "checking" and not self._open:
+        self._run.exhausted = True
+        if self.status == "checking" and not self._run.open:
             self.status = "failed"
 
     def _joined(self, event: Joined) -> None:
-        slot = self.slots[event.slot] = SlotBook(event.slot, event.host, event.pid, event.holds, event.device)
-        slot.since = event.at
-        self._board.join(slot)
-
-    # ---------------------------------------------------------------- preflight
+        slot = self.slots[event.slot] = SlotRecord(event.slot, event.host, event.pid, event.device, event.at)
+        self.scheduler.set_idle(slot)
 
     def _check(self, line: Check) -> None:
-        slot = self.slots[line.slot]
-        slot.busy, slot.used = -1, True
-        self._board.take(slot)
-        self._checking = line.slot, line.trial
+        self._preflight.begin(line)
 
     def _checked(self, event: Checked) -> None:
-        if self._checking != (event.slot, event.trial):
+        if not self._preflight.awaits(event):
             return
-        self._checking = None
-        self._rest(self.slots[event.slot])
-        trial = self.trials[event.trial]
-        if event.faults and event.fault in faults.TRANSIENT:
-            self._recheck(trial, event.fault, "; ".join(event.faults), event.device)
-            if event.fault == "memory":
-                self._replace(event.slot, faults.STARVED)
-        elif event.faults:
-            self._refuse(trial, event.fault, list(event.faults))
-        else:
-            faults.cleared(trial)
-            self.status = "running"
-            self.names = event.names
-        self._out += [Warn(f"not exact: {note}") for note in event.notes]
-
-    def _recheck(self, trial: TrialBook, fault: Fault, error: str, on_device: bool = False) -> None:
-        """A trial could not be checked, which may be no fault of its own. `on_device`: as of `_starved`."""
-        count = faults.strike(trial, (fault, "check", 0, 0))
-        if not faults.ends(fault, count, self.spec):
-            self._trouble(trial, fault, error)
-            return
-        text = faults.starved(error, on_device) if fault == "memory" else f"{error} (tried {count} times)"
-        self._refuse(trial, fault, [text])
-
-    def _refuse(self, trial: TrialBook, fault: Fault, found: list[str]) -> None:
-        """A trial did not pass preflight. When the first few do not, nobody will; unless the run went on before, and it
-        is only another recipe that is not fit: then whoever is left is tried for himself."""
-        self.faults += [text for text in found if text not in self.faults]
-        self._fail(trial, fault, "; ".join(found), "")
-        self._unfit += 1
-        if self._unfit >= CHECKS or (self.exhausted and not self._open):
-            self.status = "running" if self.names else "failed"
+        self._set_idle(self.slots[event.slot])
+        self.status = self._preflight.checked(event) or self.status
+        if event.faults and event.fault == "memory":
+            self._replace(event.slot, faults.OUT_OF_MEMORY)
+        self._run.commands += [Warn(f"not exact: {note}") for note in event.notes]
 
     # ---------------------------------------------------------------- units come and go
 
     def _dispatch(self, line: Dispatch) -> None:
-        self._lend(line, self.slots[line.slot], self.trials[line.unit.trial])
-
-    def _lend(self, line: Dispatch, slot: SlotBook, trial: TrialBook) -> None:
         unit = line.unit
+        slot, trial = self.slots[line.slot], self.trials[unit.trial]
         slot.busy, slot.used = unit.lease, True
-        self._board.take(slot)
-        if trial.alone == unit.kind:
+        self.scheduler.set_busy(slot)
+        if trial.isolated == unit.kind:
             trial.refuge = slot.id
         allowed = self.spec.timeouts.unit_timeout
         self.leases.grant(line, None if allowed is None else line.at + allowed)
         if unit.kind == "train":
             trial.lease = unit.lease
-            trial.stamp += 1
+            trial.queue_version += 1
             trial.status = "running"
             return
-        trial.aside.add(unit.lease)
+        trial.validation_leases.add(unit.lease)
         if unit.kind == "validate":
-            book = trial.epochs[unit.epoch]
-            book.left = (book.left or set()).difference(unit.partitions)
+            record = trial.epochs[unit.epoch]
+            record.left = (record.left or set()).difference(unit.partitions)
         else:
-            self._board.folds.pop((unit.trial, unit.epoch), None)
+            self.scheduler.withdraw_fold(unit.trial, unit.epoch)
 
-    def _done(self, event: Done) -> None:
+    def _accept(self, event: Done | Failed) -> Unit | None:
+        """The unit that a slot answered for, which is idle now; None: the answer counts no longer."""
         slot = self.slots.get(event.slot)
         if slot is None:
-            return
+            return None
         if slot.busy == event.lease:
-            self._rest(slot)
-        unit = self.leases.accept(event.slot, event.lease)
+            self._set_idle(slot)
+        return self.leases.accept(event.slot, event.lease)
+
+    def _done(self, event: Done) -> None:
+        unit = self._accept(event)
+        done = tuple([part.partition for part in event.parts])
+        if event.memory_key and event.slot in self.slots and (unit is None or done != unit.partitions):
+            self._run.commands.append(Release(event.slot, event.memory_key))
         if unit is None:
-            if event.where:
-                self._out.append(Release(event.slot, event.where))
             return
-        trial = self.trials[unit.trial]
+        trial, slot = self.trials[unit.trial], self.slots[event.slot]
         slot.trial = unit.trial
-        if tuple([part.partition for part in event.parts]) != unit.partitions:
-            if event.where:
-                self._out.append(Release(event.slot, event.where))
-            self._again(
-                trial, unit, "system", f"it answered for partitions {[part.partition for part in event.parts]}", ""
-            )
+        if done != unit.partitions:
+            self._retries.retry(trial, unit, "system", f"it answered for partitions {list(done)}", "")
             return
-        isolated = trial.alone
+        was_isolated = trial.isolated
         if unit.kind == "train":
             self._trained(trial, slot, unit, event)
         else:
-            trial.aside.discard(unit.lease)
+            trial.validation_leases.discard(unit.lease)
             faults.well(trial, unit, slot.id)
             if unit.kind == "validate":
-                self._validated(trial, slot, unit, event)
-            elif (book := trial.epochs.get(unit.epoch)) is not None:
-                self._enter(trial, unit.epoch, {**book.totals()[0], **event.values})
-        if isolated and not trial.alone:
-            self._awaken(trial)
+                slot.step = unit.step
+                epochs.validated(self._run, trial, unit.epoch, event.parts)
+            else:
+                epochs.folded(self._run, trial, unit.epoch, event.values)
+        if was_isolated and not trial.isolated:
+            lifecycle.offer(self._run, trial)
 
-    def _trained(self, trial: TrialBook, slot: SlotBook, unit: Unit, event: Done) -> None:
-        partitions = self.spec.partitions
-        parts = event.parts
-        epoch = unit.epoch
+    def _trained(self, trial: TrialRecord, slot: SlotRecord, unit: Unit, event: Done) -> None:
+        run = self._run
+        partitions = run.spec.partitions
         before = trial.step
-        step = trial.step = slot.step = before + len(parts)
+        step = trial.step = slot.step = before + len(event.parts)
         trial.lease = 0
         faults.well(trial, unit, slot.id)
         ref = Ref(trial.id, step, unit.lease)
-        trial.states[step] = StateBook(ref, slot.id, event.where)
+        trial.states[step] = StateRecord(ref, slot.id, event.memory_key)
         if step % partitions == 0:
-            self._durability.made(ref, slot.id, event.at, trial.patience)
-        slot.made.add(trial.id)
-        self._board.learn(trial, sum([part.seconds for part in parts]), len(parts))
-        retention.spend(trial, before, partitions, self.slots, self._out)
-        if step < self._steps:
-            self._board.offer(trial)
-        if epoch in trial.history:  # it was done again, for its States
-            return
-        book = trial.epochs.get(epoch)
-        if book is None:
-            book = trial.epochs[epoch] = EpochBook()
-        for part in parts:
-            book.train[part.partition] = part.sums
-        if step % partitions == 0:
-            book.left = set(range(self.spec.validation)).difference(book.validate)
-            if book.left:
-                self._board.open(trial, epoch)
-            self._close(trial, epoch, book)
+            run.durability.made(ref, slot.id, event.at, trial.patience)
+        slot.memory_only.add(trial.id)
+        run.scheduler.learn(trial, sum([part.seconds for part in event.parts]), len(event.parts))
+        retention.release_memory(trial, before, partitions, run.slots, run.commands)
+        run.scheduler.offer(trial)
+        epochs.trained(run, trial, unit.epoch, event.parts)
 
-    def _validated(self, trial: TrialBook, slot: SlotBook, unit: Unit, event: Done) -> None:
-        slot.step = unit.step
-        book = trial.epochs.get(unit.epoch)
-        if book is None:  # its metrics are in, or are not wanted any longer
+    def _failed(self, event: Failed) -> None:
+        unit = self._accept(event)
+        if unit is None:
             return
-        for part in event.parts:
-            book.validate[part.partition] = part.sums
-        each = sum([part.seconds for part in event.parts]) / len(event.parts)
-        trial.check_seconds += (each - trial.check_seconds) * (SMOOTH if trial.check_seconds else 1.0)
-        self._close(trial, unit.epoch, book)
-
-    def _close(self, trial: TrialBook, epoch: int, book: EpochBook) -> None:
-        """All sums of an epoch may be in: turn them into metrics, or ask a slot to (additive arrays)."""
-        if book.folding or book.left is None or len(book.validate) < self.spec.validation:
-            return
-        try:
-            values, arrays = book.totals()
-        except ValueError as error:
-            self._fail(trial, "user", str(error), "")
-            return
-        loss = values.get("val_loss", 0.0)
-        if self.spec.void_epochs and not math.isfinite(loss):
-            self._void(trial, epoch, loss, [*values, *arrays])
-        elif arrays:
-            book.folding = True
-            self._board.folds[trial.id, epoch] = None
+        trial = self.trials[unit.trial]
+        if event.missing is not None:
+            self._retries.missing(trial, unit, event.missing, event.error)
+        elif event.fault == "memory":
+            self._retries.out_of_memory(trial, unit, event.error, event.trace, event.device)
+            self._replace(event.slot, faults.OUT_OF_MEMORY)
+        elif event.fault in ("system", "store"):
+            self._retries.retry(trial, unit, event.fault, event.error, event.trace)
         else:
-            self._enter(trial, epoch, values)
+            lifecycle.requeue(self._run, trial, unit)
+            lifecycle.fail(self._run, trial, event.fault, event.error, event.trace)
 
-    def _void(self, trial: TrialBook, epoch: int, loss: float, names: list[str]) -> None:
-        """The outputs of such an epoch are not numbers, so what else was counted of them (a class for NaN, a bin) is
-        worth nothing. The trial goes on: another epoch may be its best."""
-        if not any(math.isnan(values.get("val_loss", 0.0)) for values in trial.history.values()):
-            self._out.append(
-                Warn(
-                    f"trial {trial.id}, epoch {epoch + 1}: the validation loss is {loss}; all metrics of such an epoch "
-                    "are NaN"
-                )
-            )
-        self._enter(trial, epoch, dict.fromkeys(names, math.nan))
+    def _deferred(self, line: Deferred) -> None:
+        self._retries.defer(line)
 
-    def _enter(self, trial: TrialBook, epoch: int, values: dict[str, float]) -> None:
-        """The metrics of an epoch are all in."""
-        spec = self.spec
-        trial.enter(epoch, values, spec)
-        step = (epoch + 1) * spec.partitions
-        if step < trial.step or step == self._steps:
-            retention.spend(trial, step, spec.partitions, self.slots, self._out)
-        retention.collect(trial, spec.partitions, self._out)
-        self._complete(trial)
+    # ---------------------------------------------------------------- States are stored, or not
 
     def _durable(self, event: Durable) -> None:
         ref = event.ref
         trial = self.trials.get(ref.trial)
         if trial is None:
             return
-        self._durability.stored(event.slot, event.at)
-        self._durability.settled(ref)
+        self._run.durability.stored(event.slot, event.at)
+        self._run.durability.settled(ref)
         trial.unstored = 0
         known = trial.seal(ref.step, event.digest, self.spec.partitions)
         if known != event.digest:
-            self.defects.append(
+            self._defect(
                 f"trial {ref.trial}, step {ref.step} was done again and gave another State: digest "
                 f"{event.digest[:16]} after {known[:16]}"
             )
-            self._out.append(
-                Warn(
-                    f"defect: {self.defects[-1]}. The recipe is not deterministic, or Hopyard is at fault; "
-                    "the newer State is used",
-                    defect=True,
-                )
-            )
         state = trial.states.get(ref.step)
         if state is None or state.ref != ref:
-            self._out.append(Delete(ref))
+            self._run.commands.append(Delete(ref))
             return
-        state.digest = event.digest
-        state.bytes = event.bytes
-        state.sealed = self.leases.last
+        state.digest, state.bytes, state.sealed = event.digest, event.bytes, self.leases.last
         if state.parked:
-            self._unpark(trial, state)
-        if retention.advance(trial, self.spec.partitions):
-            trial.forget()
-            retention.collect(trial, self.spec.partitions, self._out)
-            self._complete(trial)
+            self._retries.unpark(trial, state)
+        lifecycle.advance(self._run, trial)
 
-    def _failed(self, event: Failed) -> None:
-        slot = self.slots.get(event.slot)
-        if slot is None:
-            return
-        if slot.busy == event.lease:
-            self._rest(slot)
-        unit = self.leases.accept(event.slot, event.lease)
-        if unit is None:
-            return
-        trial = self.trials[unit.trial]
-        if event.missing is not None:
-            self._missed(trial, unit, event.missing, event.error)
-        elif event.fault == "memory":
-            self._starved(trial, unit, event.error, event.trace, event.device)
-            self._replace(event.slot, faults.STARVED)
-        elif event.fault in ("system", "store"):
-            self._again(trial, unit, event.fault, event.error, event.trace)
-        else:
-            self._undo(trial, unit)
-            self._fail(trial, event.fault, event.error, event.trace)
-
-    def _missed(self, trial: TrialBook, unit: Unit, ref: Ref, error: str) -> None:
-        """The State that a unit starts from could not be had: nobody's fault, as long as it can be stored or made."""
-        self._undo(trial, unit)
-        state = trial.states.get(ref.step)
-        if state is not None and state.ref == ref:
-            if not state.digest and state.maker in self.slots:
-                retention.park(trial, state, self.spec.partitions)
-                self._board.offer(trial)  # what does not start from it
-                self._out.append(Keep(state.maker, ref, state.where))
-            elif state.digest and unit.lease > state.sealed:  # it was stored before the unit was given out
-                if faults.strike(trial, ("gone", "", ref.step, ref.attempt)) >= faults.UNSTORED:
-                    self._out.append(Warn(f"{error}; trial {trial.id} makes it again from the State before it"))
-                    self._without(trial, {ref})
-                    return
-                self._trouble(trial, "store", error)
-        self._mend(trial)
-
-    def _unpark(self, trial: TrialBook, state: StateBook) -> None:
-        retention.unpark(trial, state, self.spec.partitions, self.slots, self._out)
-        self._awaken(trial)
+    def _defect(self, text: str) -> None:
+        self.defects.append(text)
+        blame = "The recipe is not deterministic, or Hopyard is at fault; the newer State is used"
+        self._run.commands.append(Warn(f"defect: {text}. {blame}", defect=True))
 
     def _forgotten(self, event: Forgotten) -> None:
         """Its maker does not have a State any longer, and did not store it: as if the maker were gone."""
@@ -516,16 +357,16 @@ class Machine:
         state = None if trial is None else trial.states.get(event.ref.step)
         if trial is None or state is None or state.ref != event.ref or state.maker != event.slot or state.digest:
             return
-        state.where, state.maker = "", -1
-        self._durability.settled(event.ref)
-        self._unpark(trial, state)
-        self._mend(trial)
+        state.memory_key, state.maker = "", -1
+        self._run.durability.settled(event.ref)
+        self._retries.unpark(trial, state)
+        lifecycle.repair(self._run, trial)
 
     def _store_away(self, event: StoreAway) -> None:
         slot = self.slots.get(event.slot)
         if slot is not None:
             slot.away, slot.away_since = event.error, event.at
-            self._durability.away(event.slot, event.at)
+            self._run.durability.away(event.slot, event.at)
 
     def _store_back(self, event: StoreBack) -> None:
         """Those that wait for the store need not wait longer."""
@@ -533,336 +374,109 @@ class Machine:
         if slot is None or not slot.away:
             return
         slot.away = ""
-        self._durability.back(event.slot, event.at)
+        self._run.durability.back(event.slot, event.at)
         for trial in self.trials.values():
             if trial.until and trial.waits_for.startswith("store:"):
-                self._awaken(trial, over=True)
+                self._retries.wake(trial)
 
     # ---------------------------------------------------------------- slots and drivers go
 
+    def _set_idle(self, slot: SlotRecord) -> None:
+        slot.busy, slot.idle_since = 0, self._run.at
+        self.leases.answered(slot.id)
+        self.scheduler.set_idle(slot)
+
     def _lost(self, event: Lost | Left) -> None:
-        self._gone(event.slot, event.reason, event.fault if isinstance(event, Lost) else "data")
+        self._remove(event.slot, event.reason, event.fault if isinstance(event, Lost) else "data")
 
     def _tick(self, event: Tick) -> None:
-        for trial in self._waits.over(event.at):
-            if trial.fresh and trial.fresh <= event.at:
-                trial.fresh = 0.0
-            if trial.until and trial.until <= event.at:
-                self._awaken(trial, over=True)
+        self._retries.tick(event.at)
 
     def _replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> None:
         if number in self.slots:
-            self._out.append(Replace(number, reason, fault))
-            self._gone(number, reason, fault)
+            self._run.commands.append(Replace(number, reason, fault))
+            self._remove(number, reason, fault)
 
-    def _unstored(self, trial: TrialBook) -> None:
-        """A slot that owed a State of this trial was replaced. If that happens again and again it is not the slots:
-        States are large, or the store is slow, and none would ever be stored."""
-        trial.unstored += 1
-        if trial.unstored < faults.UNSTORING:
-            return
-        before = trial.patience * self.spec.timeouts.durable_timeout
-        self._out.append(
-            Warn(
-                f"trial {trial.id}: {trial.unstored} workers in a row were replaced because they stored nothing for "
-                f"{before:g} seconds (durable_timeout={self.spec.timeouts.durable_timeout:g}); from now on its States "
-                f"may take {2 * before:g} seconds. If the place that store= names is slow, give a greater "
-                "durable_timeout, also to hy.resume; if it is broken, give another store="
-            )
-        )
-        trial.unstored = 0
-        trial.patience *= 2.0
-
-    def _gone(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"] = "system") -> None:
+    def _remove(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
         """A slot is not there any longer, nor are the States that only it had."""
+        run = self._run
         slot = self.slots.pop(number, None)
         if slot is None:
             return
-        self._board.leave(slot)
+        run.scheduler.remove(slot)
         self.leases.answered(number)
-        if fault == "store" and (owed := self._durability.oldest(number)) is not None:
-            self._unstored(self.trials[owed.trial])
-        self._durability.gone(number)
-        if self._checking is not None and self._checking[0] == number:
-            self._uncheck(self.trials[self._checking[1]], reason, fault)
+        if fault == "store" and (owed := run.durability.oldest(number)) is not None:
+            self._retries.not_stored(self.trials[owed.trial])
+        run.durability.gone(number)
+        self.status = self._preflight.lost(number, reason, fault) or self.status
         unit = self.leases.revoke(slot.busy)
         if unit is not None:
             trial = self.trials[unit.trial]
             if fault == "memory":
-                self._starved(trial, unit, reason, "", on_device=False)
+                self._retries.out_of_memory(trial, unit, reason, "", on_device=False)
             elif fault in ("data", "store"):
-                self._undo(trial, unit)
-                self._mend(trial)
+                lifecycle.requeue(run, trial, unit)
+                lifecycle.repair(run, trial)
             else:
-                self._again(trial, unit, "lost", reason, "")
-        for made in sorted(slot.made):
-            self._mend(self.trials[made])
-
-    def _uncheck(self, trial: TrialBook, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
-        """The slot that checked a trial is gone; after the third the trial is poison."""
-        self._checking = None
-        if fault == "memory":
-            self._recheck(trial, "memory", reason)
-        elif fault == "system" and faults.ends("lost", faults.strike(trial, ("lost", "check", 0, 0)), self.spec):
-            text = (
-                f"{faults.POISON}building trial {trial.id} ended {self.spec.strikes} workers, the last one so: {reason}"
-            )
-            self._refuse(trial, "system", [text])
+                self._retries.retry(trial, unit, "lost", reason, "")
+        for made in sorted(slot.memory_only):
+            lifecycle.repair(run, self.trials[made])
 
     def _resumed(self, event: Resumed) -> None:
+        run = self._run
         if event.timeouts is not None:
-            if event.timeouts.durable_timeout != self.spec.timeouts.durable_timeout:
+            if event.timeouts.durable_timeout != run.spec.timeouts.durable_timeout:
                 for trial in self.trials.values():
                     trial.patience = 1.0
-            self.spec = msgspec.structs.replace(self.spec, timeouts=event.timeouts)
+            run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
         units = [unit for _, unit in self.leases.standing().values()]
         self.leases.clear()
         self.slots.clear()
-        self._board.clear()
-        self._checking = None
+        run.scheduler.clear()
+        self._preflight.clear()
         for unit in units:
-            self._undo(self.trials[unit.trial], unit)
+            lifecycle.requeue(run, self.trials[unit.trial], unit)
         for trial in self.trials.values():
             for state in trial.states.values():
-                state.where, state.parked = "", False
-            for book in trial.epochs.values():
-                book.parked = False
+                state.memory_key, state.parked = "", False
+            for record in trial.epochs.values():
+                record.parked = False
             trial.fresh = 0.0  # every worker is new
             if trial.until:  # whoever resumed has waited
-                self._awaken(trial, over=True)
-            self._mend(trial)
-        self._waits.clear()
-        self._durability = Durability(self.spec.timeouts.durable_timeout)
+                self._retries.wake(trial)
+            lifecycle.repair(run, trial)
+        self._retries.clear()
+        run.durability = Durability(run.spec.timeouts.durable_timeout)
         gone = set(event.gone)
         for trial in self.trials.values() if gone else ():
-            self._without(trial, gone)
-        if self._open and self.status in ("completed", "partial"):
-            self.status, self._told = "running", False
+            lifecycle.lose_states(run, trial, gone)
+        if run.open and self.status in ("completed", "partial"):
+            self.status, self._finishing = "running", False
 
     def _retried(self, event: Retried) -> None:
         trial = self.trials[event.trial]
-        if trial.status != "failed":
-            return
-        trial.ended = False
-        trial.error = trial.fault = trial.trace = ""
-        faults.cleared(trial)
-        self._open += 1
-        self._unfit, self.faults = 0, []
-        self._told = False
-        self.status = "running" if self.names and not event.recipe else "checking"
-        if event.recipe:
-            trial.recipe = self._recipe = event.recipe
-            for state in trial.states.values():
-                if state.digest:
-                    self._out.append(Delete(state.ref))
-            for known in (trial.states, trial.digests, trial.recent, trial.epochs, trial.history):
-                known.clear()
-            trial.best, trial.safe, trial.reached = None, 0, 0
-        self._rewind(trial)
-        self._awaken(trial)
+        if trial.status == "failed":
+            self._finishing = False
+            self.status = self._preflight.begin_anew(event.recipe)
+            lifecycle.try_again(self._run, trial, event.recipe)
 
     def _interrupted(self, event: Interrupted) -> None:
         pass
 
     def _finished(self, event: Finished) -> None:
         self.status = event.status
-        self._told = True
-
-    # ---------------------------------------------------------------- what a trial goes through
-
-    def _rest(self, slot: SlotBook) -> None:
-        slot.busy, slot.since = 0, self._at
-        self.leases.answered(slot.id)
-        self._board.rest(slot)
-
-    def _again(
-        self, trial: TrialBook, unit: Unit, fault: Literal["lost", "system", "store"], error: str, trace: str
-    ) -> None:
-        """A unit, whose lease stands no longer, did not come back, through no fault of its own."""
-        count = faults.strike(trial, faults.key(fault, unit))
-        self._undo(trial, unit)
-        if not faults.ends(fault, count, self.spec):
-            if fault != "lost":
-                self._trouble(trial, fault, error)
-            self._mend(trial)
-            return
-        where = f"{unit.kind}, epoch {unit.epoch + 1}, partitions {list(unit.partitions)}"
-        text = f"its unit ({where}) failed {count} times, the last one so: {error}"
-        if fault == "lost":
-            text = f"{faults.POISON}{text}; `hopyard logs` shows where it was"
-        self._fail(trial, "system", text, trace)
-
-    def _starved(self, trial: TrialBook, unit: Unit, error: str, trace: str, on_device: bool) -> None:
-        """A unit ran out of memory; its slot is gone, or goes."""
-        count = faults.strike(trial, faults.key("memory", unit))
-        self._undo(trial, unit)
-        if faults.ends("memory", count, self.spec):
-            self._fail(trial, "memory", faults.starved(error, on_device), trace)
-            return
-        if unit.kind != "fold":
-            trial.alone, trial.on_device, trial.refuge = unit.kind, on_device, -1
-            self._board.alone[trial.id] = None
-        self._trouble(trial, "memory", error)
-        self._mend(trial)
-
-    def _trouble(self, trial: TrialBook, fault: Fault, error: str) -> None:
-        """The trial is to wait: `_put_off` decides how long."""
-        trial.troubles += 1
-        self._troubled.append((trial, fault, error))
-
-    def _defer(self, line: Deferred) -> None:
-        trial = self.trials[line.trial]
-        if line.fault == "memory":
-            trial.fresh = line.until
-        else:
-            trial.until = max(trial.until, line.until)
-            trial.waits_for = f"{line.fault}: {line.reason}"
-            trial.stamp += 1
-            for epoch in trial.epochs:
-                self._board.folds.pop((trial.id, epoch), None)
-        self._waits.add(trial.fresh if line.fault == "memory" else trial.until, trial.id)
-
-    def _awaken(self, trial: TrialBook, over: bool = False) -> None:
-        """What held the trial up may be over (`over`: its wait is): what it has to do can be given out."""
-        if over:
-            trial.until, trial.waits_for = 0.0, ""
-        if trial.ended or trial.until:
-            return
-        self._board.offer(trial)
-        folded = {unit.epoch for lease in trial.aside if (unit := self.leases.unit(lease)).kind == "fold"}
-        for epoch, book in trial.epochs.items():
-            if book.left:
-                self._board.open(trial, epoch)
-            if book.folding and epoch not in folded:
-                self._board.folds[trial.id, epoch] = None
-
-    def _undo(self, trial: TrialBook, unit: Unit) -> None:
-        """The unit is to be given out again."""
-        if unit.kind == "train":
-            trial.lease = 0
-            trial.status = "waiting"
-            self._board.offer(trial)
-            return
-        trial.aside.discard(unit.lease)
-        book = trial.epochs.get(unit.epoch)
-        if book is None:  # its metrics are in, or are not wanted any longer
-            return
-        if unit.kind == "fold":
-            self._board.folds[trial.id, unit.epoch] = None
-        elif book.left is not None:
-            book.left.update(unit.partitions)
-            self._board.open(trial, unit.epoch)
-
-    def _mend(self, trial: TrialBook) -> None:
-        """If a State that the trial needs is gone: back to the safe step."""
-        partitions = self.spec.partitions
-        if trial.ended or not retention.broken(trial, partitions, self.slots):
-            return
-        self._revoke(trial)
-        self._rewind(trial)
-
-    def _revoke(self, trial: TrialBook) -> None:
-        """The trial goes back to its safe step: the units that start from States behind it count no longer."""
-        if trial.lease:
-            self.leases.revoke(trial.lease)
-            trial.lease = 0
-        for lease in sorted(trial.aside):
-            unit = self.leases.unit(lease)
-            if unit.kind == "validate" and unit.step > trial.safe:
-                self.leases.revoke(lease)
-                trial.aside.discard(lease)
-
-    def _without(self, trial: TrialBook, gone: set[Ref]) -> None:
-        """These durable States are there no longer: the trial makes them again, from the newest one before them."""
-        missing = [step for step, state in trial.states.items() if state.ref in gone]
-        if not missing:
-            return
-        for step in missing:
-            del trial.states[step]
-        trial.safe = max([step for step in trial.states if step < min(missing) and step <= trial.safe], default=0)
-        if trial.status == "failed":
-            self._cut(trial)
-            return
-        if trial.ended:
-            trial.ended = False
-            self._open += 1
-        self._revoke(trial)
-        self._rewind(trial)
-
-    def _rewind(self, trial: TrialBook) -> None:
-        """Back to the safe step."""
-        for epoch, book in trial.epochs.items():
-            if (epoch + 1) * self.spec.partitions > trial.safe:
-                book.left, book.parked = None, False
-        self._cut(trial)
-        trial.step = trial.safe
-        trial.stamp += 1
-        trial.status = "waiting"
-        self._board.expect(trial, self._steps - trial.step)
-        self._board.offer(trial)
-
-    def _cut(self, trial: TrialBook) -> None:
-        """Forget the States behind the safe one."""
-        for step, state in trial.states.items():
-            if step > trial.safe and not state.digest:
-                self._durability.settled(state.ref)
-        retention.cut(trial, self.slots, self._out)
-
-    def _complete(self, trial: TrialBook) -> None:
-        if trial.safe == self._steps and len(trial.history) == self.spec.epochs and not trial.ended:
-            trial.status = "completed"
-            self._end(trial)
-
-    def _fail(self, trial: TrialBook, fault: Fault, error: str, trace: str) -> None:
-        """The trial failed; the run goes on."""
-        for lease in (trial.lease, *sorted(trial.aside)):
-            if (unit := self.leases.revoke(lease)) is not None:
-                self._undo(trial, unit)
-        trial.status = "failed"
-        trial.fault, trial.error, trial.trace = fault, error, trace
-        trial.lease = 0
-        trial.aside.clear()
-        for epoch in trial.epochs:
-            self._board.folds.pop((trial.id, epoch), None)
-        if fault == "user":  # it does not go on from here; of others, these sums are needed if they are tried again
-            trial.epochs.clear()
-        faults.cleared(trial)
-        self._cut(trial)
-        self._end(trial)
-
-    def _end(self, trial: TrialBook) -> None:
-        trial.ended = True
-        trial.stamp += 1
-        self._open -= 1
-        self._board.expect(trial, 0)
-        retention.released(trial, self.slots, self._out)
-        retention.collect(trial, self.spec.partitions, self._out)
+        self._finishing = True
 
     # ---------------------------------------------------------------- decisions
-
-    def _preflight(self) -> None:
-        """Before any unit runs, a slot checks the first trial that may be fit: one of the newest recipe and without a
-        State, where there is such. A trial that ran out of memory needs a new slot."""
-        idle = [slot for slot in self.slots.values() if not slot.busy]
-        if self._checking is not None or not idle:
-            return
-        ready = [trial for trial in self.trials.values() if not (trial.ended or trial.until)]
-        for trial in sorted(ready, key=lambda trial: (trial.recipe != self._recipe, bool(trial.states))):
-            slot = next((slot for slot in idle if not (slot.used and trial.fresh)), None)
-            if slot is not None:
-                check = Check(at=self._at, slot=slot.id, trial=trial.id)
-                self._check(check)
-                self._out.append(check)
-                return
 
     def _expire(self, at: float) -> None:
         """Slots whose time is over are replaced. The journal names them (`Lost`): no fold decides it again."""
         limit = self.spec.timeouts.unit_timeout
         for number in self.leases.expired(at):
             self._replace(number, f"its unit took longer than unit_timeout={limit} seconds")
-        seconds = self.spec.timeouts.durable_timeout
-        for number, ref in self._durability.expired(at):
-            times = self._durability.times(ref)
+        durability, seconds = self._run.durability, self.spec.timeouts.durable_timeout
+        for number, ref in durability.expired(at):
+            times = durability.times(ref)
             self._replace(
                 number,
                 f"it stored nothing for {f'{times:g} times ' if times > 1 else ''}durable_timeout={seconds:g} seconds, "
@@ -870,45 +484,34 @@ class Machine:
                 "store",
             )
 
-    def _put_off(self) -> None:
-        """Those that failed through no fault of their own are tried again later, the others go on meanwhile."""
-        for trial, fault, error in self._troubled:
-            if not trial.ended:
-                wait = faults.FRESH if fault == "memory" else faults.pause(trial.troubles)
-                line = Deferred(
-                    at=self._at, trial=trial.id, until=self._at + wait, fault=fault, reason=faults.brief(error)
-                )
-                self._defer(line)
-                self._out.append(line)
-        self._troubled.clear()
-
-    def _give(self, slot: SlotBook, trial: TrialBook, kind: Kind, epoch: int, partitions: tuple[int, ...]) -> None:
+    def _assign(self, assignment: Assignment) -> None:
         """This slot gets this unit."""
-        lease = self.leases.last + 1
+        slot, trial, kind, epoch, partitions = assignment
+        start, memory_key, digest, totals = None, "", "", None
         step = trial.step if kind == "train" else (epoch + 1) * self.spec.partitions
         if kind == "fold":
             totals = trial.epochs[epoch].totals()[1]
-            unit = Unit(lease, trial.id, kind, epoch, partitions, None, totals=totals)
-        elif step == 0:
-            unit = Unit(lease, trial.id, kind, epoch, partitions, None)
-        else:
+        elif step:
             state = trial.states[step]
-            where = state.where if state.maker in self.slots else ""
-            unit = Unit(lease, trial.id, kind, epoch, partitions, state.ref, where, state.digest)
-        line = Dispatch(at=self._at, slot=slot.id, unit=unit)
-        self._lend(line, slot, trial)
-        self._out.append(line)
+            start, digest = state.ref, state.digest
+            memory_key = state.memory_key if state.maker in self.slots else ""
+        lease = self.leases.last + 1
+        unit = Unit(lease, trial.id, kind, epoch, partitions, start, memory_key, digest, totals)
+        line = Dispatch(at=self._run.at, slot=slot.id, unit=unit)
+        self._dispatch(line)
+        self._run.commands.append(line)
 
     def _conclude(self) -> None:
         """Every trial that there is has ended, or none can start."""
-        if self._told or not (self.status == "failed" or (self.status == "running" and self.exhausted)):
+        if self._finishing or not (self.status == "failed" or (self.status == "running" and self.exhausted)):
             return
-        good = sum([trial.status == "completed" for trial in self.trials.values()])
-        self._told = True
-        self._out.append(Finish("failed" if not good else "completed" if good == len(self.trials) else "partial"))
+        completed = sum([trial.status == "completed" for trial in self.trials.values()])
+        self._finishing = True
+        everyone = completed == len(self.trials)
+        self._run.commands.append(Finish("failed" if not completed else "completed" if everyone else "partial"))
 
 
-def _held_up(trial: TrialBook) -> bool:
+def _held_up(trial: TrialRecord) -> bool:
     """Whether the trial waits for time to pass, or for a State to be stored."""
     return not trial.ended and (trial.until > 0 or any(state.parked for state in trial.states.values()))
 
@@ -942,7 +545,7 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Forgotten: Machine._forgotten,
     StoreAway: Machine._store_away,
     StoreBack: Machine._store_back,
-    Deferred: Machine._defer,
+    Deferred: Machine._deferred,
     Lost: Machine._lost,
     Left: Machine._lost,
     Tick: Machine._tick,

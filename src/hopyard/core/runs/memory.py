@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hopyard.core.runs.records import SlotBook
+from hopyard.core.runs.records import SlotRecord
 
 
-def sharers(slot: SlotBook, slots: Mapping[int, SlotBook], on_device: bool) -> set[int]:
+def sharers(slot: SlotRecord, slots: Mapping[int, SlotRecord], on_device: bool) -> set[int]:
     """The other slots that share memory with this one: that of its device, or that of its host. A slot that does not
     say which device it has may have any."""
     return {
@@ -19,7 +19,7 @@ def sharers(slot: SlotBook, slots: Mapping[int, SlotBook], on_device: bool) -> s
     }
 
 
-def choose(able: Mapping[int, SlotBook], new: bool) -> SlotBook | None:
+def choose(able: Mapping[int, SlotRecord], new: bool) -> SlotRecord | None:
     """The slot for the unit, of those that can take it: one that has done nothing yet, whose memory holds nothing of
     others; else, unless it must be a `new` one, any, an idle one first."""
     unused = [slot for slot in able.values() if not slot.used]

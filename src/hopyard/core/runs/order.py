@@ -7,7 +7,6 @@ Nothing here knows about workers, so nothing that follows from it can depend on 
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 
 
 def keyed(seed: int, purpose: str, *parts: int | str) -> int:
@@ -41,7 +40,6 @@ def validation_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
     return keyed(seed, "validation", trial, epoch, partition)
 
 
-@lru_cache(maxsize=65536)
 def visit(trial: int, step: int, partitions: int) -> tuple[int, int]:
     """(epoch, partition) that `trial` visits after `step` finished partitions: the Latin rotation (i + k) mod P.
 

@@ -18,42 +18,37 @@ three equal trials after 2 lengths instead of 1.5.
 
 from __future__ import annotations
 
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.order import visit
+from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec
 
 SHARES = 4
 """A group of units is at most this part of a slot's even share of what is left, so that slots end together."""
 
 
-def critical(waiting: TrialBook | None, mine: TrialBook, share: float) -> bool:
+def critical(waiting: TrialRecord | None, mine: TrialRecord, share: float) -> bool:
     """Whether `waiting` must run before `mine` goes on: it is longer than an even share of all the work left."""
     return waiting is not None and waiting.remaining > mine.remaining and waiting.remaining > share
 
 
-def span(trial: TrialBook, holds: frozenset[int] | None, spec: RunSpec, share: float) -> tuple[int, ...]:
-    """The consecutive partitions that a training unit covers: at least one, of one epoch, all held.
+def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
+    """The consecutive partitions that a training unit covers: at least one, of one epoch.
 
     Args:
         trial: whose unit it is.
-        holds: partitions that the slot can serve, the first one among them; None: all.
         spec: of the run; its `group` is a fixed number, else `group_seconds` says how long a unit may be.
         share: seconds of all work left that fall to one slot.
     """
     partitions = spec.partitions
-    first = trial.id + trial.step
     if spec.group:
         most = spec.group
     elif trial.seconds > 0:
         most = int(min(spec.group_seconds, share / SHARES) / trial.seconds)
     else:
         most = 1
-    if most <= 1:
-        return (first % partitions,)
-    most = min(most, partitions - trial.step % partitions)
-    taken = [(first + n) % partitions for n in range(most)]
-    if holds is not None:
-        taken = taken[: next((n for n, partition in enumerate(taken) if partition not in holds), most)]
-    return tuple(taken)
+    first = trial.step
+    last = first + max(1, min(most, partitions - first % partitions))
+    return tuple([visit(trial.id, step, partitions)[1] for step in range(first, last)])
 
 
 def portion(left: list[int], each: float, spec: RunSpec) -> tuple[int, ...]:

@@ -1,57 +1,53 @@
-"""What a trial goes through: the chain of its States, which of them are safe, which are still needed.
+"""What a trial goes through: its States, which of them are durable, which are still needed.
 
-Functions over one TrialBook; what must be told to agents and store is appended to `out`. `partitions` is P: a step
+Functions over one TrialRecord; what must be told to agents and store is appended to `out`. `partitions` is P: a step
 that it divides is an epoch's end. "There" means durable, or made by a slot that is still there.
 """
 
 from __future__ import annotations
 
 from hopyard.core.runs.events import Command, Delete, Release
-from hopyard.core.runs.records import SlotBook, StateBook, TrialBook
+from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 
-Slots = dict[int, SlotBook]
+Slots = dict[int, SlotRecord]
 
 
-def advance(trial: TrialBook, partitions: int) -> bool:
-    """Move the safe step on, up to the newest durable State behind which no epoch's end is missing."""
-    safe = trial.safe
+def advance(trial: TrialRecord, partitions: int) -> bool:
+    """Move the durable step on, up to the newest durable State behind which no epoch's end is missing. Gives whether it
+    moved."""
+    before = trial.durable_step
     for step, state in trial.states.items():
-        if step > safe:
+        if step > trial.durable_step:
             if state.digest:
-                safe = step
+                trial.durable_step = step
             elif step % partitions == 0:
                 break
-    moved = safe != trial.safe
-    trial.safe = safe
-    return moved
+    return trial.durable_step != before
 
 
-def collect(trial: TrialBook, partitions: int, out: list[Command]) -> None:
-    """Forget and delete the States before the safe one, but the best epoch's and those that await validation."""
+def collect(trial: TrialRecord, partitions: int, out: list[Command]) -> None:
+    """Forget and delete the States before the durable step, but the best epoch's and those that await validation."""
     best = -1 if trial.best is None else (trial.best + 1) * partitions
-    safe = trial.safe
-    spent = [
-        step
-        for step in trial.states
-        if step < safe and step != best and (step % partitions or step // partitions - 1 not in trial.epochs)
-    ]
-    for step in spent:
+    before = [step for step in trial.states if step < trial.durable_step and step != best]
+    for step in before:
+        if step % partitions == 0 and step // partitions - 1 in trial.epochs:
+            continue
         state = trial.states.pop(step)
         if state.digest:
             out.append(Delete(state.ref))
 
 
-def cut(trial: TrialBook, slots: Slots, out: list[Command]) -> None:
-    """Forget and delete the States behind the safe one."""
-    for step in [step for step in trial.states if step > trial.safe]:
+def truncate(trial: TrialRecord, slots: Slots, out: list[Command]) -> None:
+    """Forget and delete the States behind the durable step."""
+    for step in [step for step in trial.states if step > trial.durable_step]:
         state = trial.states.pop(step)
         if state.digest:
             out.append(Delete(state.ref))
-        if state.where and state.maker in slots:
-            out.append(Release(state.maker, state.where))
+        if state.memory_key and state.maker in slots:
+            out.append(Release(state.maker, state.memory_key))
 
 
-def broken(trial: TrialBook, partitions: int, slots: Slots) -> bool:
+def broken(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
     """Whether a State that the trial needs is not there: an epoch's end, or the newest while nobody trains from it.
 
     (Whoever trains from the newest may have fetched it before it went; if not, the unit fails and asks again.)
@@ -64,45 +60,45 @@ def broken(trial: TrialBook, partitions: int, slots: Slots) -> bool:
     return False
 
 
-def park(trial: TrialBook, state: StateBook, partitions: int) -> None:
+def park(trial: TrialRecord, state: StateRecord, partitions: int) -> None:
     """Nobody but its maker can take this State: no unit starts from it before it is durable."""
     state.parked = True
-    trial.stamp += 1
-    if state.ref.step % partitions == 0 and (book := trial.epochs.get(state.ref.step // partitions - 1)) is not None:
-        book.parked = True
+    trial.queue_version += 1
+    if state.ref.step % partitions == 0 and (record := trial.epochs.get(state.ref.step // partitions - 1)) is not None:
+        record.parked = True
 
 
-def unpark(trial: TrialBook, state: StateBook, partitions: int, slots: Slots, out: list[Command]) -> None:
+def unpark(trial: TrialRecord, state: StateRecord, partitions: int, slots: Slots, out: list[Command]) -> None:
     """It is durable, and taken from the store from now on; or its maker does not have it any longer."""
     state.parked = False
-    if state.ref.step % partitions == 0 and (book := trial.epochs.get(state.ref.step // partitions - 1)) is not None:
-        book.parked = False
+    if state.ref.step % partitions == 0 and (record := trial.epochs.get(state.ref.step // partitions - 1)) is not None:
+        record.parked = False
     _release(state, slots, out)
 
 
-def released(trial: TrialBook, slots: Slots, out: list[Command]) -> None:
+def release_all(trial: TrialRecord, slots: Slots, out: list[Command]) -> None:
     """The trial has ended: nobody starts from any State of it."""
     for state in trial.states.values():
         _release(state, slots, out)
 
 
-def _release(state: StateBook, slots: Slots, out: list[Command]) -> None:
-    if state.where and state.maker in slots:
-        out.append(Release(state.maker, state.where))
-    state.where = ""
+def _release(state: StateRecord, slots: Slots, out: list[Command]) -> None:
+    if state.memory_key and state.maker in slots:
+        out.append(Release(state.maker, state.memory_key))
+    state.memory_key = ""
 
 
-def held(trial: TrialBook, slot: int) -> bool:
+def in_memory_only(trial: TrialRecord, slot: int) -> bool:
     """Whether a State of the trial is in this slot's memory alone."""
     return not trial.ended and any(state.maker == slot and not state.digest for state in trial.states.values())
 
 
-def spend(trial: TrialBook, step: int, partitions: int, slots: Slots, out: list[Command]) -> None:
+def release_memory(trial: TrialRecord, step: int, partitions: int, slots: Slots, out: list[Command]) -> None:
     """Nobody will start from this State unless from the store: its maker may use the memory for others.
 
     Kept back is an epoch's end that awaits validation.
     """
     state = trial.states.get(step)
-    if state is None or not state.where or (step % partitions == 0 and step // partitions - 1 in trial.epochs):
+    if state is None or not state.memory_key or (step % partitions == 0 and step // partitions - 1 in trial.epochs):
         return
     _release(state, slots, out)

@@ -276,7 +276,7 @@ class Loop:
             self._came_up = True
             self._compare(message)
             self._places[message.slot] = message.memory, message.peer
-            told = {name: getattr(message, name) for name in ("slot", "host", "pid", "holds", "fingerprint", "device")}
+            told = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device")}
             return [Joined(at=now, **told)]
         if isinstance(message, Gone):
             return self._gone(message, now)
@@ -397,11 +397,11 @@ class Loop:
             release = tuple(self._releases.pop(command.slot, ()))
             self._link.send(command.slot, Work(command.unit, config, release, self._peer(command)))
         elif isinstance(command, Release):
-            self._releases.setdefault(command.slot, []).append(command.where)
+            self._releases.setdefault(command.slot, []).append(command.memory_key)
         elif isinstance(command, Delete):
             self._deletions.add(command.ref)
         elif isinstance(command, Keep):
-            self._link.send(command.slot, StoreNow(command.ref, command.where))
+            self._link.send(command.slot, StoreNow(command.ref, command.memory_key))
         elif isinstance(command, Deferred):
             self._tell_wait(command)
         elif isinstance(command, Check):
@@ -436,7 +436,7 @@ class Loop:
     def _peer(self, command: Dispatch) -> str | None:
         """Who has the unit's State, when the slot cannot see the memory where it lies."""
         unit = command.unit
-        state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.where else None
+        state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.memory_key else None
         if state is None:
             return None
         theirs, peer = self._places.get(state.maker, ("", ""))

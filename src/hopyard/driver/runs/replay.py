@@ -47,8 +47,8 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
     told = load(run_directory)
     cargo, data = told.cargo, told.checked_data()
     spec = told.spec
-    configs = Configs([book.config for book in told.books])
-    recipe = assigned(cargo.recipe, {book.id: book.recipe for book in told.books if book.recipe})
+    configs = Configs([record.config for record in told.records])
+    recipe = assigned(cargo.recipe, {record.id: record.recipe for record in told.records if record.recipe})
     with scratch_folder("replay") as folder:
         again = Order(
             Cargo(recipe, data, None, configs, engine or cargo.engine),
@@ -72,7 +72,7 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
             for trial, step in both
             if before[trial, step] != after[trial, step]
         ]
-        for old, now in zip(told.books, new.books, strict=True):
+        for old, now in zip(told.records, new.records, strict=True):
             if old.status == "completed" and now.status != "completed":
                 different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
     if not both:

@@ -11,7 +11,7 @@ import msgspec
 
 from hopyard.core.runs.events import CODEC, Line
 from hopyard.core.runs.machine import Machine
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Manifest, difference
@@ -116,7 +116,7 @@ class Run:
     def trials(self) -> list[Trial]:
         """All trials, by number."""
         status = self.status
-        return [self._trial(book, status) for book in self.books]
+        return [self._trial(record, status) for record in self.records]
 
     @property
     def best(self) -> Trial:
@@ -130,7 +130,7 @@ class Run:
         """
         spec = self._machine.spec
         chosen = words.best(self._machine)
-        if chosen is None and any(book.status == "completed" for book in self.books):
+        if chosen is None and any(record.status == "completed" for record in self.records):
             raise RunFailed(
                 f"{self.directory}: {spec.metric} is NaN or infinite in every epoch of the trials that completed, so "
                 'none is the best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
@@ -142,14 +142,14 @@ class Run:
             )
         return self._trial(chosen, self.status, best=True)
 
-    def _trial(self, book: TrialBook, status: str, best: bool = False) -> Trial:
+    def _trial(self, record: TrialRecord, status: str, best: bool = False) -> Trial:
         spec = self._machine.spec
-        trial = Trial(book, spec.steps, spec.partitions, self._shelf, best)
-        trial.status = words.status(book, status)
+        trial = Trial(record, spec.steps, spec.partitions, self._shelf, best)
+        trial.status = words.status(record, status)
         return trial
 
     @property
-    def books(self) -> list[TrialBook]:
+    def records(self) -> list[TrialRecord]:
         """What the machine knows of each trial."""
         return list(self._machine.trials.values())
 

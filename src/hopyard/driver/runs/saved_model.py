@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.data.manifest import Manifest
 from hopyard.driver.pickling import PYTHON, dump, load
 from hopyard.errors import RunDirectoryError, SpecError
@@ -41,13 +41,13 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
 
 
-def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built: Built) -> Path:
+def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, built: Built) -> Path:
     """Write the folder; files that are there are replaced.
 
     Args:
         directory: made when missing.
         plan: recipe and data.
-        book: the trial.
+        record: the trial.
         epoch: at whose end `built` had its weights; None: they are of the middle of one.
         built: the model.
     """
@@ -57,7 +57,7 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
             f"without {directory.suffix}"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    metrics: dict[str, float | None] = dict(book.history.get(-1 if epoch is None else epoch, {}))
+    metrics: dict[str, float | None] = dict(record.history.get(-1 if epoch is None else epoch, {}))
     framework = framework_of(built.trainable)
     if framework is not None:
         file = model_file(framework)
@@ -65,11 +65,11 @@ def save(directory: Path, plan: Plan, book: TrialBook, epoch: int | None, built:
     else:  # a Trainable of the user's own: its whole State
         framework = OWN
         (directory / WEIGHTS).write_bytes(encode(capture(built.trainable)))
-    (directory / RECIPE).write_bytes(dump(recipe_of(plan.recipe, book.id), "recipe"))
+    (directory / RECIPE).write_bytes(dump(recipe_of(plan.recipe, record.id), "recipe"))
     about = Saved(
         python=PYTHON,
-        trial=book.id,
-        config=book.config,
+        trial=record.id,
+        config=record.config,
         epoch=epoch,
         metrics=metrics,
         framework=framework,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.core.runs.records import TrialBook
+from hopyard.core.runs.records import TrialRecord
 from hopyard.data.apply import apply
 from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
@@ -59,19 +59,19 @@ class Trial:
         error: why it failed, else "".
     """
 
-    def __init__(self, book: TrialBook, steps: int, partitions: int, shelf: Any, best: bool = False) -> None:
-        self._book = book
+    def __init__(self, record: TrialRecord, steps: int, partitions: int, shelf: Any, best: bool = False) -> None:
+        self._record = record
         self._steps = steps
         self._partitions = partitions
         self._shelf = shelf
-        self.id = book.id
-        self.config: Config = dict(book.config)
-        self.status: str = book.status
-        self.epoch = book.best
-        self.history = {epoch: dict(values) for epoch, values in sorted(book.history.items())}
-        self.metrics = dict(self.history[book.best] if best and book.best is not None else book.metrics)
-        self.state = book.digests.get(steps, "")
-        self.error = book.error
+        self.id = record.id
+        self.config: Config = dict(record.config)
+        self.status: str = record.status
+        self.epoch = record.best
+        self.history = {epoch: dict(values) for epoch, values in sorted(record.history.items())}
+        self.metrics = dict(self.history[record.best] if best and record.best is not None else record.metrics)
+        self.state = record.digests.get(steps, "")
+        self.error = record.error
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
@@ -154,21 +154,21 @@ class Trial:
         built = self._built(which)
         epochs, rest = divmod(self._step(which), self._partitions)
         epoch = None if rest else epochs - 1
-        return save(Path(directory), self._plan, self._book, epoch, built)
+        return save(Path(directory), self._plan, self._record, epoch, built)
 
     @property
     def _plan(self) -> Plan:
         """With the recipe that the trial is trained with."""
         plan: Plan = self._shelf().plan
-        named = {self.id: self._book.recipe} if self._book.recipe else {}
+        named = {self.id: self._record.recipe} if self._record.recipe else {}
         return replace(plan, recipe=assigned(plan.recipe, named))
 
     def _step(self, which: str) -> int:
         if which not in ("best", "last"):
             raise SpecError(f'which = {which!r}: "best" or "last" is needed')
-        if which == "last" or self._book.best is None:
-            return self._book.safe
-        return (self._book.best + 1) * self._partitions
+        if which == "last" or self._record.best is None:
+            return self._record.durable_step
+        return (self._record.best + 1) * self._partitions
 
     def _built(self, which: str) -> Built:
         """The model with the weights of that epoch.
@@ -177,7 +177,7 @@ class Trial:
             TrialFailed: no State of it is stored, or it is damaged.
         """
         step = self._step(which)
-        state = self._book.states.get(step)
+        state = self._record.states.get(step)
         if state is None or not state.digest:
             raise TrialFailed(
                 f"trial {self.id} ({self.status}) has no stored model" + (f": {self.error}" if self.error else "")

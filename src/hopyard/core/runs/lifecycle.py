@@ -1,0 +1,165 @@
+"""What a trial goes through: it waits, goes back to its durable step, completes, fails, begins anew.
+
+Functions over one TrialRecord of a run. `retention` says what its States go through, `epochs` how its metrics come in,
+`retries` what follows from a fault.
+"""
+
+from __future__ import annotations
+
+from hopyard.core.runs import faults, retention
+from hopyard.core.runs.events import Delete
+from hopyard.core.runs.records import TrialRecord
+from hopyard.core.runs.run import RunRecord
+from hopyard.spec import Config, Fault, Ref, Unit
+
+
+def propose(run: RunRecord, number: int, config: Config) -> None:
+    """The search has proposed this trial."""
+    trial = run.trials[number] = TrialRecord(number, config, run.spec.steps)
+    run.open += 1
+    run.scheduler.estimate(trial)
+    run.scheduler.offer(trial)
+
+
+def offer(run: RunRecord, trial: TrialRecord) -> None:
+    """What held the trial up may be over: what it has to do can be given out."""
+    if trial.ended or trial.until:
+        return
+    run.scheduler.offer(trial)
+    folding = {unit.epoch for lease in trial.validation_leases if (unit := run.leases.unit(lease)).kind == "fold"}
+    for epoch, record in trial.epochs.items():
+        if record.left:
+            run.scheduler.offer_validation(trial, epoch)
+        if record.folding and epoch not in folding:
+            run.scheduler.offer_fold(trial, epoch)
+
+
+def requeue(run: RunRecord, trial: TrialRecord, unit: Unit) -> None:
+    """The unit, whose lease stands no longer, is to be given out again."""
+    if unit.kind == "train":
+        trial.lease = 0
+        trial.status = "waiting"
+        run.scheduler.offer(trial)
+        return
+    trial.validation_leases.discard(unit.lease)
+    record = trial.epochs.get(unit.epoch)
+    if record is None:  # its metrics are in, or are not wanted any longer
+        return
+    if unit.kind == "fold":
+        run.scheduler.offer_fold(trial, unit.epoch)
+    elif record.left is not None:
+        record.left.update(unit.partitions)
+        run.scheduler.offer_validation(trial, unit.epoch)
+
+
+def repair(run: RunRecord, trial: TrialRecord) -> None:
+    """If a State that the trial needs is gone, the trial goes back to its durable step."""
+    if not trial.ended and retention.broken(trial, run.spec.partitions, run.slots):
+        _rewind(run, trial)
+
+
+def lose_states(run: RunRecord, trial: TrialRecord, gone: set[Ref]) -> None:
+    """These durable States are there no longer: the trial makes them again, from the newest one before them."""
+    missing = [step for step, state in trial.states.items() if state.ref in gone]
+    if not missing:
+        return
+    for step in missing:
+        del trial.states[step]
+    before = [step for step in trial.states if step < min(missing) and step <= trial.durable_step]
+    trial.durable_step = max(before, default=0)
+    if trial.status == "failed":
+        _truncate(run, trial)
+        return
+    if trial.ended:
+        trial.ended = False
+        run.open += 1
+    _rewind(run, trial)
+
+
+def advance(run: RunRecord, trial: TrialRecord) -> None:
+    """A State of the trial has become durable."""
+    if retention.advance(trial, run.spec.partitions):
+        trial.forget()
+        retention.collect(trial, run.spec.partitions, run.commands)
+        complete(run, trial)
+
+
+def complete(run: RunRecord, trial: TrialRecord) -> None:
+    """The trial is completed if its last State is durable and all its metrics are in."""
+    if trial.durable_step == run.spec.steps and len(trial.history) == run.spec.epochs and not trial.ended:
+        trial.status = "completed"
+        _end(run, trial)
+
+
+def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: str) -> None:
+    """The trial failed; the run goes on."""
+    for lease in (trial.lease, *sorted(trial.validation_leases)):
+        if (unit := run.leases.revoke(lease)) is not None:
+            requeue(run, trial, unit)
+    trial.status = "failed"
+    trial.fault, trial.error, trial.trace = fault, error, trace
+    trial.lease = 0
+    trial.validation_leases.clear()
+    for epoch in trial.epochs:
+        run.scheduler.withdraw_fold(trial.id, epoch)
+    if fault == "user":  # it does not go on from here; of others, these sums are needed if they are tried again
+        trial.epochs.clear()
+    faults.cleared(trial)
+    _truncate(run, trial)
+    _end(run, trial)
+
+
+def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
+    """The user asks for a trial that failed: from its durable step, or anew with another recipe (its digest)."""
+    trial.ended = False
+    trial.error = trial.fault = trial.trace = ""
+    faults.cleared(trial)
+    run.open += 1
+    if recipe:
+        trial.recipe = recipe
+        for state in trial.states.values():
+            if state.digest:
+                run.commands.append(Delete(state.ref))
+        for known in (trial.states, trial.digests, trial.step_digests, trial.epochs, trial.history):
+            known.clear()
+        trial.best, trial.durable_step, trial.reached = None, 0, 0
+    _rewind(run, trial)
+    offer(run, trial)
+
+
+def _rewind(run: RunRecord, trial: TrialRecord) -> None:
+    """Back to the durable step: the units that start from States behind it count no longer."""
+    if trial.lease:
+        run.leases.revoke(trial.lease)
+        trial.lease = 0
+    for lease in sorted(trial.validation_leases):
+        unit = run.leases.unit(lease)
+        if unit.kind == "validate" and unit.step > trial.durable_step:
+            run.leases.revoke(lease)
+            trial.validation_leases.discard(lease)
+    for epoch, record in trial.epochs.items():
+        if (epoch + 1) * run.spec.partitions > trial.durable_step:
+            record.left, record.parked = None, False
+    _truncate(run, trial)
+    trial.step = trial.durable_step
+    trial.queue_version += 1
+    trial.status = "waiting"
+    run.scheduler.estimate(trial)
+    run.scheduler.offer(trial)
+
+
+def _truncate(run: RunRecord, trial: TrialRecord) -> None:
+    """Forget the States behind the durable step."""
+    for step, state in trial.states.items():
+        if step > trial.durable_step and not state.digest:
+            run.durability.settled(state.ref)
+    retention.truncate(trial, run.slots, run.commands)
+
+
+def _end(run: RunRecord, trial: TrialRecord) -> None:
+    trial.ended = True
+    trial.queue_version += 1
+    run.open -= 1
+    run.scheduler.estimate(trial)
+    retention.release_all(trial, run.slots, run.commands)
+    retention.collect(trial, run.spec.partitions, run.commands)

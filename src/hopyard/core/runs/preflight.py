@@ -1,0 +1,132 @@
+"""Before any unit runs, a slot builds the first trial that may be fit and puts one batch through it.
+
+When the first few trials do not pass, nobody will, and nothing runs. A trial that could not be checked through no fault
+of its own is checked again. `Check` is a decision, so it is in the journal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from hopyard.core.runs import faults, lifecycle
+from hopyard.core.runs.events import Check, Checked
+from hopyard.core.runs.records import TrialRecord
+from hopyard.core.runs.retries import Retries
+from hopyard.core.runs.run import RunRecord
+from hopyard.spec import Fault
+
+CHECKS = 3
+"""Preflight tries the first trials in turn: when this many cannot start, nothing runs."""
+
+Verdict = Literal["", "running", "failed"]
+"""How the run stands from now on; empty: still in preflight."""
+
+
+class Preflight:
+    """The checks of a run. Owner: `Machine`.
+
+    Args:
+        run: the machine's.
+        retries: the machine's.
+
+    Attributes:
+        faults: what is wrong with the trials that did not pass.
+        names: the metrics that the first trial that passed reports.
+    """
+
+    def __init__(self, run: RunRecord, retries: Retries) -> None:
+        self.faults: list[str] = []
+        self.names: tuple[str, ...] = ()
+        self._run = run
+        self._retries = retries
+        self._checking: tuple[int, int] | None = None
+        """(slot, trial) of the check that is under way."""
+        self._unfit = 0
+        """Number of trials that did not pass."""
+        self._recipe = ""
+        """Digest of the newest recipe; empty: there is only the first one."""
+
+    def decide(self) -> Check | None:
+        """The next check: of the first trial that may be fit, one of the newest recipe and without a State where there
+        is such. A trial that ran out of memory needs a new slot."""
+        run = self._run
+        idle = [slot for slot in run.slots.values() if not slot.busy]
+        if self._checking is not None or not idle:
+            return None
+        ready = [trial for trial in run.trials.values() if not (trial.ended or trial.until)]
+        for trial in sorted(ready, key=lambda trial: (trial.recipe != self._recipe, bool(trial.states))):
+            slot = next((slot for slot in idle if not (slot.used and trial.fresh)), None)
+            if slot is not None:
+                return Check(at=run.at, slot=slot.id, trial=trial.id)
+        return None
+
+    def begin(self, line: Check) -> None:
+        """A slot checks a trial."""
+        slot = self._run.slots[line.slot]
+        slot.busy, slot.used = -1, True
+        self._run.scheduler.set_busy(slot)
+        self._checking = line.slot, line.trial
+
+    def awaits(self, event: Checked) -> bool:
+        """Whether this is the answer to the check that is under way."""
+        return self._checking == (event.slot, event.trial)
+
+    def checked(self, event: Checked) -> Verdict:
+        """The answer."""
+        self._checking = None
+        trial = self._run.trials[event.trial]
+        if event.faults and event.fault in faults.TRANSIENT:
+            return self._again(trial, event.fault, "; ".join(event.faults), event.device)
+        if event.faults:
+            return self._refuse(trial, event.fault, list(event.faults))
+        faults.cleared(trial)
+        self.names = event.names
+        return "running"
+
+    def lost(self, slot: int, reason: str, fault: str) -> Verdict:
+        """A slot is gone, and its check with it; after the third the trial is poison."""
+        if self._checking is None or self._checking[0] != slot:
+            return ""
+        trial = self._run.trials[self._checking[1]]
+        self._checking = None
+        if fault == "memory":
+            return self._again(trial, "memory", reason, False)
+        strikes = self._run.spec.strikes
+        if fault == "system" and faults.ends("lost", faults.strike(trial, ("lost", "check", 0, 0)), self._run.spec):
+            text = f"{faults.POISON}building trial {trial.id} ended {strikes} workers, the last one so: {reason}"
+            return self._refuse(trial, "system", [text])
+        return ""
+
+    def begin_anew(self, recipe: str) -> Literal["checking", "running"]:
+        """The user asks for trials that failed. With another recipe (its digest), or where no trial has ever passed,
+        there is a preflight again."""
+        self._unfit, self.faults = 0, []
+        self._recipe = recipe or self._recipe
+        return "running" if self.names and not recipe else "checking"
+
+    def clear(self) -> None:
+        """All slots are gone."""
+        self._checking = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """All state that matters, as plain values."""
+        return {"faults": self.faults, "names": self.names, "checking": self._checking}
+
+    def _again(self, trial: TrialRecord, fault: Fault, error: str, on_device: bool) -> Verdict:
+        """A trial could not be checked, which may be no fault of its own."""
+        count = faults.strike(trial, (fault, "check", 0, 0))
+        if not faults.ends(fault, count, self._run.spec):
+            self._retries.delay(trial, fault, error)
+            return ""
+        text = faults.out_of_memory(error, on_device) if fault == "memory" else f"{error} (tried {count} times)"
+        return self._refuse(trial, fault, [text])
+
+    def _refuse(self, trial: TrialRecord, fault: Fault, found: list[str]) -> Verdict:
+        """A trial did not pass preflight. When the first few do not, nobody will; unless the run went on before, and it
+        is only another recipe that is not fit: then whoever is left is tried for himself."""
+        self.faults += [text for text in found if text not in self.faults]
+        lifecycle.fail(self._run, trial, fault, "; ".join(found), "")
+        self._unfit += 1
+        if self._unfit >= CHECKS or (self._run.exhausted and not self._run.open):
+            return "running" if self.names else "failed"
+        return ""

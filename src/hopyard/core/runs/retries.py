@@ -1,0 +1,173 @@
+"""Units that did not come back, through no fault of their own: they are given out again, at once or after a wait, until
+their trial ends. The rules are in `faults`; that a trial waits, and how long, is a decision (`Deferred`).
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Literal
+
+from hopyard.core.runs import faults, lifecycle, retention
+from hopyard.core.runs.events import Deferred, Keep, Warn
+from hopyard.core.runs.records import StateRecord, TrialRecord
+from hopyard.core.runs.run import RunRecord
+from hopyard.spec import Fault, Ref, Unit
+
+
+class Retries:
+    """What is tried again, and when. Owner: `Machine`.
+
+    Args:
+        run: the machine's.
+    """
+
+    def __init__(self, run: RunRecord) -> None:
+        self._run = run
+        self._delayed: list[tuple[TrialRecord, Fault, str]] = []
+        """Trials that the present event made wait, with fault and reason."""
+        self._times: list[tuple[float, int]] = []
+        """(when a trial is looked at again, trial). Entries that are out of date are dropped when they come up."""
+
+    # ---------------------------------------------------------------- a unit did not come back
+
+    def retry(
+        self, trial: TrialRecord, unit: Unit, fault: Literal["lost", "system", "store"], error: str, trace: str
+    ) -> None:
+        """A unit, whose lease stands no longer, did not come back, through no fault of its own."""
+        run = self._run
+        count = faults.strike(trial, faults.key(fault, unit))
+        lifecycle.requeue(run, trial, unit)
+        if not faults.ends(fault, count, run.spec):
+            if fault != "lost":
+                self.delay(trial, fault, error)
+            lifecycle.repair(run, trial)
+            return
+        where = f"{unit.kind}, epoch {unit.epoch + 1}, partitions {list(unit.partitions)}"
+        text = f"its unit ({where}) failed {count} times, the last one so: {error}"
+        if fault == "lost":
+            text = f"{faults.POISON}{text}; `hopyard logs` shows where it was"
+        lifecycle.fail(run, trial, "system", text, trace)
+
+    def out_of_memory(self, trial: TrialRecord, unit: Unit, error: str, trace: str, on_device: bool) -> None:
+        """A unit ran out of memory, of the device or of the host; its slot is gone, or goes."""
+        run = self._run
+        count = faults.strike(trial, faults.key("memory", unit))
+        lifecycle.requeue(run, trial, unit)
+        if faults.ends("memory", count, run.spec):
+            lifecycle.fail(run, trial, "memory", faults.out_of_memory(error, on_device), trace)
+            return
+        if unit.kind != "fold":
+            trial.isolated, trial.on_device, trial.refuge = unit.kind, on_device, -1
+            run.scheduler.isolate(trial)
+        self.delay(trial, "memory", error)
+        lifecycle.repair(run, trial)
+
+    def missing(self, trial: TrialRecord, unit: Unit, ref: Ref, error: str) -> None:
+        """The State that a unit starts from could not be had: nobody's fault, as long as it can be stored or made."""
+        run = self._run
+        lifecycle.requeue(run, trial, unit)
+        state = trial.states.get(ref.step)
+        if state is not None and state.ref == ref:
+            if not state.digest and state.maker in run.slots:
+                retention.park(trial, state, run.spec.partitions)
+                run.scheduler.offer(trial)  # what does not start from it
+                run.commands.append(Keep(state.maker, ref, state.memory_key))
+            elif state.digest and unit.lease > state.sealed:  # it was stored before the unit was given out
+                if faults.strike(trial, ("gone", "", ref.step, ref.attempt)) >= faults.UNSTORED:
+                    run.commands.append(Warn(f"{error}; trial {trial.id} makes it again from the State before it"))
+                    lifecycle.lose_states(run, trial, {ref})
+                    return
+                self.delay(trial, "store", error)
+        lifecycle.repair(run, trial)
+
+    def unpark(self, trial: TrialRecord, state: StateRecord) -> None:
+        """A State that only its maker could take is durable, or its maker does not have it any longer."""
+        run = self._run
+        retention.unpark(trial, state, run.spec.partitions, run.slots, run.commands)
+        lifecycle.offer(run, trial)
+
+    def not_stored(self, trial: TrialRecord) -> None:
+        """A slot that owed a State of this trial was replaced. If that happens again and again it is not the slots:
+        States are large, or the store is slow, and none would ever be stored."""
+        trial.unstored += 1
+        if trial.unstored < faults.UNSTORING:
+            return
+        timeout = self._run.spec.timeouts.durable_timeout
+        before = trial.patience * timeout
+        self._run.commands.append(
+            Warn(
+                f"trial {trial.id}: {trial.unstored} workers in a row were replaced because they stored nothing for "
+                f"{before:g} seconds (durable_timeout={timeout:g}); from now on its States "
+                f"may take {2 * before:g} seconds. If the place that store= names is slow, give a greater "
+                "durable_timeout, also to hy.resume; if it is broken, give another store="
+            )
+        )
+        trial.unstored = 0
+        trial.patience *= 2.0
+
+    # ---------------------------------------------------------------- waits
+
+    def delay(self, trial: TrialRecord, fault: Fault, error: str) -> None:
+        """The trial is to wait: `decide` says how long."""
+        trial.troubles += 1
+        self._delayed.append((trial, fault, error))
+
+    def decide(self) -> None:
+        """Trials that failed through no fault of their own are tried again later, the others go on meanwhile."""
+        run = self._run
+        for trial, fault, error in self._delayed:
+            if not trial.ended:
+                wait = faults.FRESH if fault == "memory" else faults.pause(trial.troubles)
+                reason = faults.brief(error)
+                line = Deferred(at=run.at, trial=trial.id, until=run.at + wait, fault=fault, reason=reason)
+                self.defer(line)
+                run.commands.append(line)
+        self._delayed.clear()
+
+    def defer(self, line: Deferred) -> None:
+        """The decision, as it was made or as the journal has it."""
+        trial = self._run.trials[line.trial]
+        if line.fault == "memory":
+            trial.fresh = line.until
+        else:
+            trial.until = max(trial.until, line.until)
+            trial.waits_for = f"{line.fault}: {line.reason}"
+            trial.queue_version += 1
+            for epoch in trial.epochs:
+                self._run.scheduler.withdraw_fold(trial.id, epoch)
+        heappush(self._times, (trial.fresh if line.fault == "memory" else trial.until, trial.id))
+
+    def wake(self, trial: TrialRecord) -> None:
+        """The trial's wait is over."""
+        trial.until, trial.waits_for = 0.0, ""
+        lifecycle.offer(self._run, trial)
+
+    def tick(self, at: float) -> None:
+        """Trials that waited until now go on."""
+        over: dict[int, TrialRecord] = {}
+        while (first := self.earliest()) is not None and first <= at:
+            _, number = heappop(self._times)
+            over[number] = self._run.trials[number]
+        for trial in over.values():
+            if trial.fresh and trial.fresh <= at:
+                trial.fresh = 0.0
+            if trial.until and trial.until <= at:
+                self.wake(trial)
+
+    def earliest(self) -> float | None:
+        """When the next wait is over; None: nothing waits. Amortized O(log n)."""
+        while self._times:
+            until, number = self._times[0]
+            trial = self._run.trials[number]
+            if not trial.ended and until in (trial.until, trial.fresh):
+                return until
+            heappop(self._times)
+        return None
+
+    def settle(self) -> None:
+        """Forget what a fold noted: the decisions that followed are in the journal."""
+        self._delayed.clear()
+
+    def clear(self) -> None:
+        """Another driver takes over, and has waited."""
+        self._times.clear()

@@ -1,0 +1,75 @@
+"""The records and tables of one run, which the modules that change them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hopyard.core.runs.durability import Durability
+from hopyard.core.runs.events import Command
+from hopyard.core.runs.leases import Leases
+from hopyard.core.runs.records import SlotRecord, TrialRecord
+from hopyard.core.runs.scheduler import Scheduler
+from hopyard.spec import RunSpec
+
+
+class RunRecord:
+    """What is known of one run. Owner: `Machine`, which hands it to the modules that change parts of it.
+
+    Attributes:
+        spec: what was asked for, with the timeouts of the present driver.
+        trials: number → TrialRecord, in the order of proposal.
+        slots: number → SlotRecord of those that are there.
+        leases: who works on what, and until when.
+        scheduler: what waits, and which slots are idle.
+        durability: which States must still be stored, and until when.
+        open: number of trials that have not ended.
+        exhausted: whether the search has no more to propose.
+        commands: what the present event led to.
+        at: when the present event happened.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.trials: dict[int, TrialRecord] = {}
+        self.slots: dict[int, SlotRecord] = {}
+        self.leases = Leases()
+        self.scheduler = Scheduler(spec, self.trials, self.slots)
+        self.durability = Durability(spec.timeouts.durable_timeout)
+        self.open = 0
+        self.exhausted = False
+        self.commands: list[Command] = []
+        self.at = 0.0
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is not in
+        the journal.)"""
+        apart = ("queue_version", "states", "epochs")
+        return {
+            "trials": {
+                trial.id: {name: getattr(trial, name) for name in TrialRecord.__slots__ if name not in apart}
+                | {"states": {step: (s.ref, s.maker, s.digest, s.parked) for step, s in trial.states.items()}}
+                | {
+                    "epochs": {
+                        epoch: (record.train, record.validate, record.left, record.folding, record.parked)
+                        for epoch, record in sorted(trial.epochs.items())
+                    }
+                }
+                for trial in self.trials.values()
+            },
+            "slots": {
+                slot.id: (
+                    *(slot.host, slot.pid, slot.device, slot.busy, slot.trial, slot.step),
+                    *(sorted(slot.memory_only), slot.used, slot.away),
+                )
+                for slot in self.slots.values()
+            },
+            "leases": {
+                lease: (slot, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
+                for lease, (slot, unit) in self.leases.standing().items()
+            },
+            "deadlines": self.leases.deadlines(),
+            "awaited": self.durability.awaited(),
+            "exhausted": self.exhausted,
+            "folds": self.scheduler.folds(),
+            "isolated": sorted(n for n, trial in self.trials.items() if trial.isolated and not trial.ended),
+        }
