@@ -230,7 +230,7 @@ def test_a_run_that_failed_in_the_background_holds_none_either(tmp_path: Path, l
         run.wait()
     gc.collect()
     assert [loop() for loop in loops] == [None]
-    assert run._error is not None
+    assert run._driver.error is not None
 
 
 def test_a_search_that_raises_leaves_no_thread_and_no_descriptor(

@@ -88,6 +88,14 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return f"{self.trial}-{self.step}-{self.attempt}"
 
 
+class ModelInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a call of a trial's recipe gave, for workers that have built a model like it already."""
+
+    sharing_key: str
+    """Equal for models that differ in nothing but their State; "": like none of another trial."""
+    batch_size: int
+
+
 class Unit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One piece of work: from State `start`, go over `partitions` of `epoch`; give a new State and metric sums.
 
@@ -107,6 +115,8 @@ class Unit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     digest: str = ""
     """BLAKE3 of the stored State when it is durable, else empty."""
     totals: dict[str, tuple[Array, float]] | None = None
+    model: ModelInfo | None = None
+    """What the trial's recipe gives, where a worker has said so."""
 
     @property
     def step(self) -> int:

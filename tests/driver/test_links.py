@@ -650,7 +650,7 @@ def test_states_that_go_from_host_to_host_are_encrypted(
 ) -> None:
     engine = Cards()
     engine.address = (host, 0)
-    it: Any = SimpleNamespace(engine=engine, states=Owned(str(tmp_path), "mark"), encrypt=encrypt)
+    it: Any = SimpleNamespace(states=Owned(str(tmp_path), "mark"), encrypt=encrypt)
     with ExitStack() as stack:
         bulk = _depot(it, engine, LocalStore(tmp_path), "run", stack)
         assert bulk.depot.startswith(f"{scheme}://{host}:") and len(bulk.token) == 32

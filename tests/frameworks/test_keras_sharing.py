@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard.agent.runs.checkpoints import Keeper
+from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.runs.events import Checked, Done
 from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
@@ -55,9 +55,9 @@ class Bench:
         self.configs = configs
         self.arena = Arena(folder / "memory", 0, 1 << 22)
         store = LocalStore(folder / "states")
-        self.keeper = Keeper(0, store, self.arena, lambda told: None)
+        self.checkpoints = CheckpointWriter(0, store, self.arena, lambda told: None)
         spec = RunSpec(epochs=2, partitions=PARTITIONS, validation=PARTITIONS, metric="val_loss")
-        self.worker = Worker(0, Plan(recipe, dataset().prepare(), spec), store, self.arena, self.keeper)
+        self.worker = Worker(0, Plan(recipe, dataset().prepare(), spec), store, self.arena, self.checkpoints)
         self.at: dict[int, tuple[Ref, str]] = {}
         self.lease = 0
 
@@ -90,7 +90,7 @@ class Bench:
         return [built.trainable for built in self.worker._built.values()]
 
     def close(self) -> None:
-        self.keeper.close()
+        self.checkpoints.close()
         self.arena.close()
 
 

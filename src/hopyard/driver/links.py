@@ -23,7 +23,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from hopyard.agent.connection import KEEPALIVE
-from hopyard.agent.runs.service import Hands, assemble, fingerprint, unfit
+from hopyard.agent.runs.service import UnitService, assemble, fingerprint, unfit
 from hopyard.core.delivery import Delivery, Head, Unconfirmed
 from hopyard.core.messages import (
     FRAME_LIMIT,
@@ -516,28 +516,28 @@ class Direct:
         self._setup = setup("cpu")
         self._inbox: deque[tuple[int, Down]] = deque()
         self._outbox: queue.SimpleQueue[Up | Gone] = queue.SimpleQueue()
-        self._hands: Hands | None = None
+        self._service: UnitService | None = None
         self._slot = -1
 
     def start(self, slot: int) -> None:
         """Assemble the worker."""
         self._slot = slot
         try:
-            self._hands = assemble(slot, self._setup, self._outbox.put)
+            self._service = assemble(slot, self._setup, self._outbox.put)
         except Exception as error:  # noqa: BLE001 - told to the user as any agent would
             self._outbox.put(unfit(slot, error))
             return
         with undisturbed():
-            self._hands.worker.prepare()
+            self._service.worker.prepare()
             told = fingerprint()
         self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), told))
 
     def end(self, slot: int) -> None:
         """Let go of the worker; what it has to store is stored."""
         self._slot = -1
-        if self._hands is not None:
-            self._hands.close()
-            self._hands = None
+        if self._service is not None:
+            self._service.close()
+            self._service = None
 
     def send(self, slot: int, message: Down) -> None:
         """Put it in the worker's inbox."""
@@ -548,9 +548,9 @@ class Direct:
         """Run what is in the inbox, or wait for the background to say something."""
         if self._inbox:
             _, message = self._inbox.popleft()
-            if self._hands is not None and isinstance(message, (Work, Store, Examine)):
+            if self._service is not None and isinstance(message, (Work, Store, Examine)):
                 with undisturbed():
-                    answers = self._hands.do(message)
+                    answers = self._service.do(message)
                 for answer in answers:
                     self._outbox.put(answer)
         heard: list[Up | Gone] = []
@@ -573,5 +573,5 @@ class Direct:
 
     def close(self) -> None:
         """Store what is an epoch's end, give shared memory back."""
-        if self._hands is not None:
-            self._hands.close()
+        if self._service is not None:
+            self._service.close()

@@ -20,7 +20,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class RunInputs:
     """What the user gave."""
 
     recipe: Any

@@ -12,7 +12,7 @@ import pytest
 
 from hopyard import meter
 from hopyard.agent.runs import checkpoints as keeping
-from hopyard.agent.runs.checkpoints import Keeper
+from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.errors import ResourceError
@@ -35,7 +35,7 @@ class Bytes:
 
 
 class Desk:
-    """A keeper with a store whose `put` can be held back."""
+    """A writer of checkpoints with a store whose `put` can be held back."""
 
     def __init__(self, folder: Path, stall: float = 0.0) -> None:
         self.store = LocalStore(folder / "states")
@@ -54,7 +54,7 @@ class Desk:
             settle(where)
 
         self.arena.settle = watched  # type: ignore[method-assign]
-        self.keeper = Keeper(0, Guarded(self, "store:"), self.arena, self.tell, stall)
+        self.checkpoints = CheckpointWriter(0, Guarded(self, "store:"), self.arena, self.tell, stall)
 
     def put(self, ref: Ref, data: memoryview) -> None:
         self.puts.append(ref)
@@ -73,7 +73,7 @@ class Desk:
 
     def keep(self, ref: Ref, always: bool = False) -> str:
         where = self.lay(ref)
-        self.keeper.keep(ref, where, always)
+        self.checkpoints.keep(ref, where, always)
         return where
 
     def hear(self, count: int) -> list[Any]:
@@ -93,7 +93,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path)
     yield made
     made.gate.set()
-    made.keeper.close()
+    made.checkpoints.close()
     made.arena.close()
 
 
@@ -149,7 +149,7 @@ def test_what_is_released_is_not_stored_unless_an_epochs_end(desk: Desk) -> None
     spare = desk.keep(Ref(0, 1, 2))
     end = desk.keep(Ref(1, 4, 3), always=True)
     for where in (busy, spare, end, "gone"):
-        desk.keeper.release(where)
+        desk.checkpoints.release(where)
     assert desk.settled[0] == spare  # not those that are still to be read
     assert busy not in desk.settled
     assert end not in desk.settled
@@ -160,16 +160,16 @@ def test_what_is_released_is_not_stored_unless_an_epochs_end(desk: Desk) -> None
 
 
 def test_room_is_made_of_what_is_stored_oldest_first(desk: Desk) -> None:
-    assert not desk.keeper.make_room()
+    assert not desk.checkpoints.make_room()
     wheres = [desk.keep(Ref(trial, 4, trial + 1), always=True) for trial in range(2)]
     desk.hear(2)
-    desk.until(lambda: len(desk.keeper._durable) == 2)
-    assert desk.keeper.make_room()
+    desk.until(lambda: len(desk.checkpoints._durable) == 2)
+    assert desk.checkpoints.make_room()
     assert desk.settled == [wheres[0]]
 
 
 def test_flush_stores_at_once(desk: Desk) -> None:
-    sealed = desk.keeper.flush(Ref(0, 1, 1), memoryview(b"abc"))
+    sealed = desk.checkpoints.flush(Ref(0, 1, 1), memoryview(b"abc"))
     assert (sealed.ref, sealed.bytes, sealed.digest) == (Ref(0, 1, 1), 3, digest(b"abc"))
     assert desk.store.refs() == {Ref(0, 1, 1)}
 
@@ -237,8 +237,8 @@ def test_a_worker_ends_though_the_store_is_away(tmp_path: Path) -> None:
     desk.error = TimeoutError()
     desk.keep(Ref(0, 4, 1), always=True)
     desk.until(lambda: bool(desk.puts))
-    desk.keeper.close()
-    assert not desk.keeper._thread.is_alive()
+    desk.checkpoints.close()
+    assert not desk.checkpoints._thread.is_alive()
     desk.arena.close()
 
 
@@ -251,7 +251,7 @@ def test_what_others_wait_for_goes_first_and_at_once(desk: Desk, monkeypatch: py
     desk.until(lambda: len(desk.puts) == 2)
     desk.keep(Ref(1, 4, 8), always=True)
     wanted = desk.keep(Ref(0, 2, 2))  # due in a minute
-    desk.keeper.hurry(Ref(0, 2, 2), wanted)
+    desk.checkpoints.store_next(Ref(0, 2, 2), wanted)
     desk.gate.set()
     desk.hear(4)
     assert desk.puts[2:] == [Ref(0, 2, 2), Ref(1, 4, 8)]
@@ -260,21 +260,21 @@ def test_what_others_wait_for_goes_first_and_at_once(desk: Desk, monkeypatch: py
 def test_what_others_wait_for_and_is_not_here_any_longer_is_said(desk: Desk) -> None:
     where = desk.keep(Ref(0, 4, 1), always=True)
     desk.hear(1)
-    desk.keeper.hurry(Ref(0, 4, 1), where)  # it is stored: its Durable was said
-    desk.keeper.hurry(Ref(0, 5, 2), "0-00000000-7.2")
+    desk.checkpoints.store_next(Ref(0, 4, 1), where)  # it is stored: its Durable was said
+    desk.checkpoints.store_next(Ref(0, 5, 2), "0-00000000-7.2")
     assert desk.hear(2)[1:] == [Forgotten(at=0.0, slot=0, ref=Ref(0, 5, 2))]
 
 
 def test_what_was_stored_at_once_is_not_said_to_be_gone(desk: Desk) -> None:
-    desk.keeper.flush(Ref(0, 1, 1), memoryview(b"abc"))
-    desk.keeper.hurry(Ref(0, 1, 1), "")
-    desk.keeper.hurry(Ref(0, 5, 2), "")
+    desk.checkpoints.flush(Ref(0, 1, 1), memoryview(b"abc"))
+    desk.checkpoints.store_next(Ref(0, 1, 1), "")
+    desk.checkpoints.store_next(Ref(0, 5, 2), "")
     assert desk.hear(1) == [Forgotten(at=0.0, slot=0, ref=Ref(0, 5, 2))]
 
 
 def test_what_lies_here_and_was_not_to_be_stored_is_stored_when_others_wait_for_it(desk: Desk) -> None:
     where = desk.lay(Ref(0, 5, 2))
-    desk.keeper.hurry(Ref(0, 5, 2), where)
+    desk.checkpoints.store_next(Ref(0, 5, 2), where)
     (sealed,) = desk.hear(1)
     assert sealed.ref == Ref(0, 5, 2)
 
@@ -286,12 +286,12 @@ def test_close_stores_epochs_ends_only(tmp_path: Path) -> None:
     desk.until(lambda: bool(desk.puts))
     desk.keep(Ref(0, 1, 2))
     desk.keep(Ref(1, 4, 3), always=True)
-    closing = threading.Thread(target=desk.keeper.close)
+    closing = threading.Thread(target=desk.checkpoints.close)
     closing.start()
     desk.gate.set()
     closing.join(10)
     assert desk.puts == [Ref(9, 1, 1), Ref(1, 4, 3)]
-    assert not desk.keeper._thread.is_alive()
+    assert not desk.checkpoints._thread.is_alive()
     desk.arena.close()
 
 
@@ -300,11 +300,11 @@ def test_who_waits_for_another_state_than_the_one_at_this_place_hears_that_it_is
     if busy:
         desk.gate.clear()
     where = desk.keep(Ref(0, 3, 4))
-    desk.until(lambda: desk.keeper._active == where if busy else where in desk.keeper._durable)
-    desk.keeper.hurry(Ref(0, 1, 4), where)
+    desk.until(lambda: desk.checkpoints._active == where if busy else where in desk.checkpoints._durable)
+    desk.checkpoints.store_next(Ref(0, 1, 4), where)
     assert Forgotten(at=0.0, slot=0, ref=Ref(0, 1, 4)) in desk.hear(1 if busy else 2)
     desk.gate.set()
-    desk.until(lambda: where in desk.keeper._durable)
+    desk.until(lambda: where in desk.checkpoints._durable)
     assert desk.puts == [Ref(0, 3, 4)]
 
 
@@ -319,7 +319,7 @@ def test_a_store_that_blocks_and_raises_nothing_is_away(tmp_path: Path, monkeypa
     _, back, sealed = desk.hear(3)
     assert back == StoreBack(at=0.0, slot=0)
     assert isinstance(sealed, Durable)
-    desk.keeper.close()
+    desk.checkpoints.close()
     desk.arena.close()
 
 
@@ -330,7 +330,7 @@ def test_who_reads_from_a_store_that_blocks_says_so_and_makes_progress(
     monkeypatch.setattr(keeping, "SILENT", 0.1)
     desk = Desk(tmp_path)
     seen: list[int] = []
-    with desk.keeper.watched(Ref(0, 4, 1)):
+    with desk.checkpoints.watched(Ref(0, 4, 1)):
         (away,) = desk.hear(1)
         for _ in range(2):
             seen.append(counted.advanced)
@@ -344,15 +344,15 @@ def test_who_reads_from_a_store_that_blocks_says_so_and_makes_progress(
     time.sleep(0.3)
     assert counted.advanced == seen[-1]  # nobody waits for what is stored in the background
     desk.gate.set()
-    desk.keeper.close()
+    desk.checkpoints.close()
     desk.arena.close()
 
 
 def test_who_is_hung_soon_says_sooner_that_the_store_is_away(tmp_path: Path) -> None:
     desk = Desk(tmp_path, stall=0.4)
-    with desk.keeper.watched(Ref(0, 4, 1)):
+    with desk.checkpoints.watched(Ref(0, 4, 1)):
         assert isinstance(desk.hear(1)[0], StoreAway)
-    desk.keeper.close()
+    desk.checkpoints.close()
     desk.arena.close()
 
 
@@ -371,7 +371,7 @@ def test_a_store_that_takes_bytes_slowly_is_not_away(tmp_path: Path, monkeypatch
     desk.keep(Ref(0, 4, 1), always=True)
     (sealed,) = desk.hear(1)
     assert isinstance(sealed, Durable)
-    desk.keeper.close()
+    desk.checkpoints.close()
     desk.arena.close()
 
 
@@ -407,12 +407,12 @@ def test_who_waits_for_a_store_that_is_away_makes_progress_all_the_time(
             raise TimeoutError
 
     desk.put = put  # type: ignore[method-assign]
-    desk.keeper.flush(Ref(0, 1, 1), memoryview(b"abc"))
+    desk.checkpoints.flush(Ref(0, 1, 1), memoryview(b"abc"))
     assert seen[1] - seen[0] >= 5  # within a second
 
 
 def test_bytes_that_are_stored_are_progress_of_who_waits_for_them(desk: Desk, counted: Counted) -> None:
-    desk.keeper.flush(Ref(0, 1, 1), memoryview(bytes(1000)))
+    desk.checkpoints.flush(Ref(0, 1, 1), memoryview(bytes(1000)))
     assert counted.advanced == 1000
     desk.keep(Ref(0, 4, 2), always=True)
     desk.hear(1)

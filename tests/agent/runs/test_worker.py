@@ -17,13 +17,13 @@ import hopyard as hy
 from hopyard import meter
 from hopyard.agent.runs import checkpoints as keeping
 from hopyard.agent.runs import worker as working
-from hopyard.agent.runs.checkpoints import Keeper
+from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
 from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks.linear import Linear
-from hopyard.spec import Ref, RunSpec, Unit
+from hopyard.spec import ModelInfo, Ref, RunSpec, Unit
 from hopyard.store.arena import Arena
 from hopyard.store.guard import Guarded
 from hopyard.store.states import LocalStore
@@ -36,7 +36,7 @@ CONFIG = {"lr": 0.1}
 
 
 class Bench:
-    """A worker whose keeper tells a list."""
+    """A worker whose messages go to a list."""
 
     def __init__(
         self, folder: Path, recipe: Any = linear, slot: int = 0, limit: int = 1 << 22, store: Any = None, **spec: Any
@@ -46,18 +46,21 @@ class Bench:
         self.arena = Arena(folder / "memory", slot, limit)
         self.told: list[Any] = []
         guarded = Guarded(self.store, "store:")
-        self.keeper = Keeper(slot, guarded, self.arena, self.told.append)
+        self.checkpoints = CheckpointWriter(slot, guarded, self.arena, self.told.append)
         self.plan = Plan(recipe, dataset().prepare(), RunSpec(**asked))
-        self.worker = Worker(slot, self.plan, guarded, self.arena, self.keeper)
+        self.worker = Worker(slot, self.plan, guarded, self.arena, self.checkpoints)
 
     def train(self, lease: int, *partitions: int, start: Done | None = None, at: Ref | None = None, **more: Any) -> Any:
         where = start.memory_key if start is not None else ""
-        unit = Unit(lease, more.get("trial", 0), "train", 0, partitions, at, where, more.get("digest", ""))
+        unit = Unit(
+            *(lease, more.get("trial", 0), "train", 0, partitions, at, where, more.get("digest", "")),
+            model=more.get("model"),
+        )
         answer, *self.beside = self.worker.run(unit, more.get("config", CONFIG))
         return answer
 
     def close(self) -> None:
-        self.keeper.close()
+        self.checkpoints.close()
         self.arena.close()
 
 
@@ -216,7 +219,7 @@ def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]
 def test_an_epochs_end_is_stored_always(bench: Callable[..., Bench]) -> None:
     it = bench()
     done = it.train(1, 0, 1, 2, 3)
-    it.keeper.close()
+    it.checkpoints.close()
     (sealed,) = it.told
     assert sealed.ref == Ref(0, 4, 1)
     assert decode(it.store.get(sealed.ref))["steps"] == sum(-(-len_of // 16) for len_of in rows(it))
@@ -385,7 +388,7 @@ def test_labels_out_of_range_are_a_fault_of_the_data(bench: Callable[..., Bench]
 def few_classes(it: Bench) -> Any:
     x = np.zeros((40, WIDTH), np.float32)
     manifest = hy.Dataset.numpy(x, np.arange(40) % 3, partitions=4).prepare()
-    return Plan(linear, manifest, it.plan.spec), it.store, it.arena, it.keeper
+    return Plan(linear, manifest, it.plan.spec), it.store, it.arena, it.checkpoints
 
 
 def test_preflight_sees_the_metrics_of_a_first_batch_that_weighs_nothing(bench: Callable[..., Bench]) -> None:
@@ -403,7 +406,7 @@ def test_preflight_sees_the_metrics_of_a_first_batch_that_weighs_nothing(bench: 
         np.zeros((40, WIDTH), np.float32), np.arange(40) % 2, weight=weights, partitions=2, validation=0.5
     )
     it = bench(metric="val_accuracy", partitions=2, validation=2)
-    worker = Worker(1, Plan(net, data.prepare(), it.plan.spec), it.store, it.arena, it.keeper)
+    worker = Worker(1, Plan(net, data.prepare(), it.plan.spec), it.store, it.arena, it.checkpoints)
     checked = worker.check(0, {})
     assert (checked.faults, checked.names) == ((), ("loss", "accuracy", "val_loss", "val_accuracy"))
 
@@ -435,3 +438,28 @@ def test_an_array_of_millions_is_refused_at_its_first_batch() -> None:
     batches = iter([{"big": (np.ones(2_000_000), 4.0)}])
     with pytest.raises(SpecError, match="metric 'big' is an array of 2,000,000 numbers"):
         gather(batches)
+
+
+class Alike(Linear):
+    sharing_key = "alike"
+
+
+def test_a_recipe_is_not_called_where_a_model_like_its_own_is_built(bench: Callable[..., Bench]) -> None:
+    calls: list[float] = []
+
+    def recipe(config: dict[str, Any]) -> Any:
+        calls.append(config["lr"])
+        return Alike(WIDTH, 2, lr=0.1, batch_size=config["rows"])
+
+    maker, taker = bench(recipe, slot=0), bench(recipe, slot=1)
+    small = {"config": {"lr": 0.1, "rows": 8}}
+    first = maker.train(1, 0, **small)
+    assert first.model == ModelInfo("alike", 8)
+    hop = small | {"start": first, "at": Ref(0, 1, 1)}
+    assert maker.train(2, 1, **hop, model=first.model).model is None
+    assert taker.train(3, 0, trial=1, config={"lr": 0.2, "rows": 16}).model == ModelInfo("alike", 16)
+    hopped = taker.train(4, 1, **hop, model=first.model)
+    assert calls == [0.1, 0.2] and hopped.model is None
+    again = bench(recipe, slot=2).train(5, 1, **hop)
+    assert calls == [0.1, 0.2, 0.1] and again.model == first.model
+    assert again.parts[0].sums == hopped.parts[0].sums

@@ -23,7 +23,7 @@ from hopyard.core.runs.events import (
     Proposed,
     Resumed,
     _Dispatch,
-    _Given,
+    _JournalUnit,
     decode,
     encode,
 )
@@ -123,7 +123,7 @@ def test_a_line_leaves_out_what_no_later_driver_can_use():
 
 def test_every_other_field_is_in_the_journal():
     """A field that is added to a unit is written, or is one of those that are left out on purpose."""
-    assert set(Unit.__struct_fields__) == {*_Given.__struct_fields__, "memory_key", "digest", "totals"}
+    assert set(Unit.__struct_fields__) == {*_JournalUnit.__struct_fields__, "memory_key", "digest", "totals", "model"}
     assert set(Dispatch.__struct_fields__) == set(_Dispatch.__struct_fields__)
 
 

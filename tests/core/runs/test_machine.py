@@ -26,7 +26,7 @@ from hopyard.core.runs.events import (
     Warn,
 )
 from hopyard.core.runs.machine import Machine, fold
-from hopyard.spec import Array, Ref, RunSpec, Timeouts, Unit
+from hopyard.spec import Array, ModelInfo, Ref, RunSpec, Timeouts, Unit
 from machines import Run, deferred, dispatched
 
 # -------------------------------------------------------------------------------- the straight road
@@ -111,6 +111,19 @@ def test_a_trial_hops_where_another_would_decide_the_end_of_the_run():
     every = [slot for slots in slots_of.values() for slot in slots]
     assert abs(every.count(0) - every.count(1)) <= 2  # they end together
     assert any(set(slots) == {0, 1} for slots in slots_of.values())
+
+
+def test_what_a_recipe_gives_is_told_to_all_who_get_its_units():
+    model = ModelInfo("alike", 8)
+    run = Run(slots=2, partitions=3)
+    assert run.unit(0).model is None
+    run.done(0, model=model)
+    assert run.unit(0).model == model
+    run.lost(0)
+    assert (run.unit(1).start, run.unit(1).model) == (None, model)
+    run.give(Resumed(at=1.0))
+    run.join(2)
+    assert run.unit(2).model == model
 
 
 def test_a_trial_waits_at_its_target():

@@ -500,7 +500,7 @@ def always_reset(config: dict[str, Any]) -> Linear:
 def test_a_run_whose_every_trial_failed_by_the_system_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopyard.driver.runs.api.RunSpec", partial(RunSpec, retries=1))  # else it takes minutes
+    monkeypatch.setattr("hopyard.driver.runs.request.RunSpec", partial(RunSpec, retries=1))  # else it takes minutes
     there = tmp_path / "there"
     configs = [{"lr": 0.1, "there": str(there)}]
     with pytest.raises((RunFailed, hy.PreflightError), match="Connection refused"):

@@ -22,7 +22,7 @@ from hopyard.data.from_spark.source import MaterializedSource
 from hopyard.data.options import BuildOptions, columns
 from hopyard.data.partitions.prepare import InputRows
 from hopyard.data.shared.needed import needed
-from hopyard.driver.runs import api as start
+from hopyard.driver.runs import start
 from hopyard.driver.runs.ownership import new_folder, parent_of
 from hopyard.driver.runs.run import Run, about_of, place
 from hopyard.filesystems import absolute
@@ -80,7 +80,7 @@ def test_of_two_starts_at_once_one_raises_and_changes_nothing(
     again = hy.load(directory)
     assert again.status == "completed"
     assert digests(again) == digests(winner)
-    assert [trial.config for trial in again.trials] == again.cargo.search.configs
+    assert [trial.config for trial in again.trials] == again.inputs.search.configs
     assert again.best.model().steps > 0
 
 
@@ -602,7 +602,7 @@ def test_a_run_goes_on_with_the_rows_that_were_compared(
         shutil.rmtree(str(first.url))
     found = hy.resume(tmp_path / "run")
     assert found.status == "completed"
-    assert found.cargo.data.url == second.url
+    assert found.inputs.data.url == second.url
     assert needed(str(second.url)) == []
     assert digests(select(tmp_path / "other", interrupting, configs, data=written())) == digests(found)
 

@@ -46,7 +46,7 @@ HUNG = 0.25
 SLICE = 0.5
 """Seconds between two signs of life while the training thread waits for a store that is away."""
 
-Said = Durable | Forgotten | NoRoom | StoreAway | StoreBack
+StateMessage = Durable | Forgotten | NoRoom | StoreAway | StoreBack
 
 
 @dataclass(slots=True)
@@ -68,22 +68,24 @@ class Call:
     """The driver was told that the store is away."""
 
 
-class Keeper:
+class CheckpointWriter:
     """Owner of the States that this worker made, from when they lie in shared memory until nobody needs them there.
 
     Args:
         slot: who speaks.
         store: where States go.
         arena: where they lie.
-        tell: says to the driver what becomes of States; called from the background thread, and from `flush`.
+        send: tells the driver what becomes of States; called from the background thread, and from `flush`.
         stall: seconds without progress after which the driver ends the worker; 0: it need not make any.
     """
 
-    def __init__(self, slot: int, store: Store, arena: Arena, tell: Callable[[Said], None], stall: float = 0.0) -> None:
+    def __init__(
+        self, slot: int, store: Store, arena: Arena, send: Callable[[StateMessage], None], stall: float = 0.0
+    ) -> None:
         self._slot = slot
         self._store = store
         self._arena = arena
-        self._tell = tell
+        self._send = send
         self._condition = threading.Condition()
         self._ending = threading.Event()
         self._pending: list[Pending] = []
@@ -114,7 +116,7 @@ class Keeper:
             if due < self._asleep_until:  # to wake it for each State, most of them replaced, costs as much as to lay it
                 self._condition.notify()
 
-    def hurry(self, ref: Ref, memory_key: str) -> None:
+    def store_next(self, ref: Ref, memory_key: str) -> None:
         """Others wait for this State: it is stored next. If it is not here any longer, the driver hears it."""
         with self._condition:
             for pending in self._pending:
@@ -124,7 +126,7 @@ class Keeper:
                     return
             if self._arena.own(memory_key, ref) is None:  # also where another State lies at this place
                 if ref not in self._flushed:
-                    self._tell(Forgotten(at=0.0, slot=self._slot, ref=ref))
+                    self._send(Forgotten(slot=self._slot, ref=ref))
                 return
             if memory_key == self._active or memory_key in self._durable:
                 return  # it is being stored, or was
@@ -163,7 +165,7 @@ class Keeper:
         """
         self._put(ref, data, waited_for=True)
         self._flushed.add(ref)
-        return Durable(at=0.0, slot=self._slot, ref=ref, digest=digest(data), bytes=len(data))
+        return Durable(slot=self._slot, ref=ref, digest=digest(data), bytes=len(data))
 
     def close(self, seconds: float = 5.0) -> None:
         """Store what is an epoch's end, then stop."""
@@ -220,11 +222,11 @@ class Keeper:
                         raise
                     log.warning("tried again in %.0f s: %s", wait, error)
                     if time.monotonic() - began >= PATIENCE:
-                        self._said_away(call, str(error))
+                        self._report_away(call, str(error))
                 self._rest(wait, waited_for)
                 wait = min(LONGEST, 2 * wait)
         finally:
-            self._said_back(call)
+            self._report_back(call)
 
     @contextmanager
     def watched(self, ref: Ref) -> Iterator[None]:
@@ -234,11 +236,11 @@ class Keeper:
             with self._watched(call, ref):
                 yield
         finally:
-            self._said_back(call)
+            self._report_back(call)
 
     def _watched(self, call: Call, ref: Ref) -> AbstractContextManager[None]:
         silent = f"State {ref}: the store has not answered for {self._silent:.0f} s, and moved no byte meanwhile"
-        return self._silence.watched(lambda: self._said_away(call, silent))
+        return self._silence.watched(lambda: self._report_away(call, silent))
 
     def _rest(self, seconds: float, waited_for: bool) -> None:
         """Until the next attempt, or this worker ends."""
@@ -249,22 +251,22 @@ class Keeper:
             if self._ending.wait(min(left, SLICE) if waited_for else left):
                 return
 
-    def _said_away(self, call: Call, error: str) -> None:
+    def _report_away(self, call: Call, error: str) -> None:
         with self._condition:
             if call.away:
                 return
             call.away = True
             self._away += 1
             if self._away == 1:
-                self._tell(StoreAway(at=0.0, slot=self._slot, error=error))
+                self._send(StoreAway(slot=self._slot, error=error))
 
-    def _said_back(self, call: Call) -> None:
+    def _report_back(self, call: Call) -> None:
         with self._condition:
             if not call.away:
                 return
             self._away -= 1
             if not self._away:
-                self._tell(StoreBack(at=0.0, slot=self._slot))
+                self._send(StoreBack(slot=self._slot))
 
     def _run(self) -> None:
         while True:
@@ -278,7 +280,7 @@ class Keeper:
                 self._put(pending.ref, data)
                 seal = digest(data)
             except KeyError:  # another State lies there by now
-                self._tell(Forgotten(at=0.0, slot=self._slot, ref=pending.ref))
+                self._send(Forgotten(slot=self._slot, ref=pending.ref))
                 with self._condition:
                     self._active = ""
                 continue
@@ -286,15 +288,15 @@ class Keeper:
                 log.warning("not stored, as this worker ends: %s", error)
                 return
             except ResourceError as error:
-                self._tell(NoRoom(self._slot, str(error)))
+                self._send(NoRoom(self._slot, str(error)))
                 return
             except Exception as error:  # unsaid, the run would wait for ever
                 log.exception("State %s cannot be stored", pending.ref)
                 words = escaped(f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}")
-                self._tell(NoRoom(self._slot, words, "error"))
+                self._send(NoRoom(self._slot, words, "error"))
                 return
-            sealed = Durable(at=0.0, slot=self._slot, ref=pending.ref, digest=seal, bytes=len(data))
-            self._tell(sealed)
+            sealed = Durable(slot=self._slot, ref=pending.ref, digest=seal, bytes=len(data))
+            self._send(sealed)
             with self._condition:
                 self._active = ""
                 self._last[pending.ref.trial] = time.monotonic()

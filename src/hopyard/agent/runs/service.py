@@ -14,7 +14,7 @@ import cloudpickle
 import msgspec
 
 from hopyard.agent.progress import Progress
-from hopyard.agent.runs.checkpoints import Keeper, Said
+from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
 from hopyard.agent.runs.storage import Network, reach
 from hopyard.agent.runs.worker import Worker
 from hopyard.checks import escaped
@@ -35,15 +35,15 @@ ARENA_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class UnitService:
     """A worker and what it works with."""
 
     worker: Worker
-    keeper: Keeper
+    checkpoints: CheckpointWriter
     arena: Arena
     folder: Folder
     network: Network | None = None
-    """Of an agent that may be on another host than the driver or its peers."""
+    """For an agent that may be on another host than the driver or its peers."""
 
     @property
     def place(self) -> dict[str, Any]:
@@ -55,30 +55,30 @@ class Hands:
     def do(self, message: Work | Store | Examine) -> Sequence[Up]:
         """The answers to a unit or to a check. `Store` may be asked from another thread."""
         if isinstance(message, Store):
-            self.keeper.hurry(message.ref, message.memory_key)
+            self.checkpoints.store_next(message.ref, message.memory_key)
             return []
         if isinstance(message, Examine):
             return [self.worker.check(message.trial, message.config)]
         for memory_key in message.release:
-            self.keeper.release(memory_key)
+            self.checkpoints.release(memory_key)
         return self.worker.run(message.unit, message.config, message.peer)
 
     def close(self) -> None:
         """Store what is an epoch's end, give shared memory back."""
-        self.keeper.close()
+        self.checkpoints.close()
         if self.network is not None:
             self.network.close()
         self.arena.close()
         self.folder.close()
 
 
-def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card | None = None) -> Hands:
+def assemble(slot: int, setup: Setup, send: Callable[[StateMessage], None], card: Card | None = None) -> UnitService:
     """A worker from what the driver sent.
 
     Args:
         slot: its number.
         setup: from the driver.
-        tell: says what happens in the background.
+        send: takes what happens in the background.
         card: of an agent; None: the worker is in the driver's process.
 
     Raises:
@@ -98,10 +98,10 @@ def assemble(slot: int, setup: Setup, tell: Callable[[Said], None], card: Card |
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
     guarded = Guarded(store, setup.store)
-    keeper = Keeper(slot, guarded, arena, tell, 0.0 if card is None else card.stall)
+    checkpoints = CheckpointWriter(slot, guarded, arena, send, 0.0 if card is None else card.stall)
     fetch = None if network is None else network.take
-    worker = Worker(slot, plan, guarded, arena, keeper, fetch, interruptible=card is None)
-    return Hands(worker, keeper, arena, folder, network)
+    worker = Worker(slot, plan, guarded, arena, checkpoints, fetch, interruptible=card is None)
+    return UnitService(worker, checkpoints, arena, folder, network)
 
 
 def unfit(slot: int, error: Exception) -> Unfit:
@@ -116,26 +116,26 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
     for name, value in environment(setup.threads).items():
         os.environ.setdefault(name, value)
     try:
-        hands = assemble(slot, setup, connection.send, card)
+        service = assemble(slot, setup, connection.send, card)
     except Exception as error:  # noqa: BLE001 - told to the user, who must see it
         connection.send(unfit(slot, error))
         traceback.print_exc()
         return
-    progress.folder = hands.folder.path
-    hands.worker.prepare()
+    progress.folder = service.folder.path
+    service.worker.prepare()
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
-    connection.send(Ready(slot, socket.gethostname(), os.getpid(), fingerprint(), device, **hands.place))
-    connection.handle(Store, hands.do)  # while a unit runs
+    connection.send(Ready(slot, socket.gethostname(), os.getpid(), fingerprint(), device, **service.place))
+    connection.handle(Store, service.do)  # while a unit runs
     warm()
     while True:
         progress.enter("idle")
         message = connection.receive(idle=release)
         if isinstance(message, End):
             progress.enter("store")
-            hands.close()
+            service.close()
             return
         if isinstance(message, (Work, Examine)):
-            for answer in hands.do(message):
+            for answer in service.do(message):
                 connection.send(answer)
 
 

@@ -19,7 +19,7 @@ class _Call:
     moved: int
     since: float
     """When it began, or was last seen to have moved bytes, or to be silent."""
-    said: bool = False
+    reported: bool = False
 
 
 class Silence:
@@ -79,6 +79,6 @@ class Silence:
                 continue
             if call.thread == threading.main_thread().ident:
                 meter.advance()
-            if not call.said:
-                call.said = True
+            if not call.reported:
+                call.reported = True
                 call.say()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopyard import meter
-from hopyard.agent.runs.checkpoints import Keeper
+from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
 from hopyard.checks import escaped, sendable
 from hopyard.core.messages import LIMIT, NoRoom
@@ -27,7 +27,7 @@ from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsResult
-from hopyard.spec import Array, Batch, Config, Part, Ref, Unit, packed
+from hopyard.spec import Array, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
 from hopyard.training.build import Built, Plan, build, install
@@ -46,14 +46,14 @@ Fetch = Callable[[str, str, Ref], memoryview | None]
 
 
 class Worker:
-    """One slot's hands. Owner of the built models.
+    """What one slot runs units with. Owner of the built models.
 
     Args:
         slot: its number.
-        made: recipe, data and run.
+        plan: recipe, data and run.
         store: where States are when they are not in shared memory.
         arena: where this worker lays its States.
-        keeper: stores them in the background.
+        checkpoints: stores them in the background.
         fetch: (peer, memory_key, ref) → a State out of memory that this worker does not share, or None.
         interruptible: whether KeyboardInterrupt comes from the user, as inline. In a process of its own, which ignores
             SIGINT, it can only come from the recipe.
@@ -62,26 +62,26 @@ class Worker:
     def __init__(
         self,
         slot: int,
-        made: Plan,
+        plan: Plan,
         store: Store,
         arena: Arena,
-        keeper: Keeper,
+        checkpoints: CheckpointWriter,
         fetch: Fetch | None = None,
         interruptible: bool = True,
     ) -> None:
         self.slot = slot
         self._interruptible = interruptible
-        self._plan = made
+        self._plan = plan
         self._store = store
         self._arena = arena
-        self._keeper = keeper
+        self._checkpoints = checkpoints
         self._fetch = fetch
         self._peer: str | None = None
         """Who has the State of the unit that is at hand."""
         self._built: OrderedDict[str, Built] = OrderedDict()
         """Built models by their sharing key, or by their trial where they share with none; oldest first."""
-        self._known: dict[int, tuple[str, int]] = {}
-        """Trial → its key in `_built` and its batch size."""
+        self._models: dict[int, ModelInfo] = {}
+        """Trial → what its recipe gives."""
         self._holds: dict[str, Ref] = {}
         """Key → the State that the built model holds."""
         self._bytes: dict[str, int] = {}
@@ -140,14 +140,13 @@ class Worker:
         meter.enter("lay")
         memory_key, stored, size = self._lay(ref, built)
         if memory_key:
-            self._keeper.keep(ref, memory_key, always)
-        key, _ = self._known[unit.trial]
+            self._checkpoints.keep(ref, memory_key, always)
+        key = self._key(unit.trial)
         self._holds[key] = ref
         self._bytes[key] = size
         self._bound()
         hop += time.perf_counter() - before
         done = Done(
-            at=0.0,
             slot=self.slot,
             lease=unit.lease,
             parts=tuple(parts),
@@ -155,6 +154,7 @@ class Worker:
             memory_key=memory_key,
             hop_seconds=round(hop, 6),
             hop_bytes=moved,
+            model=self._news(unit),
         )
         return [done, *stored]
 
@@ -170,7 +170,6 @@ class Worker:
             parts.append(Part(partition, packed(sums), _seconds(start)))
         return [
             Done(
-                at=0.0,
                 slot=self.slot,
                 lease=unit.lease,
                 parts=tuple(parts),
@@ -181,7 +180,7 @@ class Worker:
         ]
 
     def _fold(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
-        built = self._at_hand(unit.trial) or self._build(unit.trial, config, first=False)
+        built = self._at_hand(unit) or self._build(unit.trial, config, first=False)
         meter.enter("validate")
         values = {}
         for name, (total, rows) in (unit.totals or {}).items():
@@ -191,7 +190,7 @@ class Worker:
                     "result(name, total, rows) that turns the total into a value"
                 )
             values[name] = float(built.trainable.result(name.removeprefix("val_"), total.numbers(), rows))
-        return [Done(at=0.0, slot=self.slot, lease=unit.lease, parts=(), seconds=_seconds(begin), values=values)]
+        return [Done(slot=self.slot, lease=unit.lease, parts=(), seconds=_seconds(begin), values=values)]
 
     # ---------------------------------------------------------------- preflight
 
@@ -202,9 +201,11 @@ class Worker:
         faults: list[str] = []
         notes: tuple[str, ...] = ()
         blamed = Blame("user")
+        model: ModelInfo | None = None
         try:
             meter.enter("build")
             built = build(self._plan, trial, config)
+            model = _model(built)
             batch = self._one("train", built.batch_size)
             limits = self._plan.manifest.label_range
             if (
@@ -212,7 +213,7 @@ class Worker:
                 and isinstance(built.trainable, SupportsLabelCheck)
                 and (fault := built.trainable.label_fault(batch, *limits))
             ):
-                return Checked(at=0.0, slot=self.slot, trial=trial, faults=(fault,), names=())
+                return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
             first = encode(capture(built.trainable))
             seed_all(0)
             meter.enter("compile")
@@ -254,16 +255,16 @@ class Worker:
                     f"metric = {spec.metric!r}: the recipe reports {', '.join(map(repr, names))}"
                     + ("" if spec.validation else "; there is no validation data, so no val_… metrics")
                 )
-        told = notes if spec.exact == "warn" else ()
+        shown = notes if spec.exact == "warn" else ()
         return Checked(
-            at=0.0,
             slot=self.slot,
             trial=trial,
             faults=tuple(faults),
             names=tuple(names),
-            notes=told,
+            notes=shown,
             fault=blamed.fault,
             device=blamed.device,
+            model=model,
         )
 
     def _repeats(self, built: Built, trained: bytes | bytearray) -> str:
@@ -290,12 +291,12 @@ class Worker:
 
     def _ready(self, unit: Unit, config: Config) -> tuple[Built, float, int]:
         """(the trial's model holding the unit's State, seconds of moving it there, bytes that moved)."""
-        built = self._at_hand(unit.trial)
+        built = self._at_hand(unit)
         if unit.start is None or built is None:
             built = self._build(unit.trial, config, first=unit.start is None)
         if unit.start is None:
             return built, 0.0, 0
-        key, _ = self._known[unit.trial]
+        key = self._key(unit.trial)
         if self._holds.get(key) == unit.start:
             return built, 0.0, 0
         self._holds.pop(key, None)
@@ -336,7 +337,7 @@ class Worker:
         """The State out of the store. One that is not there is not waited for here: the driver knows who has it, and
         when it is stored."""
         try:
-            with self._keeper.watched(ref):
+            with self._checkpoints.watched(ref):
                 return self._store.get(ref)
         except FileNotFoundError:
             raise Missing(ref, f"State {ref} of trial {ref.trial} is neither in shared memory nor stored") from None
@@ -348,20 +349,20 @@ class Worker:
             memory_key = self._arena.lay(ref, layout)
             if memory_key:
                 return memory_key, [], layout.total
-            if not self._keeper.make_room():
+            if not self._checkpoints.make_room():
                 break
         buffer = bytearray(layout.total)
         layout.write(buffer)
         meter.enter("store")
-        return "", [self._keeper.flush(ref, memoryview(buffer))], layout.total
+        return "", [self._checkpoints.flush(ref, memoryview(buffer))], layout.total
 
     def _build(self, trial: int, config: Config, first: bool) -> Built:
         """The trial's model: newly built, or one that is like it and is built (and compiled) already. `first`: with the
         State of a fresh build; else with any State."""
         meter.enter("build")
         fresh = build(self._plan, trial, config)
-        key = fresh.sharing_key or f"trial {trial}"
-        self._known[trial] = key, fresh.batch_size
+        self._models[trial] = _model(fresh)
+        key = self._key(trial)
         held = None if fresh.sharing_key is None else self._built.get(key)
         if held is None:
             self._built[key] = fresh
@@ -374,17 +375,31 @@ class Worker:
         chosen = held or fresh
         return Built(chosen.trainable, fresh.batch_size, chosen.steps)
 
-    def _at_hand(self, trial: int) -> Built | None:
-        """The trial's model, if it is built already; it holds any State."""
-        key, size = self._known.get(trial, ("", 0))
+    def _at_hand(self, unit: Unit) -> Built | None:
+        """The model of the unit's trial, if one like it is built already; it holds any State. The recipe need not be
+        called for that where the driver knows what it gives."""
+        model = self._models.get(unit.trial, unit.model)
+        if model is None:
+            return None
+        self._models[unit.trial] = model
+        key = self._key(unit.trial)
         if key not in self._built:
             return None
         self._built.move_to_end(key)
-        return Built(self._built[key].trainable, size, self._built[key].steps)
+        return Built(self._built[key].trainable, model.batch_size, self._built[key].steps)
+
+    def _key(self, trial: int) -> str:
+        """Under which key a built model of the trial is kept."""
+        return self._models[trial].sharing_key or f"trial {trial}"
+
+    def _news(self, unit: Unit) -> ModelInfo | None:
+        """What the recipe gave, if the driver did not know it when it gave the unit out."""
+        return None if unit.model is not None else self._models.get(unit.trial)
 
     def _forget(self, trial: int) -> None:
         """The trial's model holds no State any more."""
-        self._holds.pop(self._known.get(trial, ("", 0))[0], None)
+        if trial in self._models:
+            self._holds.pop(self._key(trial), None)
 
     def _bound(self) -> None:
         """Let go of the models that were used least lately."""
@@ -409,7 +424,6 @@ class Worker:
         fault, device = blame(error, self._plan.device != "cpu")
         trace = "".join(traceback.format_exception(error))
         return Failed(
-            at=0.0,
             slot=self.slot,
             lease=unit.lease,
             fault=fault,
@@ -422,6 +436,11 @@ class Worker:
 
 def _nondeterminism(trainable: Any) -> tuple[str, ...]:
     return tuple(trainable.nondeterminism) if isinstance(trainable, ReportsNondeterminism) else ()
+
+
+def _model(built: Built) -> ModelInfo:
+    """What the driver, and with it other workers, are told of a model that the recipe gave."""
+    return ModelInfo(built.sharing_key or "", built.batch_size)
 
 
 def _seconds(since: float) -> float:

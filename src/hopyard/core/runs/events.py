@@ -8,7 +8,8 @@ written down.
 One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
 "-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
 perhaps a million units, so a line leaves out what is as by default and what follows from the lines before it: where a
-State lay in shared memory, which no later driver can use, and what a unit carries for its agent (`digest`, `totals`).
+State lay in shared memory, which no later driver can use, and what a unit carries for its agent (`digest`, `totals`,
+`model`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 
 from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, reworded
 from hopyard.errors import JournalError
-from hopyard.spec import FORMAT, Config, Fault, Kind, Part, Ref, RunSpec, Timeouts, Unit
+from hopyard.spec import FORMAT, Config, Fault, Kind, ModelInfo, Part, Ref, RunSpec, Timeouts, Unit
 
 
 class Began(Fact, frozen=True):
@@ -62,7 +63,8 @@ class Joined(Fact, frozen=True):
 
 class Checked(Fact, frozen=True):
     """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
-    exact; `fault`: whose the faults are, where there are some; `device`: as of Failed."""
+    exact; `fault`: whose the faults are, where there are some; `device`: as of Failed; `model`: what its recipe
+    gave."""
 
     slot: int
     trial: int
@@ -71,6 +73,7 @@ class Checked(Fact, frozen=True):
     notes: tuple[str, ...] = ()
     fault: Fault = "user"
     device: bool = False
+    model: ModelInfo | None = None
 
 
 class Done(Fact, frozen=True, omit_defaults=True):
@@ -86,6 +89,8 @@ class Done(Fact, frozen=True, omit_defaults=True):
     hop_bytes: int = 0
     values: dict[str, float] = {}
     """Of a fold unit: metric name → value."""
+    model: ModelInfo | None = None
+    """What the recipe gave, where the worker called it and the driver did not know that."""
 
 
 class Durable(Fact, frozen=True):
@@ -279,7 +284,7 @@ def journaled(event: Event, commands: Iterable[Command]) -> list[Line]:
     return lines
 
 
-class _Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _JournalUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A Unit as the journal has it."""
 
     lease: int
@@ -294,7 +299,7 @@ class _Dispatch(Fact, frozen=True, tag="Dispatch"):
     """A Dispatch as the journal has it."""
 
     slot: int
-    unit: _Given
+    unit: _JournalUnit
 
 
 _Written = Event | _Dispatch | Check | Deferred
@@ -305,8 +310,8 @@ def encode(line: Line) -> bytes:
     """One line of the journal, without its newline."""
     if isinstance(line, Dispatch):
         unit = line.unit
-        given = _Given(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
-        return as_json(_Dispatch(at=line.at, slot=line.slot, unit=given))
+        short = _JournalUnit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
+        return as_json(_Dispatch(at=line.at, slot=line.slot, unit=short))
     if isinstance(line, Done):
         return as_json(msgspec.structs.replace(line, memory_key="") if line.memory_key else line, _all_finite(line))
     return as_json(line)
@@ -325,6 +330,8 @@ def decode(text: bytes) -> Line:
             line = msgspec.convert(reworded(msgspec.json.decode(text)), Done)
         except UNREADABLE:
             raise JournalError(f"no fact of format {FORMAT}: {strict}: {text[:120]!r}") from strict
+    if not line.at and not isinstance(line, Done) and b'"at":' not in text:  # a Done leaves out what is as by default
+        raise JournalError(f"no fact of format {FORMAT}: it has no time: {text[:120]!r}")
     if isinstance(line, _Dispatch):
         unit = line.unit
         whole = Unit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)

@@ -116,7 +116,7 @@ def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
     faults.cleared(trial)
     run.open += 1
     if recipe:
-        trial.recipe = recipe
+        trial.recipe, trial.model = recipe, None
         for state in trial.states.values():
             if state.digest:
                 run.commands.append(Delete(state.ref))

@@ -268,6 +268,7 @@ class Machine:
             return
         trial, slot = self.trials[unit.trial], self.slots[event.slot]
         slot.trial = unit.trial
+        trial.model = event.model or trial.model
         if done != unit.partitions:
             self._retries.retry(trial, unit, "system", f"it answered for partitions {list(done)}", "")
             return
@@ -496,7 +497,7 @@ class Machine:
             start, digest = state.ref, state.digest
             memory_key = state.memory_key if state.maker in self.slots else ""
         lease = self.leases.last + 1
-        unit = Unit(lease, trial.id, kind, epoch, partitions, start, memory_key, digest, totals)
+        unit = Unit(lease, trial.id, kind, epoch, partitions, start, memory_key, digest, totals, trial.model)
         line = Dispatch(at=self._run.at, slot=slot.id, unit=unit)
         self._dispatch(line)
         self._run.commands.append(line)

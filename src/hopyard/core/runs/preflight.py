@@ -80,6 +80,7 @@ class Preflight:
         if event.faults:
             return self._refuse(trial, event.fault, list(event.faults))
         faults.cleared(trial)
+        trial.model = event.model
         self.names = event.names
         return "running"
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from hopyard.spec import Array, Config, PackedSums, Ref, RunSpec, Status, better
+from hopyard.spec import Array, Config, ModelInfo, PackedSums, Ref, RunSpec, Status, better
 
 
 class StateRecord(msgspec.Struct, gc=False):
@@ -28,20 +28,17 @@ class StateRecord(msgspec.Struct, gc=False):
     """Others cannot take it out of its maker's memory: no unit starts from it before it is durable."""
 
 
-class EpochRecord:
+class EpochRecord(msgspec.Struct, eq=False):
     """The sums of one epoch of one trial while they come in. A sum that is in stays: done again, it is the same."""
 
-    __slots__ = ("folding", "left", "parked", "train", "validate")
-
-    def __init__(self) -> None:
-        self.train: dict[int, PackedSums] = {}
-        self.validate: dict[int, PackedSums] = {}
-        self.left: set[int] | None = None
-        """Validation partitions to be given out; None while the State at the epoch's end is not there."""
-        self.parked = False
-        """The State at the epoch's end is parked (`StateRecord.parked`)."""
-        self.folding = False
-        """All sums are in, and a fold unit was asked for."""
+    train: dict[int, PackedSums] = {}
+    validate: dict[int, PackedSums] = {}
+    left: set[int] | None = None
+    """Validation partitions to be given out; None while the State at the epoch's end is not there."""
+    parked: bool = False
+    """The State at the epoch's end is parked (`StateRecord.parked`)."""
+    folding: bool = False
+    """All sums are in, and a fold unit was asked for."""
 
     def totals(self) -> tuple[dict[str, float], dict[str, tuple[Array, float]]]:
         """(metric → value, metric → (additive array, rows) that a fold unit must turn into a value).
@@ -89,95 +86,85 @@ def _shape(values: float | list[float]) -> str:
     return f"an array of {len(values)}" if isinstance(values, list) else "a number"
 
 
-class TrialRecord:
+class TrialRecord(msgspec.Struct, eq=False):
     """One trial: how far it is, what is left of it, what came out."""
 
-    __slots__ = (
-        *("id", "config", "recipe", "target"),
-        *("status", "ended", "fault", "error", "trace"),
-        *("step", "lease", "validation_leases", "reached"),
-        *("queue_version", "seconds", "check_seconds", "remaining"),
-        *("states", "durable_step", "digests", "step_digests", "unstored", "patience"),
-        *("epochs", "history", "best"),
-        *("strikes", "troubles", "until", "waits_for"),
-        *("isolated", "on_device", "fresh", "refuge"),
-    )
+    id: int
+    config: Config
+    target: int
+    """The step up to which it trains: the run's last one, unless a search looks at it before."""
+    recipe: str = ""
+    """Digest of the recipe that it is trained with, where that is not the run's first."""
+    model: ModelInfo | None = None
+    """What its recipe gives, once a worker has said so."""
 
-    def __init__(self, number: int, config: Config, target: int) -> None:
-        self.id = number
-        self.config = config
-        self.recipe = ""
-        """Digest of the recipe that it is trained with, where that is not the run's first."""
-        self.target = target
-        """The step up to which it trains: the run's last one, unless a search looks at it before."""
+    # how it stands: `lifecycle`
+    status: Status = "waiting"
+    ended: bool = False
+    """Completed or failed."""
+    fault: str = ""
+    error: str = ""
+    trace: str = ""
 
-        # how it stands: `lifecycle`
-        self.status: Status = "waiting"
-        self.ended = False
-        """Completed or failed."""
-        self.fault = ""
-        self.error = ""
-        self.trace = ""
+    # its units: `machine`, `lifecycle`
+    step: int = 0
+    """Partitions finished, of the newest State; 0: a fresh build."""
+    lease: int = 0
+    """Lease of its training unit; 0: none."""
+    validation_leases: set[int] = set()
+    """Leases of its validations and folds."""
+    reached: int = 0
+    """The furthest step that it ever came to: what is done again up to there is no progress."""
 
-        # its units: `machine`, `lifecycle`
-        self.step = 0
-        """Partitions finished, of the newest State; 0: a fresh build."""
-        self.lease = 0
-        """Lease of its training unit; 0: none."""
-        self.validation_leases: set[int] = set()
-        """Leases of its validations and folds."""
-        self.reached = 0
-        """The furthest step that it ever came to: what is done again up to there is no progress."""
+    # what it takes: `scheduler`
+    queue_version: int = 0
+    """Counts the times it stopped waiting, so that entries in queues that are out of date can be told."""
+    seconds: float = 0.0
+    """Seconds per training partition, smoothed; 0: not known."""
+    check_seconds: float = 0.0
+    """Seconds per validation partition, smoothed; 0: not known."""
+    remaining: float = 0.0
+    """Seconds of training left, by the newest estimate."""
 
-        # what it takes: `scheduler`
-        self.queue_version = 0
-        """Counts the times it stopped waiting, so that entries in queues that are out of date can be told."""
-        self.seconds = 0.0
-        """Seconds per training partition, smoothed; 0: not known."""
-        self.check_seconds = 0.0
-        """Seconds per validation partition, smoothed; 0: not known."""
-        self.remaining = 0.0
-        """Seconds of training left, by the newest estimate."""
+    # its States: `retention`, `lifecycle`
+    states: dict[int, StateRecord] = {}
+    """Step → State, in the order of steps."""
+    durable_step: int = 0
+    """The step that recovery starts from: durable, and so is every epoch's end before it."""
+    digests: dict[int, str] = {}
+    """Step → digest of every epoch's end that was ever durable: what is made again must be the same."""
+    step_digests: dict[int, str] = {}
+    """The same of steps between, from the durable one on: trials are many, and have many steps."""
+    unstored: int = 0
+    """Slots in a row that were replaced because they did not store a State of it, with none stored in between."""
+    patience: float = 1.0
+    """How many times `durable_timeout` its States may take."""
 
-        # its States: `retention`, `lifecycle`
-        self.states: dict[int, StateRecord] = {}
-        """Step → State, in the order of steps."""
-        self.durable_step = 0
-        """The step that recovery starts from: durable, and so is every epoch's end before it."""
-        self.digests: dict[int, str] = {}
-        """Step → digest of every epoch's end that was ever durable: what is made again must be the same."""
-        self.step_digests: dict[int, str] = {}
-        """The same of steps between, from the durable one on: trials are many, and have many steps."""
-        self.unstored = 0
-        """Slots in a row that were replaced because they did not store a State of it, with none stored in between."""
-        self.patience = 1.0
-        """How many times `durable_timeout` its States may take."""
+    # its metrics: `epochs`
+    epochs: dict[int, EpochRecord] = {}
+    """Epochs whose sums come in."""
+    history: dict[int, dict[str, float]] = {}
+    """Epoch → metric → value, once all of it is in."""
+    best: int | None = None
+    """Epoch with the best value of the run's metric so far."""
 
-        # its metrics: `epochs`
-        self.epochs: dict[int, EpochRecord] = {}
-        """Epochs whose sums come in."""
-        self.history: dict[int, dict[str, float]] = {}
-        """Epoch → metric → value, once all of it is in."""
-        self.best: int | None = None
-        """Epoch with the best value of the run's metric so far."""
-
-        # what failed: `faults`, `retries`
-        self.strikes: dict[tuple[str, str, int, int], int] = {}
-        """(fault, kind of unit, epoch, first partition) → number of times in a row."""
-        self.troubles = 0
-        """Faults since the last progress, which make its waits longer."""
-        self.until = 0.0
-        """No unit of it is given out before this time; 0: it does not wait."""
-        self.waits_for = ""
-        """Why it waits: fault and error."""
-        self.isolated: Literal["", "train", "validate"] = ""
-        """The next unit of this kind, which ran out of memory, runs while other slots of its device or host rest."""
-        self.on_device = False
-        """Whether it is the device's memory that it must not share; else the host's."""
-        self.fresh = 0.0
-        """Before this time, only a worker that has done nothing yet will do for that unit."""
-        self.refuge = -1
-        """The slot where that unit runs."""
+    # what failed: `faults`, `retries`
+    strikes: dict[tuple[str, str, int, int], int] = {}
+    """(fault, kind of unit, epoch, first partition) → number of times in a row."""
+    troubles: int = 0
+    """Faults since the last progress, which make its waits longer."""
+    until: float = 0.0
+    """No unit of it is given out before this time; 0: it does not wait."""
+    waits_for: str = ""
+    """Why it waits: fault and error."""
+    isolated: Literal["", "train", "validate"] = ""
+    """The next unit of this kind, which ran out of memory, runs while other slots of its device or host rest."""
+    on_device: bool = False
+    """Whether it is the device's memory that it must not share; else the host's."""
+    fresh: float = 0.0
+    """Before this time, only a worker that has done nothing yet will do for that unit."""
+    refuge: int = -1
+    """The slot where that unit runs."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -220,31 +207,25 @@ class TrialRecord:
                 self.best = epoch
 
 
-class SlotRecord:
+class SlotRecord(msgspec.Struct, eq=False):
     """One slot: where it is, what it does, which trial it has in memory. Changed by `machine` and `lifecycle`."""
 
-    __slots__ = (
-        *("id", "host", "pid", "device"),
-        *("busy", "idle_since", "used", "trial", "step", "memory_only", "away", "away_since"),
-    )
-
-    def __init__(self, number: int, host: str, pid: int, device: str, at: float) -> None:
-        self.id = number
-        self.host = host
-        self.pid = pid
-        self.device = device
-        self.busy = 0
-        """The lease it works on, also when that no longer stands; -1: it checks a trial; 0: idle."""
-        self.idle_since = at
-        """When it last became idle."""
-        self.used = False
-        """Whether it was ever given a unit or a check."""
-        self.trial = -1
-        """The trial it has in memory."""
-        self.step = -1
-        """The step of the State that it has in memory."""
-        self.memory_only: set[int] = set()
-        """Trials of which it made a State: those that are not durable are lost with it."""
-        self.away = ""
-        """Why it cannot store States at present; empty: it can."""
-        self.away_since = 0.0
+    id: int
+    host: str
+    pid: int
+    device: str
+    idle_since: float
+    """When it last became idle."""
+    busy: int = 0
+    """The lease it works on, also when that no longer stands; -1: it checks a trial; 0: idle."""
+    used: bool = False
+    """Whether it was ever given a unit or a check."""
+    trial: int = -1
+    """The trial it has in memory."""
+    step: int = -1
+    """The step of the State that it has in memory."""
+    memory_only: set[int] = set()
+    """Trials of which it made a State: those that are not durable are lost with it."""
+    away: str = ""
+    """Why it cannot store States at present; empty: it can."""
+    away_since: float = 0.0

@@ -46,7 +46,7 @@ class RunRecord:
         apart = ("queue_version", "states", "epochs")
         return {
             "trials": {
-                trial.id: {name: getattr(trial, name) for name in TrialRecord.__slots__ if name not in apart}
+                trial.id: {name: getattr(trial, name) for name in TrialRecord.__struct_fields__ if name not in apart}
                 | {"states": {step: (s.ref, s.maker, s.digest, s.parked) for step, s in trial.states.items()}}
                 | {
                     "epochs": {

@@ -2,7 +2,7 @@
 
 Without another recipe all go on from their last durable States, with nothing counted against them, but for those that
 the errors of their recipe ended: they would only fail again. With another recipe those begin anew with which a recipe
-may have to do (`core.faults.begins_anew`), and the others go on with the one that they have.
+may have to do (`core.runs.faults.begins_anew`), and the others go on with the one that they have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hopyard.core.messages import LIMIT
 from hopyard.core.runs.events import Retried
 from hopyard.core.runs.faults import begins_anew
 from hopyard.core.runs.machine import Machine
-from hopyard.driver.pickling import Cargo, dump
+from hopyard.driver.pickling import RunInputs, dump
 from hopyard.driver.runs.run import About
 from hopyard.errors import SpecError
 from hopyard.store.journal import write_whole
@@ -75,8 +75,8 @@ def chosen(layout: Layout, machine: Machine, recipe: Callable[..., Any] | None) 
             "it" if len(stays) == 1 else "them",
         )
     return (
-        *[Retried(at=0.0, trial=number) for number in on],
-        *[Retried(at=0.0, trial=number, recipe=seal) for number in anew],
+        *[Retried(trial=number) for number in on],
+        *[Retried(trial=number, recipe=seal) for number in anew],
     )
 
 
@@ -93,10 +93,10 @@ def with_recipe(
     layout: Layout,
     machine: Machine,
     about: About,
-    cargo: Cargo,
+    inputs: RunInputs,
     recipe: Callable[..., Any],
     again: tuple[Retried, ...],
-) -> tuple[About, Cargo]:
+) -> tuple[About, RunInputs]:
     """What the run needs from now on, written to its directory: the pickle has both recipes, `run.json` names them.
     Which trial is trained with which is in the journal: if the run does not come to write that, nothing has changed.
 
@@ -105,13 +105,13 @@ def with_recipe(
     """
     anew = [fact for fact in again if fact.recipe]
     if not anew:
-        return about, cargo
-    cargo = replace(cargo, recipe=joined(cargo.recipe, anew[0].recipe, recipe))
-    for_workers(cargo.recipe, machine, again)
+        return about, inputs
+    inputs = replace(inputs, recipe=joined(inputs.recipe, anew[0].recipe, recipe))
+    for_workers(inputs.recipe, machine, again)
     about = msgspec.structs.replace(about, recipes={**about.recipes, anew[0].recipe: _name(recipe)})
-    write_whole(layout.recipe, dump(cargo, "the run with its other recipe"))
+    write_whole(layout.recipe, dump(inputs, "the run with its other recipe"))
     write_whole(layout.about, msgspec.json.encode(about))
-    return about, cargo
+    return about, inputs
 
 
 def for_workers(recipe: Callable[..., Any], machine: Machine, again: tuple[Retried, ...]) -> bytes:

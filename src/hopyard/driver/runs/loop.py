@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -21,7 +21,6 @@ from hopyard.core.runs.events import (
     CODEC,
     Check,
     Checked,
-    Command,
     Deferred,
     Delete,
     Dispatch,
@@ -63,7 +62,7 @@ AHEAD = 2
 """Trials that are open for each slot, and for four more, where the search does not know how many there will be."""
 GLANCE = 1.0
 """Seconds after which views are shown the run again though nothing happened."""
-STILLBORN = 3
+FAILED_STARTS = 3
 """Agents that may end before any was ready, until the run gives up."""
 
 
@@ -128,20 +127,20 @@ class Loop:
         self._next = 0 if earlier is None else earlier.slots
         """Slots of earlier drivers keep their numbers."""
         self._fingerprint = None if earlier is None else earlier.fingerprint
-        self._patience = idle
+        self._idle = idle
         self._starting: set[int] = set()
-        self._stillborn = 0
+        self._failed_starts = 0
         self._came_up = False
         """Whether an agent of this driver was ever ready."""
         self._releases: dict[int, list[str]] = {}
-        self._places: dict[int, tuple[str, str]] = {}
+        self._addresses: dict[int, tuple[str, str]] = {}
         """Slot → whose memory it shares, and how others ask for States in it."""
         self._early: dict[int, list[Durable]] = {}
         """Lease → what became durable before its unit was answered."""
         self._deletions = Deletions(store)
         self._full: set[str] = set()
         """Hosts that have no room for rows, or cannot read them."""
-        self._told_waits: set[tuple[str, str]] = set()
+        self._known_waits: set[tuple[str, str]] = set()
         self._finish: Finish | None = None
         self._clock = Clock()
         self._stop: tuple[str, bool] | None = None
@@ -224,16 +223,16 @@ class Loop:
         self._clock.skip(self._link.paused())
         self._commit(self._facts(messages))
         self._propose()
-        if self._patience is not None:
-            self._give_back(self._patience)
+        if self._idle is not None:
+            self._give_back(self._idle)
         if self._stop is not None:
             raise KeyboardInterrupt(self._stop[0])
 
-    def _give_back(self, patience: float) -> None:
+    def _give_back(self, seconds: float) -> None:
         """End the agents that nobody needs: others may want their place."""
         now = self._clock.now()
-        for slot in self.machine.spare(now, patience):
-            self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {patience:.0f} s: it was given back")])
+        for slot in self.machine.spare(now, seconds):
+            self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {seconds:.0f} s: it was given back")])
             self._link.send(slot, End())
 
     # ---------------------------------------------------------------- in
@@ -267,45 +266,44 @@ class Loop:
         if self.machine.due(now):
             yield Tick(at=now)
 
-    def _events(self, message: Up | Gone) -> list[Event]:
+    def _events(self, message: Up | Gone) -> Sequence[Event]:
         """The facts that a message brings."""
-        now = self._clock.now()
-        if isinstance(message, Ready):
-            self._starting.discard(message.slot)
-            self._stillborn = 0
-            self._came_up = True
-            self._compare(message)
-            self._places[message.slot] = message.memory, message.peer
-            told = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device")}
-            return [Joined(at=now, **told)]
-        if isinstance(message, Gone):
-            return self._gone(message, now)
-        if isinstance(message, Unfit):
-            if self._came_up:  # others could start: its end follows, and another takes its place
-                log.warning("slot %d cannot start: %s", message.slot, message.error)
-                return []
+        read = _RECEIVED.get(type(message))
+        return () if read is None else read(self, message, self._clock.now())
+
+    def _ready(self, message: Ready, now: float) -> list[Event]:
+        self._starting.discard(message.slot)
+        self._failed_starts = 0
+        self._came_up = True
+        self._compare(message)
+        self._addresses[message.slot] = message.memory, message.peer
+        known = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device")}
+        return [Joined(at=now, **known)]
+
+    def _unfit(self, message: Unfit, now: float) -> list[Event]:
+        if not self._came_up:
             raise PreflightError([f"a worker cannot start: {message.error}{self._tail(message.slot)}"])
-        if isinstance(message, NoRoom):
-            return self._no_room(message, now)
-        if isinstance(message, (Done, Failed, Checked)):
-            events: list[Event] = [msgspec.structs.replace(message, at=now)]
-            if not isinstance(message, Checked):
-                events += self._early.pop(message.lease, [])
-            return events
-        if isinstance(message, Durable):
-            fact = msgspec.structs.replace(message, at=now)
-            if self.machine.leases.stands(
-                message.ref.attempt
-            ):  # it overtook the answer: another socket, another thread
-                self._early.setdefault(message.ref.attempt, []).append(fact)
-                return []
+        # others could start: its end follows, and another takes its place
+        log.warning("slot %d cannot start: %s", message.slot, message.error)
+        return []
+
+    def _fact(self, message: Checked | Forgotten | StoreAway | StoreBack, now: float) -> list[Event]:
+        """The message is the fact."""
+        if isinstance(message, StoreAway):
+            log.warning("worker %d waits for the store, and tries again: %s", message.slot, message.error)
+        elif isinstance(message, StoreBack):
+            log.warning("worker %d can store States again", message.slot)
+        return [msgspec.structs.replace(message, at=now)]
+
+    def _answer(self, message: Done | Failed, now: float) -> list[Event]:
+        return [msgspec.structs.replace(message, at=now), *self._early.pop(message.lease, ())]
+
+    def _durable(self, message: Durable, now: float) -> list[Event]:
+        fact = msgspec.structs.replace(message, at=now)
+        if not self.machine.leases.stands(message.ref.attempt):
             return [fact]
-        if isinstance(message, (Forgotten, StoreAway, StoreBack)):
-            if isinstance(message, StoreAway):
-                log.warning("worker %d waits for the store, and tries again: %s", message.slot, message.error)
-            elif isinstance(message, StoreBack):
-                log.warning("worker %d can store States again", message.slot)
-            return [msgspec.structs.replace(message, at=now)]
+        # it overtook the answer: another socket, another thread
+        self._early.setdefault(message.ref.attempt, []).append(fact)
         return []
 
     def _no_room(self, message: NoRoom, now: float) -> list[Event]:
@@ -353,25 +351,25 @@ class Loop:
 
     def _gone(self, message: Gone, now: float) -> list[Event]:
         """A slot ended: another takes its place, unless the slot was given back, or is replaced already."""
-        stillborn = message.slot in self._starting
+        was_starting = message.slot in self._starting
         self._end(message.slot)
-        if not stillborn and message.slot not in self.machine.slots:
-            return []
-        if stillborn:
-            self._stillborn += 1
-            if self._stillborn < STILLBORN * (4 if self._came_up else 1):  # who came up before may be killed now
-                pass
+        if was_starting:
+            self._failed_starts += 1
+            most = FAILED_STARTS * (4 if self._came_up else 1)  # who came up before may be killed now
+            if self._failed_starts < most:
+                self._start()
             elif self.machine.slots:
-                log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._stillborn)
-                return []
+                log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._failed_starts)
             else:
                 raise ResourceError(
-                    f"no worker comes up: {self._stillborn} in a row ended before they were ready, the last one "
+                    f"no worker comes up: {self._failed_starts} in a row ended before they were ready, the last one "
                     f"{message.reason}{self._tail(message.slot)}"
                 )
-        self._start()
-        fault: Literal["memory", "system"] = "memory" if message.memory else "system"
-        return [] if stillborn else [Lost(at=now, slot=message.slot, reason=str(message.reason), fault=fault)]
+        elif message.slot in self.machine.slots:
+            self._start()
+            fault: Literal["memory", "system"] = "memory" if message.memory else "system"
+            return [Lost(at=now, slot=message.slot, reason=str(message.reason), fault=fault)]
+        return []
 
     # ---------------------------------------------------------------- out
 
@@ -379,7 +377,7 @@ class Loop:
         """Machine, journal, effects, views: in this order. What the journal has, agents may forget."""
         lines, commands = commit(events, self.machine.handle, journaled, self._journal, self._link)
         for command in commands:
-            self._do(command)
+            _CARRY_OUT[type(command)](self, command)
         self._show(lambda view: view.see(lines, self.machine))
 
     def _show(self, what: Callable[[View], None]) -> None:
@@ -391,36 +389,40 @@ class Loop:
                 self._views.remove(view)
                 log.warning("%s shows nothing any more: %s: %s", type(view).__name__, type(error).__name__, error)
 
-    def _do(self, command: Command) -> None:
-        if isinstance(command, Dispatch):
-            config = self.machine.trials[command.unit.trial].config
-            release = tuple(self._releases.pop(command.slot, ()))
-            self._link.send(command.slot, Work(command.unit, config, release, self._peer(command)))
-        elif isinstance(command, Release):
-            self._releases.setdefault(command.slot, []).append(command.memory_key)
-        elif isinstance(command, Delete):
-            self._deletions.add(command.ref)
-        elif isinstance(command, Keep):
-            self._link.send(command.slot, StoreNow(command.ref, command.memory_key))
-        elif isinstance(command, Deferred):
-            self._tell_wait(command)
-        elif isinstance(command, Check):
-            self._link.send(command.slot, Examine(command.trial, self.machine.trials[command.trial].config))
-        elif isinstance(command, Replace):
-            self._end(command.slot)
-            self._start()
-        elif isinstance(command, Warn) and command.defect and self.machine.spec.exact is True:
-            raise Inexact(command.text)
-        elif isinstance(command, Warn):
-            (log.error if command.defect else log.warning)("%s", command.text)
-        elif self._finish is None:
-            self._finish = command
+    def _dispatch(self, command: Dispatch) -> None:
+        config = self.machine.trials[command.unit.trial].config
+        release = tuple(self._releases.pop(command.slot, ()))
+        self._link.send(command.slot, Work(command.unit, config, release, self._peer(command)))
 
-    def _tell_wait(self, command: Deferred) -> None:
+    def _check(self, command: Check) -> None:
+        self._link.send(command.slot, Examine(command.trial, self.machine.trials[command.trial].config))
+
+    def _release(self, command: Release) -> None:
+        self._releases.setdefault(command.slot, []).append(command.memory_key)
+
+    def _keep(self, command: Keep) -> None:
+        self._link.send(command.slot, StoreNow(command.ref, command.memory_key))
+
+    def _delete(self, command: Delete) -> None:
+        self._deletions.add(command.ref)
+
+    def _replace(self, command: Replace) -> None:
+        self._end(command.slot)
+        self._start()
+
+    def _warn(self, command: Warn) -> None:
+        if command.defect and self.machine.spec.exact is True:
+            raise Inexact(command.text)
+        (log.error if command.defect else log.warning)("%s", command.text)
+
+    def _finished(self, command: Finish) -> None:
+        self._finish = self._finish or command
+
+    def _defer(self, command: Deferred) -> None:
         """Said once for each reason: a file server that is away makes all trials wait."""
         key = command.fault, command.reason
-        if key not in self._told_waits:
-            self._told_waits.add(key)
+        if key not in self._known_waits:
+            self._known_waits.add(key)
             if command.fault == "memory":
                 log.warning(
                     "trial %d is tried once more, in a new worker, as memory ran out; so is each other trial that "
@@ -439,8 +441,8 @@ class Loop:
         state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.memory_key else None
         if state is None:
             return None
-        theirs, peer = self._places.get(state.maker, ("", ""))
-        mine, _ = self._places.get(command.slot, ("", ""))
+        theirs, peer = self._addresses.get(state.maker, ("", ""))
+        mine, _ = self._addresses.get(command.slot, ("", ""))
         return peer if theirs != mine and peer else None
 
     def _start(self) -> None:
@@ -452,7 +454,7 @@ class Loop:
     def _end(self, slot: int) -> None:
         self._starting.discard(slot)
         self._releases.pop(slot, None)
-        self._places.pop(slot, None)
+        self._addresses.pop(slot, None)
         self._link.end(slot)
         if self._memory is not None:
             for left in self._memory.glob(f"{slot}-*"):
@@ -465,6 +467,35 @@ class Loop:
             return ""
         lines = path.read_text(errors="replace").strip().splitlines()[-12:]
         return "".join(f"\n    {line}" for line in lines) + (f"\n  (whole log: {path})" if lines else "")
+
+
+_RECEIVED: dict[type[Any], Callable[[Loop, Any, float], Sequence[Event]]] = {
+    Ready: Loop._ready,
+    Gone: Loop._gone,
+    Unfit: Loop._unfit,
+    NoRoom: Loop._no_room,
+    Checked: Loop._fact,
+    Done: Loop._answer,
+    Failed: Loop._answer,
+    Durable: Loop._durable,
+    Forgotten: Loop._fact,
+    StoreAway: Loop._fact,
+    StoreBack: Loop._fact,
+}
+"""What becomes of each message; of others no fact comes."""
+
+_CARRY_OUT: dict[type[Any], Callable[[Loop, Any], None]] = {
+    Dispatch: Loop._dispatch,
+    Check: Loop._check,
+    Deferred: Loop._defer,
+    Keep: Loop._keep,
+    Release: Loop._release,
+    Delete: Loop._delete,
+    Replace: Loop._replace,
+    Warn: Loop._warn,
+    Finish: Loop._finished,
+}
+"""What is done for each command of the machine."""
 
 
 def _reason(error: BaseException) -> str:

@@ -6,14 +6,17 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from hopyard.core.runs.events import CODEC, Durable, Retried
-from hopyard.driver.pickling import Cargo
-from hopyard.driver.runs.api import Order, begin
+from hopyard.driver.pickling import RunInputs
+from hopyard.driver.runs.request import RunRequest
 from hopyard.driver.runs.run import load
+from hopyard.driver.runs.start import begin
 from hopyard.errors import PreflightError, RunFailed
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs
-from hopyard.spec import Hopper
+from hopyard.spec import Timeouts
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 from hopyard.system.scratch import scratch_folder
@@ -44,27 +47,18 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
     Raises:
         RunDirectoryError: no run there, its data has changed, or another Python version wrote it.
     """
-    told = load(run_directory)
-    cargo, data = told.cargo, told.checked_data()
-    spec = told.spec
-    configs = Configs([record.config for record in told.records])
-    recipe = assigned(cargo.recipe, {record.id: record.recipe for record in told.records if record.recipe})
+    run = load(run_directory)
+    inputs, data, spec = run.inputs, run.checked_data(), run.spec
+    configs = Configs([record.config for record in run.records])
+    recipe = assigned(inputs.recipe, {record.id: record.recipe for record in run.records if record.recipe})
+    inputs = RunInputs(recipe, data, None, configs, engine or inputs.engine)
     with scratch_folder("replay") as folder:
-        again = Order(
-            Cargo(recipe, data, None, configs, engine or cargo.engine),
-            spec.epochs,
-            spec.metric,
-            spec.mode,
-            Hopper(spec.group or ("auto" if spec.group_seconds else "off")),
-            spec.seed,
-            spec.exact,
-            None,
-        )
         directory = folder / "run"
+        again = msgspec.structs.replace(spec, trials=len(run.records), timeouts=Timeouts())
         with contextlib.suppress(RunFailed, PreflightError):  # so did the run itself, perhaps
-            begin(again, directory, again=False, wait=True)
+            begin(RunRequest(inputs, again, directory=directory), resume=False, wait=True)
         new = load(directory)
-        before, after = _digests(told.directory), _digests(new.directory)
+        before, after = _digests(run.directory), _digests(new.directory)
         both = sorted(before.keys() & after.keys())
         different = [
             f"trial {trial}, step {step} (epoch {(step - 1) // spec.partitions + 1}): digest "
@@ -72,7 +66,7 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
             for trial, step in both
             if before[trial, step] != after[trial, step]
         ]
-        for old, now in zip(told.records, new.records, strict=True):
+        for old, now in zip(run.records, new.records, strict=True):
             if old.status == "completed" and now.status != "completed":
                 different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
     if not both:

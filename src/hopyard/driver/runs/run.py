@@ -16,10 +16,10 @@ from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Manifest, difference
 from hopyard.driver.directory import not_whole
-from hopyard.driver.pickling import Cargo
+from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.recovery import recover
-from hopyard.driver.runs.trial import Shelf, Trial
+from hopyard.driver.runs.trial import ModelSource, Trial
 from hopyard.errors import DataError, HopyardError, RunDirectoryError, RunFailed
 from hopyard.frameworks import quiet
 from hopyard.spec import Encrypt, RunSpec
@@ -73,6 +73,60 @@ def load(run_directory: str | Path) -> Run:
     return Run(layout, recover(layout)[0])
 
 
+class Handle:
+    """The driver of a run in this process: how it is ended, and how it ended. Holds nothing of a driver that is over,
+    which had sockets, files and built models.
+
+    Attributes:
+        error: what the driver raised, where `Run.wait` is to raise it; None: nothing.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._over = threading.Event()
+        """(Not Thread.join: in Python 3.11 a Ctrl-C in it makes later joins return at once, though the thread still
+        runs.)"""
+        self._over.set()
+        self._stopped: tuple[str, bool] | None = None
+        self._halt: Callable[[str, bool], None] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to end."""
+        return self._stopped is not None
+
+    def begin(self) -> None:
+        """A driver is at work in the background."""
+        self._over.clear()
+
+    def attach(self, halt: Callable[[str, bool], None]) -> None:
+        """How the driver is ended, from now on: `halt(reason, stopped)`, which is called at once if it was told to."""
+        self._halt = halt
+        if self._stopped:
+            halt(*self._stopped)
+
+    def detach(self) -> None:
+        """There is nothing to end any more."""
+        self._halt = None
+
+    def finish(self) -> None:
+        """The driver is over."""
+        self._over.set()
+
+    def stop(self, reason: str, stopped: bool) -> None:
+        """End the driver, and wait until it is over. `stopped`: the user asked for it, so that the run's status is
+        "stopped", not "interrupted"."""
+        self._stopped = reason, stopped
+        halt = self._halt
+        if halt is not None:
+            halt(reason, stopped)
+        self._over.wait()
+
+    def wait(self, seconds: float | None) -> None:
+        """Until the driver is over, or for so long."""
+        self._over.wait(seconds)
+
+
 class Run:
     """A run, live or read.
 
@@ -82,20 +136,14 @@ class Run:
             "interrupted": its driver ended before it did.
     """
 
-    def __init__(self, layout: Layout, machine: Machine, cargo: Cargo | None = None) -> None:
+    def __init__(
+        self, layout: Layout, machine: Machine, inputs: RunInputs | None = None, driver: Handle | None = None
+    ) -> None:
         self._layout = layout
         self._machine = machine
-        self._cargo = cargo
-        self._known: Shelf | None = None
-        self._ended = threading.Event()
-        """No driver of this process is at work on it. (Not Thread.join: in Python 3.11 a Ctrl-C in it makes later joins
-        return at once, though the thread still runs.)"""
-        self._ended.set()
-        self._error: BaseException | None = None
-        self._stopped: tuple[str, bool] | None = None
-        """Why it was ended before its end, and whether that is "stopped"; None: it was not."""
-        self._halt: Callable[[str, bool], None] | None = None
-        """Ends the driver that is at work on it in this process. A driver holds sockets, files and built models."""
+        self._inputs = inputs
+        self._driver = Handle() if driver is None else driver
+        self._source: ModelSource | None = None
         self.directory = layout.root
 
     def __repr__(self) -> str:
@@ -144,7 +192,7 @@ class Run:
 
     def _trial(self, record: TrialRecord, status: str, best: bool = False) -> Trial:
         spec = self._machine.spec
-        trial = Trial(record, spec.steps, spec.partitions, self._shelf, best)
+        trial = Trial(record, spec.steps, spec.partitions, self._models, best)
         trial.status = words.status(record, status)
         return trial
 
@@ -154,11 +202,11 @@ class Run:
         return list(self._machine.trials.values())
 
     @property
-    def cargo(self) -> Cargo:
+    def inputs(self) -> RunInputs:
         """Recipe, data, space, search and engine; opens the pickle of the run at the first use."""
-        if self._cargo is None:
-            self._cargo = unpickle(self._layout.recipe, about_of(self._layout).python)
-        return self._cargo
+        if self._inputs is None:
+            self._inputs = unpickle(self._layout.recipe, about_of(self._layout).python)
+        return self._inputs
 
     def checked_data(self) -> Dataset:
         """The Dataset, once it is sure that it still gives the same partitions.
@@ -166,31 +214,24 @@ class Run:
         Raises:
             RunDirectoryError: it does not.
         """
-        same_data(self._layout, self.cargo.data)
-        data: Dataset = self.cargo.data
+        same_data(self._layout, self.inputs.data)
+        data: Dataset = self.inputs.data
         return data
 
     def wait(self, seconds: float | None = None) -> Run:
         """Until the run has ended, or for so long. Raises what the run raised."""
         try:
-            self._ended.wait(seconds)
+            self._driver.wait(seconds)
         except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
-            self._end("interrupted by the user", stopped=False)
+            self._driver.stop("interrupted by the user", stopped=False)
             raise
-        if self._error is not None:
-            raise self._error
+        if self._driver.error is not None:
+            raise self._driver.error
         return self
 
     def stop(self) -> None:
         """End the driver of a run started with `wait=False`; `hy.resume` goes on."""
-        self._end("stopped by the user", stopped=True)
-
-    def _end(self, reason: str, stopped: bool) -> None:
-        self._stopped = reason, stopped
-        halt = self._halt
-        if halt is not None:
-            halt(reason, stopped)
-        self._ended.wait()
+        self._driver.stop("stopped by the user", stopped=True)
 
     def lines(self) -> list[Line]:
         """The journal, all of it in memory: a line of a unit takes about a kilobyte there."""
@@ -240,18 +281,18 @@ class Run:
         ]
         return pandas.DataFrame(rows)
 
-    def _shelf(self) -> Shelf:
+    def _models(self) -> ModelSource:
         """Where its models come from; opens the pickled recipe at the first use."""
-        if self._known is None:
+        if self._source is None:
             about = about_of(self._layout)
             quiet(about.backend)
             manifest = manifest_of(self._layout)
-            plan = Plan(self.cargo.recipe, manifest, self._machine.spec, threads=about.threads)
-            transform = getattr(self.cargo.data, "transform", None)
+            plan = Plan(self.inputs.recipe, manifest, self._machine.spec, threads=about.threads)
+            transform = getattr(self.inputs.data, "transform", None)
             tracker = None if transform is None else RowTracker(transform)
             url = place(self._layout, about)
-            self._known = Shelf(plan, open_store(url), url, self.directory, transform, tracker)
-        return self._known
+            self._source = ModelSource(plan, open_store(url), url, self.directory, transform, tracker)
+        return self._source
 
 
 def about_of(layout: Layout) -> About:

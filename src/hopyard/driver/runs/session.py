@@ -23,12 +23,12 @@ from hopyard.data.shared.needed import need, spare
 from hopyard.driver.commit import Clock
 from hopyard.driver.directory import room
 from hopyard.driver.links import Direct, Link, Router
-from hopyard.driver.pickling import PYTHON, Cargo
+from hopyard.driver.pickling import PYTHON, RunInputs
 from hopyard.driver.runs.again import for_workers
 from hopyard.driver.runs.loop import Loop, View
 from hopyard.driver.runs.ownership import Owned, here, using
 from hopyard.driver.runs.recovery import Earlier
-from hopyard.driver.runs.run import Run, reasons
+from hopyard.driver.runs.run import Handle, Run, reasons
 from hopyard.engines.local import cores
 from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.ports import AgentEngine, Engine, Store, starts_agents
@@ -81,8 +81,7 @@ class Drive:
 
     layout: Layout
     lock: Lock
-    engine: Engine
-    cargo: Cargo
+    inputs: RunInputs
     manifest: Manifest
     machine: Machine
     """Of a new run, or of one that goes on: folded up to where the journal ends."""
@@ -98,48 +97,50 @@ class Drive:
 
 def drive(it: Drive, wait: bool) -> Run:
     """Drive it to its end, here or (`wait` False) in a thread of its own."""
-    if not it.engine.apart and it.engine.workers > cores():
+    if not it.inputs.engine.apart and it.inputs.engine.workers > cores():
         warnings.warn(
-            f"{it.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
+            f"{it.inputs.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
             stacklevel=4,
         )
     with room(it.layout.root):
         journal = Journal(it.layout.journal, CODEC, resume=it.earlier is not None)
-    run = Run(it.layout, it.machine, it.cargo)
+    handle = Handle()
+    run = Run(it.layout, it.machine, it.inputs, handle)
     DRIVEN.append(run)
+
+    def over() -> None:
+        DRIVEN.remove(run)
+        handle.detach()
+        OUTCOMES.add(Outcome(run.status, 0 if handle.error is None else getattr(handle.error, "exit_code", 1)))
+        handle.finish()
+
     if wait:
         try:
-            _to_the_end(it, run, journal)
+            _to_the_end(it, run, handle, journal)
         finally:
-            _over(run)
+            over()
         return run
 
     def background() -> None:
         try:
-            _to_the_end(it, run, journal)
+            _to_the_end(it, run, handle, journal)
         except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
-            if not (run._stopped and isinstance(error, KeyboardInterrupt)):
-                run._error = error
+            if not (handle.stopped and isinstance(error, KeyboardInterrupt)):
+                handle.error = error
                 traceback.clear_frames(error.__traceback__)  # they hold the whole driver
                 log.error("%s ended: %s: %s", run.directory, type(error).__name__, error)
         finally:
-            _over(run)
-            run._ended.set()
+            over()
 
-    run._ended.clear()
+    handle.begin()
     threading.Thread(target=background, name="hopyard-driver").start()
     return run
 
 
-def _over(run: Run) -> None:
-    DRIVEN.remove(run)
-    run._halt = None
-    OUTCOMES.add(Outcome(run.status, 0 if run._error is None else getattr(run._error, "exit_code", 1)))
-
-
-def _to_the_end(it: Drive, run: Run, journal: Journal[Line]) -> None:
+def _to_the_end(it: Drive, run: Run, handle: Handle, journal: Journal[Line]) -> None:
     """Bring up the agents, loop to the end, leave nothing behind but the run directory."""
-    layout, machine = it.layout, it.machine
+    layout, machine, inputs = it.layout, it.machine, it.inputs
+    engine = inputs.engine
     spec, earlier = machine.spec, it.earlier or Earlier()
     with contextlib.ExitStack() as stack:
         stack.callback(it.lock.free)
@@ -149,9 +150,9 @@ def _to_the_end(it: Drive, run: Run, journal: Journal[Line]) -> None:
         sweep(root)
         need(it.manifest, layout.root)
         stack.callback(_spared, it.manifest, layout, machine)
-        recipe = for_workers(it.cargo.recipe, machine, it.again)
+        recipe = for_workers(inputs.recipe, machine, it.again)
         manifest = msgspec.json.encode(it.manifest)
-        if starts_agents(it.engine):
+        if starts_agents(engine):
             fits(it.manifest, len(manifest))
         folder = Folder(root, token)
         stack.callback(folder.close)
@@ -163,7 +164,7 @@ def _to_the_end(it: Drive, run: Run, journal: Journal[Line]) -> None:
         known = {
             "hopyard": __version__,
             "python": PYTHON,
-            "threads": it.engine.threads,
+            "threads": engine.threads,
             "data": it.manifest.digest,
         }
         first = (
@@ -179,36 +180,34 @@ def _to_the_end(it: Drive, run: Run, journal: Journal[Line]) -> None:
             else Began(at=clock.now(), spec=spec, fingerprint=known, mark=it.states.mark, directory=here(layout))
         )
 
-        sampler = it.cargo.search.open(it.cargo.space, spec.seed)
-        bulk = _depot(it, it.engine, store, token, stack) if starts_agents(it.engine) and it.engine.apart else None
+        sampler = inputs.search.open(inputs.space, spec.seed)
+        bulk = _depot(it, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
 
         def setup(device: str) -> Setup:
-            return Setup(spec, recipe, manifest, it.states.store, str(root), token, it.engine.threads, device, bulk)
+            return Setup(spec, recipe, manifest, it.states.store, str(root), token, engine.threads, device, bulk)
 
-        link = _link(it.engine, setup, layout, it.timeouts or spec.timeouts)
+        link = _link(engine, setup, layout, it.timeouts or spec.timeouts)
         loop = Loop(
             machine,
             journal,
             link,
             store,
             sampler,
-            it.engine.workers,
+            engine.workers,
             layout.log,
             _views(spec, link),
             first,
             earlier,
             folder.path,
-            IDLE if it.engine.apart else None,
+            IDLE if engine.apart else None,
             it.again,
         )
-        run._halt = loop.stop
-        if run._stopped:  # before there was anything to halt
-            loop.stop(*run._stopped)
+        handle.attach(loop.stop)
         try:
             loop.run()
         except KeyboardInterrupt:
             how = "` goes on"
-            if it.engine.apart:
+            if engine.apart:
                 how = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
             log.warning("interrupted; `hopyard resume %s%s", layout.root, how)
             raise

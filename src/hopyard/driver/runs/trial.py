@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,18 +31,18 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class ModelSource:
     """Where a run's models come from."""
 
     plan: Plan
     store: Store
     url: str
-    """Of the store."""
+    """URL of the store."""
     directory: Path
-    """Of the run."""
+    """Run directory."""
     transform: Any
     tracker: RowTracker | None = None
-    """Of the transform: what was found out about it is kept from one call to the next."""
+    """What was found out about the transform; kept from one call to the next."""
 
 
 class Trial:
@@ -59,11 +60,13 @@ class Trial:
         error: why it failed, else "".
     """
 
-    def __init__(self, record: TrialRecord, steps: int, partitions: int, shelf: Any, best: bool = False) -> None:
+    def __init__(
+        self, record: TrialRecord, steps: int, partitions: int, models: Callable[[], ModelSource], best: bool = False
+    ) -> None:
         self._record = record
         self._steps = steps
         self._partitions = partitions
-        self._shelf = shelf
+        self._models = models
         self.id = record.id
         self.config: Config = dict(record.config)
         self.status: str = record.status
@@ -128,8 +131,8 @@ class Trial:
             raise DataError(f"evaluate: the Dataset's transform dropped all of the {dropped} rows")
         if dropped:
             log.warning("evaluate: the Dataset's transform dropped %d of %d rows", dropped, columns.source_rows)
-        if columns.targets is None and self._shelf().plan.manifest.targets:
-            raise SpecError(f"evaluate: the data lacks the label ({', '.join(self._shelf().plan.manifest.targets)})")
+        if columns.targets is None and self._models().plan.manifest.targets:
+            raise SpecError(f"evaluate: the data lacks the label ({', '.join(self._models().plan.manifest.targets)})")
         with undisturbed():
             sums = over(built, PartitionLoader(columns, built.batch_size), train=False)
         loss, rows = sums.get("loss", (0.0, 1.0))
@@ -159,7 +162,7 @@ class Trial:
     @property
     def _plan(self) -> Plan:
         """With the recipe that the trial is trained with."""
-        plan: Plan = self._shelf().plan
+        plan: Plan = self._models().plan
         named = {self.id: self._record.recipe} if self._record.recipe else {}
         return replace(plan, recipe=assigned(plan.recipe, named))
 
@@ -182,11 +185,11 @@ class Trial:
             raise TrialFailed(
                 f"trial {self.id} ({self.status}) has no stored model" + (f": {self.error}" if self.error else "")
             )
-        shelf: Shelf = self._shelf()
-        name = f"trial {self.id}: its State {address(shelf.url, state.ref)}"
-        again = f"`hopyard resume {shelf.directory}` makes it again"
+        source: ModelSource = self._models()
+        name = f"trial {self.id}: its State {address(source.url, state.ref)}"
+        again = f"`hopyard resume {source.directory}` makes it again"
         try:
-            data = shelf.store.get(state.ref)
+            data = source.store.get(state.ref)
         except FileNotFoundError:
             raise TrialFailed(f"{name} is gone: another run, or somebody, has deleted it; {again}") from None
         if (found := digest(data)) != state.digest:
@@ -200,5 +203,5 @@ class Trial:
         return built
 
     def _columns(self, data: Any, targets: bool) -> Columns:
-        shelf: Shelf = self._shelf()
-        return apply(shelf.plan.manifest, data, shelf.tracker, targets=targets)
+        source: ModelSource = self._models()
+        return apply(source.plan.manifest, data, source.tracker, targets=targets)

@@ -110,7 +110,7 @@ def portable(model: Any, which: Literal["best", "last"] = "best") -> Portable:
     if isinstance(model, Trial):
         with scratch_folder("model") as place:
             files = _read(model.save(place / "model", which))
-        transform = model._shelf().transform
+        transform = model._models().transform
         return Portable(files if transform is None else {**files, TRANSFORM: dump(transform, "transform")})
     if isinstance(model, (str, Path)):
         return Portable(_read(Path(model)))

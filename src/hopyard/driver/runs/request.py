@@ -1,0 +1,102 @@
+"""What a new run is asked to do: one frozen value, checked where it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hopyard.checks import unwritable
+from hopyard.data.dataset import Dataset
+from hopyard.driver.pickling import RunInputs
+from hopyard.errors import SpecError
+from hopyard.ports import Engine
+from hopyard.spec import Encrypt, Hopper, RunSpec, Timeouts
+from hopyard.store.states import private
+from hopyard.training.recipes import wants_context
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What a new run is asked to do.
+
+    Attributes:
+        inputs: recipe, data, space, search and engine.
+        spec: what decides results and schedule; its numbers of partitions are filled in once the data is prepared.
+        store: where the user wants folders of States; None: inside the run directory.
+        encrypt: whether States that go by network are encrypted.
+        directory: of the run; None: a new one under `runs/`.
+
+    Raises:
+        SpecError: something is not allowed.
+    """
+
+    inputs: RunInputs
+    spec: RunSpec
+    store: str | Path | None = None
+    encrypt: Encrypt = "between hosts"
+    directory: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        wants_context(self.inputs.recipe)
+        if not isinstance(self.inputs.data, Dataset):
+            raise SpecError(
+                f"data = {type(self.inputs.data).__name__}: a hy.Dataset is needed, for example "
+                "hy.Dataset.numpy(x, y) or hy.Dataset.parquet(path, features=[…], label=…)"
+            )
+        if self.directory is not None and not isinstance(self.directory, (str, Path)):
+            raise SpecError(f"directory = {self.directory!r}: a path is needed")
+        if not isinstance(self.encrypt, bool) and self.encrypt != "between hosts":
+            raise SpecError(f'encrypt = {self.encrypt!r}: True, False or "between hosts" is needed')
+        root = str(Path.cwd() if self.directory is None else Path(self.directory).absolute())
+        store = None if self.store is None else str(self.store)
+        for name, text in (("directory", root), ("store", store)):
+            if fault := unwritable(text):
+                raise SpecError(f"{name} = {text!a}: {fault}")
+        shared(store or "", self.inputs.engine)
+        object.__setattr__(self, "store", store)
+
+
+def run_spec(
+    inputs: RunInputs,
+    epochs: int,
+    metric: str | None,
+    mode: Literal["min", "max"],
+    parallel: Hopper | None,
+    seed: int,
+    exact: bool | Literal["warn"],
+    timeouts: Timeouts,
+) -> RunSpec:
+    """What decides results and schedule, checked before the data is read, which decides the numbers of partitions.
+
+    Raises:
+        SpecError: something is not allowed.
+    """
+    parallel = Hopper() if parallel is None else parallel
+    if not isinstance(parallel, Hopper):
+        raise SpecError(f"parallel = {parallel!r}: hy.Hopper() is needed")
+    if metric is not None and not isinstance(metric, str):
+        raise SpecError(f'metric = {metric!r}: the name of a metric is needed, for example "val_loss"')
+    return RunSpec(
+        epochs=epochs,
+        partitions=1,
+        validation=0,
+        trials=inputs.search.open(inputs.space, seed).total,
+        seed=seed,
+        metric=metric,
+        mode=mode,
+        exact=exact,
+        void_epochs=True,
+        group=parallel.group if isinstance(parallel.group, int) else 0,
+        group_seconds=0.0 if parallel.group == "off" else 1.0,
+        timeouts=timeouts,
+    )
+
+
+def shared(store: str, engine: Engine) -> None:
+    """Raises SpecError where the agents of this engine would each have a store of their own."""
+    if private(store) and not engine.in_process:
+        raise SpecError(
+            f"store = {store!r}: States there live in the memory of one process, and the workers of engine "
+            f"{engine.name!r} are other processes: give a path or URL that all of them reach, or hy.Inline()"
+        )

@@ -1,0 +1,278 @@
+"""Starting a driver: of a new run, or of one that goes on from its journal."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard import __version__
+from hopyard.code.digest import Unseen, digest
+from hopyard.core.runs.events import CODEC, Dispatch
+from hopyard.core.runs.machine import Machine
+from hopyard.data.dataset import Dataset
+from hopyard.data.manifest import Manifest, difference, split
+from hopyard.data.shared.needed import need, spare
+from hopyard.driver.directory import claimed, freed_on_error, refused, room
+from hopyard.driver.pickling import PYTHON, RunInputs, dump
+from hopyard.driver.pickling import load as unpickle
+from hopyard.driver.runs.again import chosen, with_recipe
+from hopyard.driver.runs.ownership import lost, new_folder, parent_of, take_new, take_over
+from hopyard.driver.runs.recovery import Earlier, recover
+from hopyard.driver.runs.request import RunRequest, shared
+from hopyard.driver.runs.run import About, Run, about_of, load, manifest_of, same_data
+from hopyard.driver.runs.session import Drive, drive
+from hopyard.errors import Inexact, RunDirectoryError, SpecError
+from hopyard.filesystems import absolute
+from hopyard.ports import Engine
+from hopyard.spec import Hopper, RunSpec
+from hopyard.store.journal import Lock, read, retire, retired, sweep_temporary, write_whole
+from hopyard.store.layout import Layout
+from hopyard.views.words import retriable
+
+log = logging.getLogger(__name__)
+
+WHOLE = "the run (recipe, data, space, search, engine)"
+"""What is pickled, for messages."""
+
+BY_VALUE = ("recipe", "space", "search")
+"""Parts of a run that are known again by what they are."""
+
+
+def begin(request: RunRequest, resume: bool, wait: bool) -> Run:
+    """Prepare the data, make the directory, drive the run; or, with `resume`, go on with the one that is there. Raises
+    as `select`."""
+    inputs, metric = request.inputs, request.spec.metric
+    if resume and request.directory is None:
+        raise SpecError("resume=True: directory= says which run")
+    pickle = _pickled(inputs)
+    with claimed(request.directory) as (layout, lock):
+        if _holds_a_run(layout, lock, resume):
+            return _resume(request, layout, lock, wait)
+        manifest = inputs.data.prepare()
+        if metric is not None and metric.startswith("val_") and not manifest.validate:
+            raise SpecError(
+                f"metric = {metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
+                'choose a metric of training such as "loss"'
+            )
+    with freed_on_error(lock), room(layout.root):
+        retire(layout.journal)  # of a run that trained nothing
+        sweep_temporary(layout.root)
+        about, states = take_new(layout, _about(request, manifest, layout))
+        write_whole(layout.recipe, pickle)
+        write_whole(layout.manifest, msgspec.json.encode(manifest))
+        write_whole(layout.about, msgspec.json.encode(about))
+        sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
+        machine = Machine(msgspec.structs.replace(request.spec, **sizes))
+        return drive(Drive(layout, lock, inputs, manifest, machine, states, encrypt=request.encrypt), wait)
+
+
+def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:
+    inputs, engine = request.inputs, request.inputs.engine
+    return About(
+        hopyard=__version__,
+        python=PYTHON,
+        started=time.time(),
+        engine=engine.name,
+        workers=engine.workers,
+        threads=engine.threads,
+        store="" if request.store is None else new_folder(layout, inside=str(request.store)),
+        data=manifest.digest,
+        rows=manifest.rows,
+        sources=list(dict.fromkeys(source.name for source in manifest.sources))[:20],
+        split=split(manifest),
+        recipe=getattr(inputs.recipe, "__name__", type(inputs.recipe).__name__),
+        backend=getattr(engine, "env", {}).get("KERAS_BACKEND", ""),
+        encrypt=request.encrypt,
+        digests={name: _digest(getattr(inputs, name)) for name in BY_VALUE},
+    )
+
+
+def go_on(
+    layout: Layout,
+    lock: Lock,
+    engine: Engine | None,
+    wait: bool,
+    changes: Mapping[str, Any],
+    data: tuple[Dataset, Manifest] | None = None,
+    recovered: tuple[Machine, Earlier] | None = None,
+    failed: bool = False,
+    recipe: Callable[..., Any] | None = None,
+) -> Run:
+    """The run in a directory whose lock is ours, from where its journal ends.
+
+    Args:
+        layout, lock, engine, wait: as everywhere here.
+        changes: fields of its Timeouts that are others from now on.
+        data: a Dataset that has the run's rows, and its manifest; None: the run's own.
+        recovered: what `recover` gives, where the journal was read already.
+        failed, recipe: as for `resume`.
+    """
+    machine, earlier = recovered or recover(layout)
+    again = chosen(layout, machine, recipe) if failed else ()
+    ended = machine.status in ("completed", "partial", "failed") and not again
+    gone = lost(layout, about_of(layout), machine, earlier) if ended else []
+    if gone:
+        words = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
+        log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, words)
+    elif ended:
+        lock.free()
+        more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
+        log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)
+        return load(layout.root)
+    about = about_of(layout)
+    inputs: RunInputs = unpickle(layout.recipe, about.python)
+    selected = engine or inputs.engine
+    shared(parent_of(about.store), selected)
+    _compare_threads(layout, about, selected, machine.spec.exact)
+    manifest = same_data(layout, inputs.data) if data is None else data[1]
+    with room(layout.root):
+        sweep_temporary(layout.root)
+        if data is not None:
+            inputs = _on(layout, inputs, *data)
+        if recipe is not None:
+            about, inputs = with_recipe(layout, machine, about, inputs, recipe, again)
+        states = take_over(layout, about, machine, earlier)
+    timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes)
+    return drive(
+        Drive(
+            layout,
+            lock,
+            replace(inputs, engine=selected),
+            manifest,
+            machine,
+            states,
+            earlier,
+            again,
+            encrypt=about.encrypt,
+            timeouts=None if timeouts == machine.spec.timeouts else timeouts,
+        ),
+        wait,
+    )
+
+
+def _compare_threads(layout: Layout, about: About, engine: Engine, exact: bool | Literal["warn"]) -> None:
+    """Equal digests are promised for an equal number of threads only: sums are cut by it.
+
+    Raises:
+        Inexact: it is another, and exact=True.
+    """
+    if engine.threads == about.threads or exact is False:
+        return
+    text = (
+        f"{layout.root}: workers have threads={engine.threads}, the run was begun with {about.threads}: its results "
+        "may differ in the last bits"
+    )
+    if exact is True:
+        raise Inexact(f"{text}; exact=True does not go on: give an engine with threads={about.threads}")
+    log.warning("%s", text)
+
+
+def _on(layout: Layout, inputs: RunInputs, data: Dataset, manifest: Manifest) -> RunInputs:
+    """What the run was started with, but on this Dataset of the same rows. Where they are in another folder than its
+    own, the run needs that one from now on."""
+    before, inputs = inputs.data.url, replace(inputs, data=data)
+    if data.url != before:
+        need(manifest, layout.root)
+        write_whole(layout.recipe, dump(inputs, WHOLE))
+        spare(manifest_of(layout), layout.root)
+        write_whole(layout.manifest, msgspec.json.encode(manifest))
+    return inputs
+
+
+def _holds_a_run(layout: Layout, lock: Lock, resume: bool) -> bool:
+    """Whether there is a run to go on with in the directory, whose lock is ours. False: it is free for a new one; a run
+    that trained nothing, as it ended in preflight for example, is nothing to lose.
+
+    Raises:
+        RunDirectoryError: it holds a run that is not to go on, or something else.
+        JournalError: the journal is damaged.
+    """
+    if layout.exists:
+        if not any(isinstance(line, Dispatch) for line in read(layout.journal, CODEC)):
+            return False
+        if resume:
+            return True
+        raise refused(layout)
+    others = [path for path in layout.root.iterdir() if path != layout.lock]
+    earlier = retired(layout.journal).values()  # of runs that trained nothing; the driver of the next was killed
+    ours = {layout.recipe, layout.manifest, layout.about, layout.logs, *earlier}
+    free = [path in ours or path.name.startswith((".", layout.states.name)) for path in others]
+    if others and not ((earlier or (resume and not lock.made)) and all(free)):
+        raise refused(layout)
+    return False
+
+
+def _pickled(inputs: RunInputs) -> bytes:
+    """Each part on its own first, so that the message names the part."""
+    for name in BY_VALUE:
+        dump(getattr(inputs, name), name)
+    return dump(inputs, WHOLE)
+
+
+def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool) -> Run:
+    """`resume=True` on a directory with a run: it must be the run that is asked for.
+
+    Raises:
+        RunDirectoryError: it is another; says in what.
+    """
+    recovered = recover(layout)
+    machine = recovered[0]
+    about, inputs = about_of(layout), request.inputs
+    then, now = machine.spec, request.spec
+    asked = {name: (getattr(then, name), getattr(now, name)) for name in ("epochs", "metric", "mode", "seed", "exact")}
+    asked |= {
+        "parallel": (hopper_of(then), hopper_of(now)),
+        "store": (parent_of(about.store) or None, None if request.store is None else absolute(str(request.store))),
+        "encrypt": (about.encrypt, request.encrypt),
+    }
+    differ = [f"with {name}={before!r}, not {after!r}" for name, (before, after) in asked.items() if before != after]
+    differ += [f"with another {name}" for name in BY_VALUE if _differs(layout, about, name, getattr(inputs, name))]
+    manifest = inputs.data.prepare()
+    if manifest.digest != about.data:
+        differ.append(difference(manifest_of(layout), manifest) or "on other data")
+    sampler = inputs.search.open(inputs.space, now.seed)
+    if machine.exhausted and sampler.total != len(machine.trials):
+        differ.append(f"of {len(machine.trials)} trials, the search proposes {sampler.total}")
+    for trial in machine.trials.values():
+        if (config := sampler.ask(trial.id)) != trial.config:
+            differ.append(f"whose trial {trial.id} has {trial.config}, the search proposes {config}")
+            break
+    if differ:
+        raise RunDirectoryError(
+            f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
+            "with what it was started with"
+        )
+    timeouts = msgspec.structs.asdict(now.timeouts)
+    return go_on(layout, lock, inputs.engine, wait, timeouts, (inputs.data, manifest), recovered)
+
+
+def hopper_of(spec: RunSpec) -> Hopper:
+    """The `parallel=` that a run was asked for with."""
+    return Hopper(spec.group or ("auto" if spec.group_seconds else "off"))
+
+
+def _differs(layout: Layout, about: About, name: str, now: Any) -> bool:
+    """Whether a part of the run is another than the one that it was started with, by its code and its values. Where
+    that cannot be told it is said, and the run goes on with its own."""
+    then, asked = about.digests.get(name, ""), _digest(now)
+    if then and asked == then:
+        return False
+    if then and asked and _digest(getattr(unpickle(layout.recipe, about.python), name)) == then:
+        return True
+    log.warning(
+        "%s: whether the %s was edited cannot be told; the one that it was started with is used", layout.root, name
+    )
+    return False
+
+
+def _digest(value: Any) -> str:
+    """Empty: there is none. What bodies import does not count: no pickle holds it, workers import it where they are."""
+    try:
+        return digest(value, imports=False)
+    except Unseen:
+        return ""
