@@ -67,7 +67,7 @@ class Bench:
         step = 0 if ref is None else ref.step
         chosen = partitions or (step % PARTITIONS,)
         done = self._run(trial, "train", step // PARTITIONS, chosen)
-        self.at[trial] = Ref(trial, step + len(chosen), self.lease), done.where
+        self.at[trial] = Ref(trial, step + len(chosen), self.lease), done.memory_key
         return done
 
     def validate(self, trial: int) -> Done:
