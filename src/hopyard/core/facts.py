@@ -17,8 +17,8 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=True, gc=False):
-    """What every fact has: when it happened, in seconds since the epoch of Unix, by the driver's clock; 0: an agent, which
-    has another clock, leaves that to the driver."""
+    """What every fact has: when it happened, in seconds since the epoch of Unix, by the driver's clock; 0: an agent,
+    which has another clock, leaves that to the driver."""
 
     at: float = 0.0
 
