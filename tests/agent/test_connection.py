@@ -19,7 +19,8 @@ from hopyard.agent.progress import Progress
 from hopyard.core.messages import Beat, Card, End, Hello, Setup, pack
 from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
-from hopyard.driver.links import Gone, Router
+from hopyard.driver.links import Gone
+from hopyard.driver.router import Router
 from hopyard.spec import RunSpec
 from hopyard.testing import Proxied
 from wires import Cards
@@ -128,7 +129,7 @@ def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
     handled: list[Any] = []
     threading.Thread(target=it.agent.send, args=(done(1),)).start()  # the second socket may dial later than the first
     it.until(lambda: bool(it.heard))
-    monkeypatch.setattr("hopyard.driver.links.ASIDE", (FeedFailed,))
+    monkeypatch.setattr("hopyard.driver.router.SIDE_MESSAGES", (FeedFailed,))
     it.agent.handle(FeedFailed, handled.append)
     it.until(lambda: not len(it.router._peers[0].delivery))
     it.router.send(0, word(1))

@@ -1,4 +1,4 @@
-"""What every link must do, over a worker in this process (Direct) and one in a process of its own (Router)."""
+"""What every link must do, over a worker in this process (InProcess) and one in a process of its own (Router)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import pytest
 import hopyard as hy
 from hopyard.core.messages import Examine, Ready, Setup, Unfit, Up, Work
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
-from hopyard.driver.links import Direct, Gone, Link, Router
+from hopyard.driver.in_process import InProcess
+from hopyard.driver.links import Gone, Link
 from hopyard.driver.pickling import dump
+from hopyard.driver.router import Router
 from hopyard.spec import Ref, RunSpec, Unit
 from hopyard.store.arena import Folder, memory_root
 from hopyard.store.states import LocalStore
@@ -43,7 +45,7 @@ class Host:
 
         self.link: Link
         if kind == "direct":
-            self.link = Direct(setup)
+            self.link = InProcess(setup)
         else:
             engine = hy.Local(workers=1, devices=None)
             self.link = Router(engine, setup, lambda slot: folder / f"{slot}.log", 15.0)

@@ -19,7 +19,7 @@ from hopyard.core.messages import Examine, Setup, Work, unpack_down
 from hopyard.core.programs.events import Begin, Ended, Halt, Running, decode
 from hopyard.core.programs.messages import Host
 from hopyard.core.runs.events import Done, Durable
-from hopyard.driver.links import Router
+from hopyard.driver.router import Router
 from hopyard.testing import Proxied
 from jobs import CONFIGS, digests, journal, linear, select
 
@@ -60,7 +60,7 @@ def swallow_at(
             if seen[0] == count:
                 network.swallow(SWALLOWED, direction)
 
-    put, receive = Router._put, Router.receive
+    put, receive = Router._write, Router.receive
 
     def putting(self: Router, name: bytes, head: Head, body: bytes) -> None:
         if body:
@@ -73,7 +73,7 @@ def swallow_at(
             look(message)
         return heard
 
-    monkeypatch.setattr(Router, "_put", putting)
+    monkeypatch.setattr(Router, "_write", putting)
     monkeypatch.setattr(Router, "receive", receiving)
 
 

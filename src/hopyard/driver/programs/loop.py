@@ -52,8 +52,9 @@ from hopyard.core.programs.messages import (
     TensorBoardStarted,
 )
 from hopyard.driver.commit import Clock, commit
-from hopyard.driver.links import Gone, Router
+from hopyard.driver.links import Gone
 from hopyard.driver.programs.status import ProgramStatus, status_of
+from hopyard.driver.router import Router
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import AgentEngine, Agents
 from hopyard.store.journal import Journal, Lock

@@ -22,8 +22,10 @@ from hopyard.data.manifest import Manifest
 from hopyard.data.shared.needed import need, spare
 from hopyard.driver.commit import Clock
 from hopyard.driver.directory import room
-from hopyard.driver.links import Direct, Link, Router
+from hopyard.driver.in_process import InProcess
+from hopyard.driver.links import Link
 from hopyard.driver.pickling import PYTHON, RunInputs
+from hopyard.driver.router import Router
 from hopyard.driver.runs.again import for_workers
 from hopyard.driver.runs.loop import Loop, View
 from hopyard.driver.runs.ownership import Owned, here, using
@@ -272,7 +274,7 @@ def _depot(it: Drive, engine: AgentEngine, store: Store, run: str, stack: contex
 
 def _link(engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts) -> Link:
     if not starts_agents(engine):
-        return Direct(setup)
+        return InProcess(setup)
     return Router(engine, setup, layout.log, timeouts.heartbeat_timeout, timeouts.stall_timeout)
 
 

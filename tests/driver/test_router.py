@@ -37,7 +37,8 @@ from hopyard.core.messages import (
 from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
 from hopyard.core.runs.liveness import PHASES
-from hopyard.driver.links import GRACE, UNCONFIRMED, Gone, Router
+from hopyard.driver.links import Gone
+from hopyard.driver.router import GRACE, UNCONFIRMED, Router
 from hopyard.driver.runs.ownership import Owned
 from hopyard.driver.runs.session import _depot
 from hopyard.spec import Encrypt, RunSpec
@@ -276,7 +277,7 @@ class Clock:
 
     def __init__(self, it: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self._router = time.monotonic(), it.router
-        monkeypatch.setattr("hopyard.driver.links.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("hopyard.driver.router.time.monotonic", lambda: self.now)
 
     def go(self, seconds: float) -> None:
         """Time passes, in which the driver runs."""
@@ -578,7 +579,7 @@ def test_a_new_agent_has_a_grace(wire: Callable[..., Wire], monkeypatch: pytest.
         assert it.router.receive(0.05) == []
     assert GRACE > 60
     now = time.monotonic()
-    monkeypatch.setattr("hopyard.driver.links.time.monotonic", lambda: now + GRACE + 0.3)
+    monkeypatch.setattr("hopyard.driver.router.time.monotonic", lambda: now + GRACE + 0.3)
     it.router._checked = now + GRACE + 0.3
     assert [type(message) for message in it.router.receive(0.0)] == [Gone]
 
@@ -588,12 +589,12 @@ def test_a_slot_without_a_place_is_not_silent(wire: Callable[..., Wire], monkeyp
     it.engine.waiting.add(0)
     it.router.start(0)
     now = time.monotonic()
-    monkeypatch.setattr("hopyard.driver.links.time.monotonic", lambda: now + GRACE + 0.3)
+    monkeypatch.setattr("hopyard.driver.router.time.monotonic", lambda: now + GRACE + 0.3)
     it.router._checked = now + GRACE + 0.3
     assert it.router.receive(0.0) == []
     it.engine.waiting.clear()
     later = now + 2 * GRACE + 0.9
-    monkeypatch.setattr("hopyard.driver.links.time.monotonic", lambda: later)
+    monkeypatch.setattr("hopyard.driver.router.time.monotonic", lambda: later)
     it.router._checked = later
     assert [type(message) for message in it.router.receive(0.0)] == [Gone]
 
@@ -605,7 +606,7 @@ def test_nobody_is_lost_because_the_driver_itself_did_not_run(
     it.dial(0).greet().ready()
     assert it.hear() == [READY]
     now = time.monotonic()
-    monkeypatch.setattr("hopyard.driver.links.time.monotonic", lambda: now + 3600)  # the laptop slept
+    monkeypatch.setattr("hopyard.driver.router.time.monotonic", lambda: now + 3600)  # the laptop slept
     assert it.router.receive(0.0) == []
 
 

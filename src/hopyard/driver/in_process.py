@@ -1,0 +1,92 @@
+"""The link of a run without processes: its worker runs in this very one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from hopyard.agent.runs.service import UnitService, assemble, fingerprint, unfit
+from hopyard.core.messages import (
+    Down,
+    Examine,
+    Ready,
+    Setup,
+    Store,
+    Up,
+    Work,
+)
+from hopyard.core.runs.liveness import Stall
+from hopyard.driver.links import Gone
+from hopyard.training.build import undisturbed
+
+
+class InProcess:
+    """The worker in this process: what is sent is run when the answer is asked for."""
+
+    def __init__(self, setup: Callable[[str], Setup]) -> None:
+        self._setup = setup("cpu")
+        self._inbox: deque[tuple[int, Down]] = deque()
+        self._outbox: queue.SimpleQueue[Up | Gone] = queue.SimpleQueue()
+        self._service: UnitService | None = None
+        self._slot = -1
+
+    def start(self, slot: int) -> None:
+        """Assemble the worker."""
+        self._slot = slot
+        try:
+            self._service = assemble(slot, self._setup, self._outbox.put)
+        except Exception as error:  # noqa: BLE001 - told to the user as any agent would
+            self._outbox.put(unfit(slot, error))
+            return
+        with undisturbed():
+            self._service.worker.prepare()
+            told = fingerprint()
+        self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), told))
+
+    def end(self, slot: int) -> None:
+        """Let go of the worker; what it has to store is stored."""
+        self._slot = -1
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+
+    def send(self, slot: int, message: Down) -> None:
+        """Put it in the worker's inbox."""
+        if slot == self._slot:
+            self._inbox.append((slot, message))
+
+    def receive(self, seconds: float) -> list[Up | Gone]:
+        """Run what is in the inbox, or wait for the background to say something."""
+        if self._inbox:
+            _, message = self._inbox.popleft()
+            if self._service is not None and isinstance(message, (Work, Store, Examine)):
+                with undisturbed():
+                    answers = self._service.do(message)
+                for answer in answers:
+                    self._outbox.put(answer)
+        heard: list[Up | Gone] = []
+        with contextlib.suppress(queue.Empty):
+            heard.append(self._outbox.get(timeout=max(seconds, 0.001)))
+            while True:
+                heard.append(self._outbox.get_nowait())
+        return heard
+
+    def confirm(self) -> None:
+        """Nothing is lost on the way here."""
+
+    def paused(self) -> float:
+        """Nobody waits for anybody here."""
+        return 0.0
+
+    def stalls(self) -> dict[int, Stall]:
+        """Nobody looks at a worker while it works."""
+        return {}
+
+    def close(self) -> None:
+        """Store what is an epoch's end, give shared memory back."""
+        if self._service is not None:
+            self._service.close()
