@@ -5,9 +5,7 @@ units fail, run out of memory, or cannot take a State; the store is away for a w
 driver is killed between any two of its steps and resumed. `step` lets one of these things happen, drawn from `choose`;
 `finish` lets the world be kind from now on, and the run must end.
 
-`Chaos` knows what a run must give, independently of the machine (`expected`), and looks after every step for a broken
-promise (`Broken`). A State's content here is the list of what its trial went over, so a State made from the wrong one
-cannot hide.
+After every step the world looks for a broken promise (`promises`).
 """
 
 from __future__ import annotations
@@ -52,19 +50,8 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
 from hopyard.core.runs.scheduler import Assignment
-from hopyard.spec import Fault, Part, Ref, RunSpec, Sums, Timeouts, Unit, better, packed
-
-Content = tuple[tuple[int, int], ...]
-"""The (epoch, partition) that a State's trial went over, in order."""
-
-
-class Broken(AssertionError):
-    """A promise was broken."""
-
-
-def _hold(true: object, what: str) -> None:
-    if not true:
-        raise Broken(what)
+from hopyard.spec import Fault, Part, Ref, RunSpec, Timeouts, Unit, packed
+from hopyard.testing.promises import Content, at_the_end, between_events, hold, sums_of
 
 
 @dataclass(eq=False)
@@ -188,14 +175,14 @@ class Chaos:
         if self.choose(3) and self._tried_again():
             self._to_the_end()
             left = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
-            _hold(set(left) <= self.sick | self.unfit, f"tried again in a kind world, and failed: {left}")
+            hold(set(left) <= self.sick | self.unfit, f"tried again in a kind world, and failed: {left}")
 
     def _to_the_end(self) -> None:
         turns = 0
         self.kind = True
         while not self.ended:
             turns += 1
-            _hold(turns < 200 * (1 + self.spec.steps) * (1 + len(self.machine.trials)), "the run does not end")
+            hold(turns < 200 * (1 + self.spec.steps) * (1 + len(self.machine.trials)), "the run does not end")
             for agent in list(self.agents.values()):
                 if agent.away:
                     self._back(agent)
@@ -220,7 +207,7 @@ class Chaos:
             while agent.said:
                 self.feed(agent.said.popleft())
         left = self.stored.intersection(self.store) - self.machine.kept()
-        _hold(not left, f"stored, needed no longer, and never deleted: {left}")
+        hold(not left, f"stored, needed no longer, and never deleted: {left}")
         self.sweep()
         self.judge()
 
@@ -317,7 +304,7 @@ class Chaos:
         """Time passes, and perhaps a deadline with it."""
         if (first := self.machine.earliest()) is not None:
             self.clock = max(self.clock, first)
-            _hold(self.machine.due(self.clock), "a deadline is not due")
+            hold(self.machine.due(self.clock), "a deadline is not due")
             self.feed(Tick(at=self.clock))
 
     def full(self) -> None:
@@ -352,7 +339,7 @@ class Chaos:
             self.swept.add(ref)
         self.feed(Resumed(at=self.clock, gone=gone))
         states = [state for trial in self.machine.trials.values() for state in trial.states.values()]
-        _hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
+        hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
         self.sweep()
 
     def sweep(self) -> None:
@@ -378,27 +365,27 @@ class Chaos:
     def _obey(self, command: Command) -> None:
         if isinstance(command, (Dispatch, Check)):
             agent = self.agents.get(command.slot)
-            _hold(agent is not None, f"{command} goes to a slot that is not there")
+            hold(agent is not None, f"{command} goes to a slot that is not there")
             assert agent is not None
-            _hold(agent.task is None, f"{command} goes to a busy slot")
+            hold(agent.task is None, f"{command} goes to a busy slot")
             if isinstance(command, Dispatch):
                 self._may_start(command.unit)
             agent.task = command
         elif isinstance(command, Keep):
             self._keep(command)
         elif isinstance(command, Release):
-            _hold((command.slot, command.memory_key) not in self.released, f"{command} a second time")
+            hold((command.slot, command.memory_key) not in self.released, f"{command} a second time")
             self.released.add((command.slot, command.memory_key))
             if command.slot in self.agents:
                 self.agents[command.slot].memory.pop(command.memory_key, None)
         elif isinstance(command, Delete):
-            _hold(command.ref in self.store or command.ref in self.swept, f"{command} of what is not stored")
+            hold(command.ref in self.store or command.ref in self.swept, f"{command} of what is not stored")
             self.store.pop(command.ref, None)
         elif isinstance(command, Replace):
             if command.slot in self.agents:
                 self._part(self.agents[command.slot], dead=bool(self.choose(2)))
         elif isinstance(command, Warn):
-            _hold(not command.defect, command.text)
+            hold(not command.defect, command.text)
         elif isinstance(command, Finish):
             self.feed(Finished(at=self.clock, status=command.status))
             self.ended = True
@@ -418,15 +405,15 @@ class Chaos:
         if unit.start is None:
             return
         state = self.machine.trials[unit.trial].states.get(unit.start.step)
-        _hold(state is not None and state.ref == unit.start, f"{unit} starts from a State that its trial does not have")
+        hold(state is not None and state.ref == unit.start, f"{unit} starts from a State that its trial does not have")
         assert state is not None
         if unit.digest:
-            _hold(unit.start in self.store, f"{unit} starts from a stored State that is not stored")
+            hold(unit.start in self.store, f"{unit} starts from a stored State that is not stored")
         else:
-            _hold(unit.memory_key and state.maker in self.machine.slots, f"{unit} starts from a State that nobody has")
+            hold(unit.memory_key and state.maker in self.machine.slots, f"{unit} starts from a State that nobody has")
         if unit.memory_key:
-            _hold((state.maker, unit.memory_key) not in self.released, f"{unit} starts from released memory")
-            _hold(state.maker in self.machine.slots, f"{unit} starts from the memory of a lost slot")
+            hold((state.maker, unit.memory_key) not in self.released, f"{unit} starts from released memory")
+            hold(state.maker in self.machine.slots, f"{unit} starts from the memory of a lost slot")
 
     def _die(self) -> None:
         self.killed = True
@@ -476,8 +463,8 @@ class Chaos:
             values = {name: sum(array.numbers()) / rows for name, (array, rows) in (unit.totals or {}).items()}
             agent.said.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=(), seconds=0.0, values=values))
             return
-        _hold(unit.partitions, f"{unit} has no partitions")
-        sums = [self.sums(unit.kind, unit.trial, unit.epoch, p) for p in unit.partitions]
+        hold(unit.partitions, f"{unit} has no partitions")
+        sums = [sums_of(self.arrays, unit.kind, unit.trial, unit.epoch, p) for p in unit.partitions]
         seconds = 0.01 * 4 ** self.choose(5)  # estimates change, so slots give up the trials that they have in memory
         parts = tuple([Part(p, packed(one), seconds) for p, one in zip(unit.partitions, sums, strict=True)])
         memory_key = ""
@@ -491,7 +478,7 @@ class Chaos:
                 agent.pending.remove(mine[-1])
             agent.pending.append((ref, state))
         else:
-            _hold(len(content) == (unit.epoch + 1) * self.spec.partitions, f"{unit} validates the wrong State")
+            hold(len(content) == (unit.epoch + 1) * self.spec.partitions, f"{unit} validates the wrong State")
         done = Done(at=at, slot=agent.number, lease=unit.lease, parts=parts, seconds=0.1, memory_key=memory_key)
         agent.said.append(done)
 
@@ -520,136 +507,19 @@ class Chaos:
 
     def _write(self, agent: Agent, index: int) -> None:
         ref, content = agent.pending.pop(index)
-        _hold(ref not in self.store, f"{ref} is stored twice")
+        hold(ref not in self.store, f"{ref} is stored twice")
         self.store[ref] = content
         agent.said.append(Durable(at=self.clock, slot=agent.number, ref=ref, digest=str(hash(content)), bytes=1))
 
-    # ---------------------------------------------------------------- what must hold
-
-    def sums(self, kind: str, trial: int, epoch: int, partition: int) -> Sums:
-        """What one partition gives: numbers that no other partition gives."""
-        one = float(Random(f"{kind}/{trial}/{epoch}/{partition}").randrange(1 << 20))  # noqa: S311
-        sums: Sums = {"loss": (one, 1.0 + partition)}
-        if self.arrays:
-            sums["bins"] = [one, one + 1, 2.0], 1.0 + partition
-        return sums
-
-    def expected(self, trial: int, epoch: int) -> dict[str, float]:
-        """The metrics of this epoch: one pass, in the order of partitions."""
-        found: dict[str, float] = {}
-        for prefix, kind, count in (("", "train", self.spec.partitions), ("val_", "validate", self.spec.validation)):
-            every = [self.sums(kind, trial, epoch, partition) for partition in range(count)]
-            for name in every[0] if every else ():
-                total, rows = 0.0, 0.0
-                for sums in every:
-                    values, more = sums[name]
-                    total += sum(values) if isinstance(values, list) else values
-                    rows += more
-                found[prefix + name] = total / rows
-        return found
-
     def look(self) -> None:
-        """What holds between any two events."""
-        machine, spec = self.machine, self.spec
-        standing = machine.leases.standing()
-        trains = [unit.trial for _, unit in standing.values() if unit.kind == "train"]
-        _hold(len(trains) == len(set(trains)), "a trial is in two places")
-        owners = [slot for slot, _ in standing.values()]
-        _hold(len(owners) == len(set(owners)), "a slot has two leases")
-        for lease, (slot, unit) in standing.items():
-            _hold(slot in machine.slots and machine.slots[slot].busy == lease, f"lease {lease} of a slot without it")
-            trial = machine.trials[unit.trial]
-            known = {trial.lease} if unit.kind == "train" else trial.validation_leases
-            _hold(lease in known, f"lease {lease} astray")
-        for trial in machine.trials.values():
-            _hold(list(trial.states) == sorted(trial.states), "States out of order")
-            _hold(
-                trial.ended or trial.durable_step <= trial.step <= spec.steps,
-                f"trial {trial.id} is behind its durable step",
-            )
-            _hold(
-                not trial.durable_step or trial.durable_step in trial.states, f"trial {trial.id} lost its durable State"
-            )
-            for epoch, values in trial.history.items():
-                _hold(values == self.expected(trial.id, epoch), f"trial {trial.id}, epoch {epoch}: {values}")
-            for epoch in trial.history:
-                _hold(epoch not in trial.epochs, "an epoch that is in comes in")
-        missing = machine.kept() - set(self.store)
-        _hold(not missing, f"not stored, but needed: {missing}")
-        self._look_idle()
-        again = fold([decode(line) for line in self.journal]).snapshot()
-        now = machine.snapshot()
-        _hold(again == now, "the journal folds to another state")
-
-    def _look_idle(self) -> None:
-        machine = self.machine
-        idle = [slot for slot in machine.slots.values() if not slot.busy]
-        if machine.status == "checking" and idle:
-            used = all(slot.used for slot in idle)
-            fit = any(not (trial.ended or trial.until or (trial.fresh and used)) for trial in machine.trials.values())
-            _hold(not fit or machine.snapshot()["checking"], "nobody checks")
-        if machine.status != "running":
-            return
-        folds = machine.snapshot()["folds"]
-        resting = machine.scheduler.resting
-        _hold(not (folds and any(slot.id not in resting for slot in idle)), "a fold waits, and a slot")
-        for slot in idle:
-            if slot.id in resting:
-                _hold(
-                    any(trial.isolated and not trial.ended for trial in machine.trials.values()),
-                    "a slot rests for nobody",
-                )
-                continue
-            for trial in machine.trials.values():
-                state = trial.states.get(trial.step)
-                ready = not trial.lease and not trial.ended and trial.step < trial.target
-                held_up = trial.until or trial.isolated == "train" or (state is not None and state.parked)
-                _hold(not ready or held_up, f"slot {slot.id} and trial {trial.id} wait for each other")
-                for epoch, record in trial.epochs.items():
-                    held_up = trial.ended or trial.until or trial.isolated == "validate" or record.parked
-                    _hold(
-                        not record.left or held_up,
-                        f"slot {slot.id} and the validation of {trial.id}, {epoch} wait for each other",
-                    )
+        """What holds between any two events holds."""
+        between_events(self.machine, self.arrays, self.store, self.journal)
 
     def judge(self) -> None:
-        """What holds when the run has ended."""
-        machine, spec = self.machine, self.spec
-        completed = 0
-        for trial in machine.trials.values():
-            _hold(trial.ended or machine.faults, f"trial {trial.id} is {trial.status}")
-            wanted = set()
-            if trial.status == "completed":
-                completed += 1
-                _hold(sorted(trial.history) == list(range(spec.epochs)), f"trial {trial.id}: {sorted(trial.history)}")
-                wanted = {spec.steps, (self.best(trial.history) + 1) * spec.partitions}
-                _hold(trial.best == self.best(trial.history), f"trial {trial.id}: best {trial.best}")
-                _hold(set(trial.states) == wanted, f"trial {trial.id} keeps {list(trial.states)}, not {wanted}")
-            elif trial.ended:
-                mine = trial.fault in ("system", "memory") or trial.id in self.sick | self.unfit
-                _hold(mine and trial.fault != "store", f"trial {trial.id} ({trial.fault}): {trial.error}")
-                wanted = {trial.durable_step, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
-                wanted |= {(epoch + 1) * spec.partitions for epoch in trial.epochs}
-                _hold(set(trial.states) <= wanted, f"trial {trial.id}, failed, keeps {list(trial.states)}")
-            for step, state in trial.states.items():  # the rotation is written out: an expectation of its own
-                order = tuple([(k // spec.partitions, (trial.id + k) % spec.partitions) for k in range(step)])
-                _hold(self.store.get(state.ref) == order, f"{state.ref} went over {self.store.get(state.ref)}")
-        _hold(set(self.store) == machine.kept(), f"stored {set(self.store)}, kept {machine.kept()}")
-        status = "completed" if completed == len(machine.trials) else "partial" if completed else "failed"
-        _hold(machine.status == status, f"the run is {machine.status}, not {status}")
-        _hold(not len(machine.leases), "a lease stands")
+        """What holds when a run has ended holds."""
+        at_the_end(self.machine, self.store, self.sick | self.unfit)
         for agent in self.agents.values():
-            _hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
-
-    def best(self, history: dict[int, dict[str, float]]) -> int:
-        """The best epoch, by a plain search."""
-        best = None
-        for epoch in sorted(history):
-            metric = self.spec.metric
-            if metric is None or best is None or better(self.spec.mode, history[epoch][metric], history[best][metric]):
-                best = epoch
-        _hold(best is not None, "no epoch")
-        return best or 0
+            hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
 
 
 def _lines(event: Event, commands: list[Command]) -> list[Line]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from hopyard.spec import RunSpec
-from hopyard.testing.chaos import Broken, Chaos, drawn
+from hopyard.testing.chaos import Chaos, drawn
+from hopyard.testing.promises import Broken
 
 WORLDS = int(os.environ.get("HOPYARD_WORLDS", "250"))
 

@@ -1,0 +1,171 @@
+"""What a run must give, whatever happens: known here independently of the machine that decides.
+
+A State's content is the list of what its trial went over, so a State made from the wrong one cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from random import Random
+
+from hopyard.core.runs.events import decode
+from hopyard.core.runs.machine import Machine, fold
+from hopyard.spec import Ref, RunSpec, Sums, better
+
+Content = tuple[tuple[int, int], ...]
+"""The (epoch, partition) that a State's trial went over, in order."""
+
+
+class Broken(AssertionError):
+    """A promise was broken."""
+
+
+def hold(true: object, what: str) -> None:
+    """Raises Broken unless it is true."""
+    if not true:
+        raise Broken(what)
+
+
+def sums_of(arrays: bool, kind: str, trial: int, epoch: int, partition: int) -> Sums:
+    """What one partition gives, and no other does; with an additive array, if `arrays`."""
+    one = float(Random(f"{kind}/{trial}/{epoch}/{partition}").randrange(1 << 20))  # noqa: S311
+    sums: Sums = {"loss": (one, 1.0 + partition)}
+    if arrays:
+        sums["bins"] = [one, one + 1, 2.0], 1.0 + partition
+    return sums
+
+
+def expected(spec: RunSpec, arrays: bool, trial: int, epoch: int) -> dict[str, float]:
+    """The metrics of this epoch: one pass, in the order of partitions."""
+    found: dict[str, float] = {}
+    for prefix, kind, count in (("", "train", spec.partitions), ("val_", "validate", spec.validation)):
+        every = [sums_of(arrays, kind, trial, epoch, partition) for partition in range(count)]
+        for name in every[0] if every else ():
+            total, rows = 0.0, 0.0
+            for sums in every:
+                values, more = sums[name]
+                total += sum(values) if isinstance(values, list) else values
+                rows += more
+            found[prefix + name] = total / rows
+    return found
+
+
+def between_events(machine: Machine, arrays: bool, stored: Collection[Ref], journal: Iterable[bytes]) -> None:
+    """What holds between any two events.
+
+    Args:
+        machine: the live one.
+        arrays: as for `sums_of`.
+        stored: the States that are in the store.
+        journal: the lines of all that happened and was decided.
+
+    Raises:
+        Broken: a promise was broken.
+    """
+    spec = machine.spec
+    standing = machine.leases.standing()
+    trains = [unit.trial for _, unit in standing.values() if unit.kind == "train"]
+    hold(len(trains) == len(set(trains)), "a trial is in two places")
+    owners = [slot for slot, _ in standing.values()]
+    hold(len(owners) == len(set(owners)), "a slot has two leases")
+    for lease, (slot, unit) in standing.items():
+        hold(slot in machine.slots and machine.slots[slot].busy == lease, f"lease {lease} of a slot without it")
+        trial = machine.trials[unit.trial]
+        known = {trial.lease} if unit.kind == "train" else trial.validation_leases
+        hold(lease in known, f"lease {lease} astray")
+    for trial in machine.trials.values():
+        hold(list(trial.states) == sorted(trial.states), "States out of order")
+        hold(
+            trial.ended or trial.durable_step <= trial.step <= spec.steps,
+            f"trial {trial.id} is behind its durable step",
+        )
+        hold(not trial.durable_step or trial.durable_step in trial.states, f"trial {trial.id} lost its durable State")
+        for epoch, values in trial.history.items():
+            hold(values == expected(spec, arrays, trial.id, epoch), f"trial {trial.id}, epoch {epoch}: {values}")
+        for epoch in trial.history:
+            hold(epoch not in trial.epochs, "an epoch that is in comes in")
+    missing = machine.kept() - set(stored)
+    hold(not missing, f"not stored, but needed: {missing}")
+    _nobody_waits_for_nothing(machine)
+    again = fold([decode(line) for line in journal]).snapshot()
+    now = machine.snapshot()
+    hold(again == now, "the journal folds to another state")
+
+
+def _nobody_waits_for_nothing(machine: Machine) -> None:
+    idle = [slot for slot in machine.slots.values() if not slot.busy]
+    if machine.status == "checking" and idle:
+        used = all(slot.used for slot in idle)
+        fit = any(not (trial.ended or trial.until or (trial.fresh and used)) for trial in machine.trials.values())
+        hold(not fit or machine.snapshot()["checking"], "nobody checks")
+    if machine.status != "running":
+        return
+    folds = machine.snapshot()["folds"]
+    resting = machine.scheduler.resting
+    hold(not (folds and any(slot.id not in resting for slot in idle)), "a fold waits, and a slot")
+    for slot in idle:
+        if slot.id in resting:
+            hold(
+                any(trial.isolated and not trial.ended for trial in machine.trials.values()),
+                "a slot rests for nobody",
+            )
+            continue
+        for trial in machine.trials.values():
+            state = trial.states.get(trial.step)
+            ready = not trial.lease and not trial.ended and trial.step < trial.target
+            held_up = trial.until or trial.isolated == "train" or (state is not None and state.parked)
+            hold(not ready or held_up, f"slot {slot.id} and trial {trial.id} wait for each other")
+            for epoch, record in trial.epochs.items():
+                held_up = trial.ended or trial.until or trial.isolated == "validate" or record.parked
+                hold(
+                    not record.left or held_up,
+                    f"slot {slot.id} and the validation of {trial.id}, {epoch} wait for each other",
+                )
+
+
+def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collection[int]) -> None:
+    """What holds when the run has ended.
+
+    Args:
+        machine: of the run.
+        store: State → what its trial went over.
+        excused: trials whose recipe may have failed them.
+
+    Raises:
+        Broken: a promise was broken.
+    """
+    spec = machine.spec
+    completed = 0
+    for trial in machine.trials.values():
+        hold(trial.ended or machine.faults, f"trial {trial.id} is {trial.status}")
+        wanted = set()
+        if trial.status == "completed":
+            completed += 1
+            hold(sorted(trial.history) == list(range(spec.epochs)), f"trial {trial.id}: {sorted(trial.history)}")
+            wanted = {spec.steps, (best_epoch(spec, trial.history) + 1) * spec.partitions}
+            hold(trial.best == best_epoch(spec, trial.history), f"trial {trial.id}: best {trial.best}")
+            hold(set(trial.states) == wanted, f"trial {trial.id} keeps {list(trial.states)}, not {wanted}")
+        elif trial.ended:
+            mine = trial.fault in ("system", "memory") or trial.id in excused
+            hold(mine and trial.fault != "store", f"trial {trial.id} ({trial.fault}): {trial.error}")
+            wanted = {trial.durable_step, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
+            wanted |= {(epoch + 1) * spec.partitions for epoch in trial.epochs}
+            hold(set(trial.states) <= wanted, f"trial {trial.id}, failed, keeps {list(trial.states)}")
+        for step, state in trial.states.items():  # the rotation is written out: an expectation of its own
+            order = tuple([(k // spec.partitions, (trial.id + k) % spec.partitions) for k in range(step)])
+            hold(store.get(state.ref) == order, f"{state.ref} went over {store.get(state.ref)}")
+    hold(set(store) == machine.kept(), f"stored {set(store)}, kept {machine.kept()}")
+    status = "completed" if completed == len(machine.trials) else "partial" if completed else "failed"
+    hold(machine.status == status, f"the run is {machine.status}, not {status}")
+    hold(not len(machine.leases), "a lease stands")
+
+
+def best_epoch(spec: RunSpec, history: dict[int, dict[str, float]]) -> int:
+    """The best epoch, by a plain search."""
+    best = None
+    for epoch in sorted(history):
+        metric = spec.metric
+        if metric is None or best is None or better(spec.mode, history[epoch][metric], history[best][metric]):
+            best = epoch
+    hold(best is not None, "no epoch")
+    return best or 0
