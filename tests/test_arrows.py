@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "hopyard"
 
 LEVELS = [
-    {"errors"},
+    {"errors", "text"},
     {"checks"},
     {"spec"},
     {"space"},
@@ -216,7 +216,7 @@ def test_the_core_is_pure() -> None:
         for name in imports(path):
             top = name.split(".")[0]
             if top == "hopyard":
-                assert name.split(".")[1] in {"checks", "core", "errors", "spec", "space"}, (
+                assert name.split(".")[1] in {"checks", "core", "errors", "spec", "space", "text"}, (
                     f"{path.name} imports {name}"
                 )
                 continue

@@ -12,7 +12,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.agent.programs.task import explained, plain
-from hopyard.checks import environment, escaped, escaped_tree, flag, fraction, one_of, seconds, unwritable, whole
+from hopyard.checks import environment, flag, fraction, one_of, seconds, whole
 from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
 from hopyard.core.runs.events import Began, Done, Failed, Interrupted, decode, encode
 from hopyard.driver.runs.session import fits
@@ -20,6 +20,7 @@ from hopyard.errors import DataError, PreflightError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Array, Part, Ref, RunSpec
 from hopyard.store.guard import Guarded, StoreUnreachable
+from hopyard.text import escaped, escaped_tree, unwritable
 from jobs import CONFIGS, WIDTH, dataset, linear, select
 
 ODD = "caf\udce9"

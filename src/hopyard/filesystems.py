@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hopyard.checks import escaped
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.system.files import FULL
+from hopyard.text import escaped
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
 """Protocols whose upload is seen when it is complete."""

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopyard.checks import unwritable, whole
+from hopyard.checks import whole
 from hopyard.errors import SpecError
 from hopyard.spec import Config
+from hopyard.text import unwritable
 
 
 def _number(name: str, field: str, value: Any) -> float:

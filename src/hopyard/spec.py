@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import unwritable
 from hopyard.errors import SpecError
+from hopyard.text import unwritable
 
 FORMAT = 1
 """Version of the journal. A reader refuses what is newer than itself."""

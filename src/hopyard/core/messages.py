@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hopyard.checks import escaped_tree
 from hopyard.core.delivery import Head
 from hopyard.core.facts import UNREADABLE
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
@@ -33,6 +32,7 @@ from hopyard.core.programs.messages import (
 from hopyard.core.runs.events import Checked, Done, Durable, Failed, Forgotten, StoreAway, StoreBack
 from hopyard.errors import HopyardError, SpecError
 from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
+from hopyard.text import escaped_tree
 
 WIRE = 2
 """Version of the wire. Driver and agents must have the same."""

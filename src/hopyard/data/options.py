@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import closest, one_of, sendable, unwritable, whole
+from hopyard.checks import closest, one_of, whole
 from hopyard.data.manifest import Value
 from hopyard.errors import SpecError
+from hopyard.text import sendable, unwritable
 
 Names = str | list[str]
 Assign = Literal["spread", "blocks"]

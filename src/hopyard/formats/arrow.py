@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.checks import closest, sendable
+from hopyard.checks import closest
 from hopyard.errors import DataError
+from hopyard.text import sendable
 
 Array = np.ndarray[Any, Any]
 

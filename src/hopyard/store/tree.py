@@ -33,9 +33,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopyard.checks import sendable
 from hopyard.errors import HopyardError, SpecError
 from hopyard.ports import Leaf, Tree
+from hopyard.text import sendable
 
 FORMAT = 1
 """Version of the layout. A reader refuses what is newer than itself."""

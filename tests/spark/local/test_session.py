@@ -289,10 +289,10 @@ def test_another_pyspark_is_said(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"cores": 0}, "cores=0 is not allowed"),
-        ({"cores": True}, "cores=True is not allowed"),
-        ({"cores": "2"}, "cores='2' is not allowed"),
-        ({"executors": -1}, "executors=-1 is not allowed"),
+        ({"cores": 0}, "cores must be an integer >= 1, got 0"),
+        ({"cores": True}, "cores must be an integer >= 1, got True"),
+        ({"cores": "2"}, "cores must be an integer >= 1, got '2'"),
+        ({"executors": -1}, "executors must be an integer >= 1, got -1"),
         ({"memory": 4}, "memory=4 is not allowed: 512m or more"),
         ({"memory": "4"}, "memory='4' is not allowed"),
         ({"memory": "100m"}, "memory='100m' is not allowed"),

@@ -23,11 +23,11 @@ from typing import Any
 from hopyard.agent.parent import ended_with
 from hopyard.agent.programs.channel import Pipe, down
 from hopyard.agent.programs.session import TaskSession
-from hopyard.checks import escaped
 from hopyard.core.programs.events import Begin, Ended, Running
 from hopyard.core.programs.messages import Host
 from hopyard.frameworks.keras import strategies
 from hopyard.system.network import interface_of
+from hopyard.text import escaped
 
 EXIT_SECONDS = 5.0
 """For what the user registered with `atexit`, until the end of `main` is told all the same."""

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from hopyard import meter
 from hopyard.agent.runs.silence import Silence
-from hopyard.checks import escaped
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.errors import ResourceError
@@ -29,6 +28,7 @@ from hopyard.spec import Ref
 from hopyard.store.arena import Arena
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.tree import digest
+from hopyard.text import escaped
 
 log = logging.getLogger(__name__)
 

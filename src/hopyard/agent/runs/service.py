@@ -17,7 +17,6 @@ from hopyard.agent.progress import Progress
 from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
 from hopyard.agent.runs.storage import Network, reach
 from hopyard.agent.runs.worker import Worker
-from hopyard.checks import escaped
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
 from hopyard.data.manifest import Manifest
 from hopyard.errors import HopyardError, SpecError
@@ -25,6 +24,7 @@ from hopyard.frameworks import environment, quiet, release, runtimes
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.guard import Guarded
 from hopyard.system.processes import name_threads
+from hopyard.text import escaped
 from hopyard.training.build import Plan, foresee, warm
 
 if TYPE_CHECKING:

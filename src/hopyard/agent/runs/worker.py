@@ -16,7 +16,6 @@ from typing import Any, Literal
 from hopyard import meter
 from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
-from hopyard.checks import escaped, sendable
 from hopyard.core.messages import LIMIT, NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
 from hopyard.core.runs.order import partition_seed, shuffle_seed, validation_seed
@@ -30,6 +29,7 @@ from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, Supp
 from hopyard.spec import Array, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
+from hopyard.text import escaped, sendable
 from hopyard.training.build import Built, Plan, build, install
 from hopyard.training.steps import finite, gather, over
 

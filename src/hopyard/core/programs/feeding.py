@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from hopyard.checks import sendable
 from hopyard.core.programs.uneven import Count, Uneven, allowed
 from hopyard.errors import SpecError
+from hopyard.text import sendable
 
 NOTHING = Count(0, False)
 

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from hopyard.checks import unwritable
 from hopyard.data.manifest import Manifest, SourceInfo
 from hopyard.data.rows.content import Content
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, to_arrow
+from hopyard.text import unwritable
 
 ROWS = 65_536
 """Most rows of a batch."""

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.checks import sendable, unwritable
 from hopyard.data.sources.memory import BYTES, ROWS, Arrays, Reader, Source, Table
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, masked_at, plain, to_arrow
+from hopyard.text import sendable, unwritable
 
 
 def from_numpy(

@@ -15,9 +15,9 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from hopyard.checks import sendable
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import is_there, matching, open_url, reaching, why
+from hopyard.text import sendable
 
 T = TypeVar("T")
 

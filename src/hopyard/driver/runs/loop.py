@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from hopyard.checks import escaped
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.core.messages import Store as StoreNow
@@ -55,6 +54,7 @@ from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
 from hopyard.spec import Ref
 from hopyard.store.journal import Journal, read
+from hopyard.text import escaped
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hopyard.checks import unwritable
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
 from hopyard.errors import SpecError
 from hopyard.ports import Engine
 from hopyard.spec import Encrypt, Hopper, RunSpec, Timeouts
 from hopyard.store.states import private
+from hopyard.text import unwritable
 from hopyard.training.recipes import wants_context
 
 
