@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopyard.core.runs.events import Dispatch, Done, Durable, Joined, Line
+from hopyard.core.runs.events import CODEC, Dispatch, Done, Durable, Joined, Line
 from hopyard.store.arena import left as unlocked
 from hopyard.store.journal import read
 
@@ -117,7 +117,7 @@ class Job:
     def journal(self) -> list[Line]:
         """What is in the journal now."""
         path = self.directory / "journal.jsonl"
-        return list(read(path)) if path.exists() else []
+        return list(read(path, CODEC)) if path.exists() else []
 
     def proceeded(self, lines: int) -> bool:
         """Wait until the journal has so many more lines; False when the driver ended before."""

@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hopyard.core.runs.events import Joined
+from hopyard.core.runs.events import CODEC, Joined
 from hopyard.store.journal import read
 
 JOB = """
@@ -86,7 +86,7 @@ def workers(directory: Path) -> list[int]:
     journal = directory / "journal.jsonl"
     if not journal.exists():
         return []
-    pids = [line.pid for line in read(journal) if isinstance(line, Joined)]
+    pids = [line.pid for line in read(journal, CODEC) if isinstance(line, Joined)]
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 

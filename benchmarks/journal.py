@@ -25,7 +25,7 @@ import numpy as np
 from msgspec.structs import replace
 
 import hopyard as hy
-from hopyard.core.runs.events import Began, Done, Durable, Line, encode
+from hopyard.core.runs.events import CODEC, Began, Done, Durable, Line, encode
 from hopyard.core.runs.machine import Machine
 from hopyard.frameworks.linear import Linear
 from hopyard.sim.world import World, lengths
@@ -40,8 +40,9 @@ SIZE = 1_234_567
 """Bytes of a State."""
 READERS = {
     "fold": (
-        "from hopyard.core.runs.machine import fold; from hopyard.store.journal import read; "
-        "fold(read(Path(sys.argv[1])))"
+        "from hopyard.core.runs.events import CODEC; from hopyard.core.runs.machine import fold; "
+        "from hopyard.store.journal import read; "
+        "fold(read(Path(sys.argv[1]), CODEC))"
     ),
     "ls": "from hopyard.cli import app; app(['ls', sys.argv[2]])",
     "show": "from hopyard.cli import app; app(['show', sys.argv[2]])",
@@ -134,7 +135,7 @@ def run_directory(directory: Path, trials: int, epochs: int, partitions: int, bi
         directory=directory,
     )
     layout = Layout(directory)
-    began = next(read(layout.journal))
+    began = next(read(layout.journal, CODEC))
     assert isinstance(began, Began)
     store = LocalStore(layout.states)
     for ref in store.refs():

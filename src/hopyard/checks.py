@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
@@ -106,10 +106,9 @@ def environment(name: str, value: Any) -> dict[str, str]:
     Raises:
         SpecError: it is not a mapping of text to text, or no process could have such variables.
     """
-    try:
-        variables = dict(value)
-    except (TypeError, ValueError):
-        raise SpecError(f"{name} must be a mapping of environment variables, got {value!r:.80}") from None
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{name} must be a mapping of environment variables, got {value!r:.80}")
+    variables = dict(value)
     for key, text in variables.items():
         texts = isinstance(key, str) and isinstance(text, str)
         if not texts or not key or "=" in key or "\0" in key + text or not sendable(key + text):

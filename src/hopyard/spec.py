@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from hopyard.checks import one_of, seconds, whole
 from hopyard.errors import SpecError
 from hopyard.text import unwritable
 
@@ -146,24 +147,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is None and name == "unit_timeout":
-                continue
-            seconds = plain_seconds(value)
-            if not 0 < seconds < math.inf:
-                none = ", or None" if name == "unit_timeout" else ""
-                raise SpecError(f"{name} = {value!r:.60}: must be a finite number of seconds > 0{none}")
-            msgspec.structs.force_setattr(self, name, seconds)
-
-
-def plain_seconds(value: Any) -> float:
-    """A number of seconds, of Python or NumPy, as a float; NaN when it is none."""
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
+            value, none = getattr(self, name), "for any" if name == "unit_timeout" else ""
+            if value is not None or not none:
+                msgspec.structs.force_setattr(self, name, seconds(name, value, none=none))
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,21 +189,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             ("strikes", 1),
             ("retries", 0),
         ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SpecError(f"{name} = {value!r}: a whole number of at least {least} is needed")
-            if fault := unwritable(value):
-                raise SpecError(f"{name} = {value!r}: {fault}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise SpecError(f"seed = {self.seed!r}: a whole number is needed")
-        if fault := unwritable(self.seed):
-            raise SpecError(f"seed = {self.seed!r}: {fault}")
+            msgspec.structs.force_setattr(self, name, whole(name, getattr(self, name), least))
+        msgspec.structs.force_setattr(self, "seed", whole("seed", self.seed))
         if fault := unwritable(self.metric):
             raise SpecError(f"metric = {self.metric!a}: {fault}")
-        if self.mode not in ("min", "max"):
-            raise SpecError(f'mode = {self.mode!r}: "min" or "max" is needed')
-        if self.exact not in (True, False, "warn"):
-            raise SpecError(f'exact = {self.exact!r}: True, False or "warn" is needed')
+        one_of("mode", self.mode, ("min", "max"))
+        one_of("exact", self.exact, (True, False, "warn"))
 
     @property
     def steps(self) -> int:

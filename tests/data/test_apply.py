@@ -92,6 +92,19 @@ def test_arrays(cache: Path, table: pa.Table) -> None:
         apply(manifest, x.reshape(20, 6))
 
 
+def test_a_column_of_a_dict_that_no_model_reads_may_be_of_any_type(cache: Path) -> None:
+    """Such a column is of one type in its first rows and of another later, or has no value for long."""
+    rows = 70_001
+    x = np.random.default_rng(0).random((rows, 2)).astype(np.float32)
+    manifest = Dataset.numpy({"x": x}, x[:, 0], partitions=2).prepare()
+    unread = np.full(rows, None, object)
+    unread[-1] = "seen"
+    mixed = np.full(rows, 1, object)
+    mixed[-1] = 0.5
+    columns = apply(manifest, {"x": x, "unread": unread, "mixed": mixed})
+    assert columns.rows == rows
+
+
 def test_arrays_cannot_hold_categories(cache: Path, table: pa.Table, options: dict[str, Any]) -> None:
     manifest = Dataset.arrow(table, **options).prepare(cache)
     with pytest.raises(DataError, match="give a data frame"):

@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hopyard as hy
@@ -41,6 +42,8 @@ def test_as_many_workers_as_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> No
         ({"env": {"A": 1}}, r"Local\(env=\)\['A'\] = 1: names and values are text"),
         ({"env": {"A=": "1"}}, r"names without ="),
         ({"env": None}, r"must be a mapping"),
+        ({"env": [("A", "b")]}, r"Local\(env=\) must be a mapping"),
+        ({"env": ""}, r"Local\(env=\) must be a mapping"),
         ({"devices": 3}, r"devices=3\): \"auto\", None, or a list"),
     ],
 )
@@ -48,6 +51,12 @@ def test_values_that_are_not_allowed(arguments: dict[str, object], message: str)
     with pytest.raises(hy.SpecError, match=message) as caught:
         hy.Local(**arguments)  # type: ignore[arg-type]
     assert caught.value.exit_code == 2
+
+
+def test_numpy_integers_become_plain_ones() -> None:
+    """The journal has no others."""
+    local, inline = hy.Local(workers=np.int64(2), threads=np.int32(1)), hy.Inline(threads=np.int64(1))
+    assert [type(value) for value in (local.workers, local.threads, inline.threads)] == [int, int, int]
 
 
 @pytest.mark.parametrize("threads", [0, True, 1.0])

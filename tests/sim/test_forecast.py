@@ -44,5 +44,5 @@ def test_any_number_of_slots(slots):
 
 @pytest.mark.parametrize(("field", "value"), [("slots", 0), ("trials", 1.5), ("seconds", 0.0), ("epochs", 0)])
 def test_what_is_refused(field, value):
-    with pytest.raises(SpecError, match=f"{field} = {value}"):
+    with pytest.raises(SpecError, match=f"{field} .*{value}"):
         predict(**{"slots": 1, "trials": 1, "partitions": 1, "epochs": 1, "seconds": 1.0, field: value})

@@ -34,7 +34,7 @@ from hopyard.errors import HopyardError, SpecError
 from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
 from hopyard.text import escaped_tree
 
-WIRE = 2
+WIRE = 3
 """Version of the wire. Driver and agents must have the same."""
 
 LIMIT = 64 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -174,17 +174,21 @@ def _fields(manifest: Manifest, schema: pa.Schema, where: str, targets: bool) ->
 
 def _pieces(manifest: Manifest, data: Any, every: bool) -> Iterator[tuple[Any, RowOrigin]]:
     """The rows before any transform; `every`: all columns, not only those that a model reads."""
-    names = None
+    names, encoded = None, []
     if isinstance(data, Dataset) and not every:
-        names = list(dict.fromkeys(column.name for field in manifest.fields for column in field.columns))
+        columns = [column for field in manifest.fields for column in field.columns]
+        names = list(dict.fromkeys(column.name for column in columns))
+        encoded = [column.name for column in columns if column.encode]
     source = data.rows.source if isinstance(data, Dataset) else _source(manifest, data)
-    for batch, name, first in source.pieces(names, []):
+    for batch, name, first in source.pieces(names, encoded):
         yield batch, RowOrigin(name, first)
 
 
 def _source(manifest: Manifest, data: Any) -> Source:
     if isinstance(data, pa.RecordBatchReader):
         return Reader(data, "the record batch reader")
+    if isinstance(data, Mapping) and data:  # a column that no model reads may be of any type, slice by slice
+        return Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
     if (table := table_of(data)) is not None:
         return Table(table, "the data frame" if is_pandas(data) else "the table")
     return Arrays(_split(manifest, as_array(data, "the data")), "the array")

@@ -14,7 +14,7 @@ from hopyard.checks import fraction, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
-from hopyard.data.from_spark.source import MaterializedSource
+from hopyard.data.from_spark.source import MaterializedSource, refuse
 from hopyard.data.keywords import CACHE_BYTES, takes
 from hopyard.data.manifest import Manifest
 from hopyard.data.options import Assign, BuildOptions, columns
@@ -95,7 +95,7 @@ class Dataset:
     cache_bytes: int = CACHE_BYTES
 
     def __post_init__(self) -> None:
-        whole("cache_bytes", self.cache_bytes, 0)
+        object.__setattr__(self, "cache_bytes", whole("cache_bytes", self.cache_bytes, 0))
 
     @classmethod
     @takes(ArrayOptions)
@@ -264,8 +264,8 @@ class Dataset:
     def _check_validates(self, first: BuildOptions) -> None:
         """Raises SpecError unless these rows can validate what trains on others."""
         if self.options is None:
-            self.rows.source.pieces(None, [])  # raises: they are encoded already
-            return
+            assert self.url is not None
+            refuse(self.url)
         for name in ("inputs", "targets", "weight", "encode", "key"):
             mine, theirs = getattr(first.spec, name), getattr(self.options.spec, name)
             if mine != theirs:

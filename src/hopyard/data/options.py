@@ -82,8 +82,8 @@ class BuildOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("partitions", self.partitions, 1)
-        whole("seed", self.seed)
+        object.__setattr__(self, "partitions", whole("partitions", self.partitions, 1))
+        object.__setattr__(self, "seed", whole("seed", self.seed))
         one_of("assign", self.assign, ("spread", "blocks"))
         if self.spec.key and self.assign != "spread":
             raise SpecError(f"key = {self.spec.key!r} says which rows lie together: leave out assign={self.assign!r}")

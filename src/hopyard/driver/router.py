@@ -48,6 +48,9 @@ GRACE = 120.0
 """Seconds that a new agent may take, beyond `heartbeat_timeout`, until it dials."""
 BEATS = 6
 """Heartbeats in `heartbeat_timeout`, and in `stall_timeout`, at least."""
+LOOK_AT_LEAST = 1.0
+"""Seconds after which all agents are looked at though nothing arrived: not every time-out of an engine has a
+descriptor that ends the waiting."""
 LOOK_SECONDS = 0.05
 """Between two looks at all agents, at most, however much arrives: each look costs some µs for each of them."""
 UNCONFIRMED = 600.0
@@ -189,7 +192,7 @@ class Router:
     def receive(self, seconds: float, also: int = -1) -> list[Up | Gone]:
         """All that arrived. Something to read from the file `also` ends the waiting, too."""
         self._send_confirmations()
-        wait = max(0.0, min(seconds, self._heartbeat_timeout / 4))
+        wait = max(0.0, min(seconds, LOOK_AT_LEAST, self._heartbeat_timeout / 4))
         ready = dict(self._polled(also).poll(math.ceil(wait * 1000)))
         arrived: list[Up | Gone] = list(self._arrived()) if self._router in ready else []
         now = time.monotonic()

@@ -25,4 +25,4 @@ class Inline:
     in_process: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        whole("Inline(threads=)", self.threads, 1)
+        object.__setattr__(self, "threads", whole("Inline(threads=)", self.threads, 1))

@@ -105,9 +105,9 @@ class Local:
         else:
             devices = [str(device) for device in self.devices]
         workers = self.workers if self.workers is not None else len(devices) or cores()
-        for name, value in (("workers", workers), ("threads", self.threads)):
-            whole(f"Local({name}=)", value, 1)
-        environment("Local(env=)", self.env)
+        workers = whole("Local(workers=)", workers, 1)
+        object.__setattr__(self, "threads", whole("Local(threads=)", self.threads, 1))
+        object.__setattr__(self, "env", environment("Local(env=)", self.env))
         if self.devices not in ("auto", None) and workers > len(devices):
             raise SpecError(
                 f"Local(workers={workers}, devices={list(devices)!r}): one device for each worker is needed; name one "

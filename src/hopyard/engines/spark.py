@@ -89,8 +89,7 @@ class Spark:
         ):
             raise SpecError(f"Spark({type(self.session).__name__}): a SparkSession is needed")
         for name, least in (("workers", 1), ("threads", 1), ("port", 0), ("driver_workers", 0)):
-            value = getattr(self, name)
-            whole(f"Spark({name}=)", value, least)
+            object.__setattr__(self, name, whole(f"Spark({name}=)", getattr(self, name), least))
         if self.driver_workers >= self.workers:
             raise SpecError(
                 f"Spark(driver_workers={self.driver_workers}): fewer than workers={self.workers} are needed, or use "
@@ -100,8 +99,8 @@ class Spark:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
             raise SpecError(f"Spark(host={self.host!r}): a name or address that executors can dial is needed")
-        environment("Spark(env=)", self.env)
-        seconds("Spark(start_timeout=)", self.start_timeout)
+        object.__setattr__(self, "env", environment("Spark(env=)", self.env))
+        object.__setattr__(self, "start_timeout", seconds("Spark(start_timeout=)", self.start_timeout))
         if self.session is not None:
             _alive(self.session)
 

@@ -53,6 +53,7 @@ from hopyard.engines.messages import (
 from hopyard.system import oom
 from hopyard.system.network import java_above, keep_alive
 from hopyard.system.processes import ended, watched
+from hopyard.text import escaped
 
 DIAL_SECONDS = 10.0
 """After which an executor cannot reach the driver."""
@@ -276,7 +277,11 @@ class _Minder:
             for text in self._lines.add(data):
                 self._do(order_of(text))
         except UNREADABLE as error:
-            self._say(Leaving(f"its supervisor on {socket.gethostname()} cannot read what the driver orders: {error}"))
+            self._say(
+                Leaving(
+                    escaped(f"its supervisor on {socket.gethostname()} cannot read what the driver orders: {error}")
+                )
+            )
             self._leave()
 
     def _do(self, order: Order) -> None:
@@ -304,7 +309,7 @@ class _Minder:
                 start_new_session=True,  # what it starts ends with it, by its process group
             )
         except OSError as error:
-            self._say(Ended(slot, f"no process could be started: {error}"))
+            self._say(Ended(slot, escaped(f"no process could be started: {error}")))
             return
         assert agent.stdin is not None and agent.stdout is not None
         card = json.loads(self._ticket.card) | {"slot": slot}

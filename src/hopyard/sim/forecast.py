@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hopyard.checks import whole
 from hopyard.errors import SpecError
 from hopyard.sim.world import Seconds, World, lengths
 from hopyard.spec import RunSpec, Unit
@@ -61,8 +62,7 @@ def predict(
         SpecError: a number is out of its range.
     """
     for name, value in (("slots", slots), ("trials", trials)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SpecError(f"{name} = {value!r}: a whole number of at least 1 is needed")
+        whole(name, value, 1)
     if not seconds > 0:
         raise SpecError(f"seconds = {seconds!r}: a number above 0 is needed")
     spec = RunSpec(

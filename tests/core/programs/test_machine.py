@@ -595,10 +595,10 @@ def test_groups_are_the_hosts_of_ranks_counted_from_0() -> None:
     [
         ({}, None, "a dict such as"),
         ({"worker": 0}, None, "at least one"),
-        ({"worker": -1}, None, "at least 1"),
+        ({"worker": -1}, None, "must be an integer >= 1, got -1"),
         ({"worker": "2"}, None, "a number, a range"),
         ({"Worker": 2}, None, "no name of a role"),
-        ({"worker": (3, 2)}, None, "from 1 to count=2"),
+        ({"worker": (3, 2)}, None, "must be an integer from 1 to 2, got 3"),
         ({"chief": 2}, None, "one chief"),
         ({"chief": 1, "master": 1}, None, "two names"),
         ({"ps": 2}, "chief", "never end"),

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import pytest
 import hopyard as hy
 import programs
 from hopyard.core.programs.events import CODEC, Assigned, Closing, Launched, Over, decode
+from hopyard.driver.programs.loop import ProgramLoop
 from jobs import gone
 
 
@@ -660,3 +663,11 @@ def test_odd_errors(tmp_path: Path, how: str, words: str) -> None:
 
     with pytest.raises(hy.ProgramFailed, match=words):
         launch(tmp_path, main, how, roles={"worker": 1}).wait(60)
+
+
+def test_a_time_out_that_ends_while_its_last_decisions_are_carried_out_is_decided_upon_at_once() -> None:
+    loop = object.__new__(ProgramLoop)
+    loop._renewed, loop._decided = deque(), 9.0
+    loop._machine = SimpleNamespace(due=lambda now: 10.0 if now <= 10.0 else None)  # type: ignore[assignment]
+    loop._clock = SimpleNamespace(now=lambda: 14.0)  # type: ignore[assignment]
+    assert loop._wait() < 0

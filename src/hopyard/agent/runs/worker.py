@@ -79,7 +79,7 @@ class Worker:
         self._peer: str | None = None
         """Who has the State of the unit that is at hand."""
         self._built: OrderedDict[str, Built] = OrderedDict()
-        """Built models by their sharing key, or by their trial where they share with none; oldest first."""
+        """Built models by their sharing key, or by their trial where there is none; least recently used first."""
         self._models: dict[int, ModelInfo] = {}
         """Trial → what its recipe gives."""
         self._holds: dict[str, Ref] = {}

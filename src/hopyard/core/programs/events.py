@@ -301,16 +301,18 @@ def decode(text: bytes) -> ProgramLine:
         JournalError: no fact of this version.
     """
     try:
-        return _decoder.decode(text)
+        line = _decoder.decode(text)
     except UNREADABLE as strict:
         try:  # a metric that is not finite stands as a word
             fact = msgspec.json.decode(text)
             if fact["type"] == "Reported":
                 fact["values"] = reworded(fact["values"])
-            line: ProgramLine = msgspec.convert(fact, ProgramLine)
+            line = msgspec.convert(fact, ProgramLine)
         except (*UNREADABLE, KeyError, TypeError):
             raise JournalError(f"no fact of a program: {strict}: {text[:120]!r}") from strict
-        return line
+    if not line.at and b'"at":' not in text:
+        raise JournalError(f"no fact of a program: it has no time: {text[:120]!r}")
+    return line
 
 
 CODEC: Codec[ProgramLine] = Codec(FORMAT, Launched, encode, decode, "hy.launch(…, resume=True)")

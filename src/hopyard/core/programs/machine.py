@@ -153,7 +153,9 @@ class ProgramMachine:
             _APPLY[type(line)](self, line)
 
     def due(self, now: float) -> float | None:
-        """When the next time-out is over: a `Tick` may lead to a decision then, and not before. None: there is none."""
+        """When the next time-out is over, of those that were not at `now`, the time of the last event: a `Tick` may
+        lead to a decision then, and not before. None: there is none.
+        """
         spec, ends = self.spec, []
         if self._stopping is not None:
             ends.append(self._stopping.at + self._stopping.grace)

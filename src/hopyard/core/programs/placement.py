@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hopyard.checks import whole
 from hopyard.errors import SpecError
 
 CHIEFS = ("chief", "master")
@@ -48,14 +49,12 @@ class Role:
 
     def __post_init__(self) -> None:
         for name, least in (("count", 1), ("gpus", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SpecError(f"Role({name}={value!r}): a whole number of at least {least} is needed")
+            object.__setattr__(self, name, whole(f"Role({name}=)", getattr(self, name), least))
         if self.count > MOST:
             raise SpecError(f"Role(count={self.count!r}): at most {MOST:,} are allowed")
         low = self.least
-        if low is not None and (isinstance(low, bool) or not isinstance(low, int) or not 1 <= low <= self.count):
-            raise SpecError(f"Role(least={low!r}): a whole number from 1 to count={self.count} is needed")
+        if low is not None:
+            object.__setattr__(self, "least", whole("Role(least=)", low, 1, self.count))
 
 
 def roles_of(roles: Any) -> dict[str, Role]:

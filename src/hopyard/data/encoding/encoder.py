@@ -94,11 +94,11 @@ class Vocabulary:
         if self.fixed:
             return np.arange(len(self.values))
         ranks = np.empty(len(self.values), np.int64)
-        for rank, value in enumerate(self.provenance()):
+        for rank, value in enumerate(self.ordered_values()):
             ranks[self.values[value]] = rank
         return ranks
 
-    def provenance(self) -> list[Value]:
+    def ordered_values(self) -> list[Value]:
         """The values in the order of their final numbers. −0.0 and 0.0 are one, and 0.0 here, whichever came first."""
         values = self.values if self.fixed else sorted(self.values)
         return [value + 0.0 if isinstance(value, float) else value for value in values]

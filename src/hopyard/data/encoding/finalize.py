@@ -22,7 +22,7 @@ class FeatureFinalizer:
         self, fields: list[Field], vocabularies: Mapping[str, Vocabulary], scales: Mapping[str, Scale]
     ) -> None:
         self.fields = fields
-        self.vocabularies: dict[str, list[Value]] = {name: v.provenance() for name, v in vocabularies.items()}
+        self.vocabularies: dict[str, list[Value]] = {name: v.ordered_values() for name, v in vocabularies.items()}
         self.infos = [ArrayInfo(row_shape(field, self.vocabularies), field.dtype) for field in fields]
         self._ranks = {name: v.ranks() for name, v in vocabularies.items()}
         self._scales = scales

@@ -112,8 +112,9 @@ def table_of(data: Any, *, nan_is_null: bool = True) -> pa.Table | None:
     if isinstance(data, Mapping):
         if not data:
             raise DataError("the dict is empty; a dict from column to array is needed")
-        arrays = Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
-        return pa.Table.from_batches([batch for batch, _, _ in arrays.pieces(None, [])], arrays.schema)
+        columns = {str(name): as_array(array, repr(name)) for name, array in data.items()}
+        Arrays(columns, "the arrays")  # looks at names and lengths
+        return pa.table({name: to_arrow(array, name) for name, array in columns.items()})
     if isinstance(data, (list, tuple)) and data and all(isinstance(row, Mapping) for row in data):
         return from_dicts(data)
     if is_pandas(data):

@@ -59,7 +59,7 @@ class Feeding:
         epochs = whole("feed(epochs=)", epochs, 0)
         one_of("feed(uneven=)", uneven, RULES)
         if timeout is not None:
-            seconds("feed(timeout=)", timeout, none="for any")
+            timeout = seconds("feed(timeout=)", timeout, none="for any")
         source = source_of(data)
         if isinstance(data, Dataset):
             self._need(data.prepare())
@@ -92,7 +92,7 @@ class Feeding:
     def infer(self, data: Any, *, schema: Any, name: str, timeout: float | None) -> Any:
         """See `Program.infer`."""
         if timeout is not None:
-            seconds("infer(timeout=)", timeout, none="for any")
+            timeout = seconds("infer(timeout=)", timeout, none="for any")
         if is_frame(data):
             checked(data, "data")
             if schema is None:

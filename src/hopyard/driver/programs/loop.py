@@ -90,7 +90,7 @@ class ProgramLoop:
     Args:
         layout: of its directory.
         lock: held until it is over.
-        spec: what was asked for.
+        machine: of the program, before its first fact.
         engine: brings agents up.
         setup: what each agent is told once; `home` and `apart` are filled in here.
         about: facts for the journal.
@@ -130,6 +130,8 @@ class ProgramLoop:
         self._renewed: deque[int] = deque()
         """Slots that want an agent."""
         self._over = False
+        self._decided = 0.0
+        """The time of the last decisions."""
         self.changed = threading.Condition()
         self.status = status_of(machine, {})
         self._opened = threading.Event()
@@ -217,6 +219,8 @@ class ProgramLoop:
             elif isinstance(message, (Reserved, Running, Reported, Ended)):
                 facts.append(message)
             else:
+                if isinstance(message, FeedEndpoint):  # before the facts: its task may have ended since
+                    self._endpoints[message.incarnation] = message.endpoint
                 others.append(message)
         orders = self._pending_orders()
         facts += [order for order in orders if isinstance(order, Stop)]
@@ -233,9 +237,8 @@ class ProgramLoop:
 
     def _wait(self) -> float:
         """Seconds until there is something to do, if nobody says anything."""
-        now = self._clock.now()
-        due = self._machine.due(now)
-        return 0.0 if self._renewed else math.inf if due is None else due - now + LATE_SECONDS
+        due = self._machine.due(self._decided)  # a time-out may have ended since: it was not decided upon
+        return 0.0 if self._renewed else math.inf if due is None else due - self._clock.now() + LATE_SECONDS
 
     def _pending_orders(self) -> list[Stop | Feeding]:
         """What was asked for since the last turn."""
@@ -247,7 +250,7 @@ class ProgramLoop:
 
     def _commit(self, facts: Sequence[ProgramEvent]) -> None:
         assert self._link is not None
-        now = self._clock.now()
+        now = self._decided = self._clock.now()
         events = [msgspec.structs.replace(fact, at=now) for fact in facts]
         lines, commands = commit(events, self._machine.handle, journaled, self._journal, self._link)
         for command in commands:
@@ -272,7 +275,6 @@ class ProgramLoop:
     def _on_message(self, message: Any) -> None:
         match message:
             case FeedEndpoint():
-                self._endpoints[message.incarnation] = message.endpoint
                 self._publish()
             case TensorBoardStarted():
                 self._tensorboard = message

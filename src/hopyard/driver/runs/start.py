@@ -86,7 +86,7 @@ def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:
         sources=list(dict.fromkeys(source.name for source in manifest.sources))[:20],
         split=split(manifest),
         recipe=getattr(inputs.recipe, "__name__", type(inputs.recipe).__name__),
-        backend=getattr(engine, "env", {}).get("KERAS_BACKEND", ""),
+        backend=engine.env.get("KERAS_BACKEND", ""),
         encrypt=request.encrypt,
         digests={name: _digest(getattr(inputs, name)) for name in BY_VALUE},
     )

@@ -104,7 +104,7 @@ class Model:
 
     @property
     def sharing_key(self) -> str:
-        """Models of equal keys differ in nothing but their State; "" is like no other. See ARCHITECTURE: built
+        """Models of equal keys differ in nothing but their State; "" is like no other. See docs/architecture.md: built
         models are shared between configurations only if so."""
         if self._sharing_key is None:
             shared = "" if self._hooks else sharing_key(self.model)
