@@ -210,7 +210,7 @@ select(Path("run"), odd, [{{"lr": 0.1, "at": 7, "do": "sleep", "once": {name!r}}
     process.kill()
     process.communicate(timeout=60)
     Path(name).unlink()  # it sleeps once more
-    with pytest.raises(hy.SpecError, match=r"stall_timeout = -1: must be a finite number of seconds > 0$"):
+    with pytest.raises(hy.SpecError, match=r"stall_timeout must be a finite number of seconds > 0, got -1$"):
         hy.resume(tmp_path / "run", stall_timeout=-1)
     run = hy.resume(tmp_path / "run", stall_timeout=STALL)
     assert lost(tmp_path) == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
@@ -223,9 +223,9 @@ select(Path("run"), odd, [{{"lr": 0.1, "at": 7, "do": "sleep", "once": {name!r}}
 @pytest.mark.parametrize("name", ["heartbeat_timeout", "stall_timeout", "unit_timeout"])
 def test_timeouts_are_checked_before_anything_is_done(tmp_path: Path, name: str) -> None:
     limit: dict[str, Any] = {name: 0}
-    with pytest.raises(hy.SpecError, match=f"^{name} = 0: must be a finite number of seconds > 0"):
+    with pytest.raises(hy.SpecError, match=f"^{name} must be a finite number of seconds > 0.*, got 0"):
         select(tmp_path / "run", **limit)
-    with pytest.raises(hy.SpecError, match=f"^{name} = 0: must be"):
+    with pytest.raises(hy.SpecError, match=f"^{name} must be"):
         hy.fit(odd, {}, None, epochs=1, directory=tmp_path / "run", **limit)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 

@@ -221,8 +221,8 @@ def test_garbage_from_a_friend_is_dropped_and_said(wire: Callable[..., Wire], ca
         while READY not in (heard := it.hear()):
             assert heard
             count += len(heard)
-    assert "dropped a message: no message of format 2 from an agent" in caplog.text
-    assert "dropped a message: no head of a message of format 2" in caplog.text
+    assert f"dropped a message: no message of format {WIRE} from an agent" in caplog.text
+    assert f"dropped a message: no head of a message of format {WIRE}" in caplog.text
     assert count < 500
 
 

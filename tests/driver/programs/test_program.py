@@ -402,7 +402,7 @@ class TestBadInput:
             ({"engine": "spark"}, "hy.Local"),
             ({"env": {"a": 1}}, "names and values are text"),
             ({"env": {"a": "\ud800"}}, "names and values are text"),
-            ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\): Role\(least=2\)"),
+            ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\): Role\(least=\) must be an integer from 1"),
             ({"roles": {"worker": 10**9}}, "at most 10,000"),
             ({"tensorflow1": "no"}, "True or False"),
             ({"release_cores": 3}, "True or False"),
