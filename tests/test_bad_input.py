@@ -123,12 +123,12 @@ def test_no_data_set() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"epochs": 0}, ["epochs = 0", "at least 1"]),
-        ({"epochs": 1.5}, ["epochs = 1.5"]),
-        ({"mode": "best"}, ["mode = 'best'", '"min" or "max"']),
+        ({"epochs": 0}, ["epochs must be an integer >= 1, got 0"]),
+        ({"epochs": 1.5}, ["epochs must be an integer >= 1, got 1.5"]),
+        ({"mode": "best"}, ['mode must be "min" or "max"', "got 'best'"]),
         ({"metric": ""}, ["metric = ''", "val_loss"]),
-        ({"seed": "a"}, ["seed = 'a'"]),
-        ({"exact": 1.5}, ["exact = 1.5"]),
+        ({"seed": "a"}, ["seed must be an integer, got 'a'"]),
+        ({"exact": 1.5}, ["exact must be True, False or", "got 1.5"]),
         ({"search": [1]}, ["search = [1]", "hy.Random"]),
         ({"search": hy.Random(3)}, ["needs a hy.Space"]),
         ({"engine": "local"}, ["engine = 'local'", "hy.Local"]),

@@ -167,7 +167,7 @@ def test_only_declared_feeds_and_only_where_spark_feeds(sc: Any) -> None:
     cluster.input_mode = SPARK
     with pytest.raises(SpecError, match="qname = 'valid'"):
         cluster.train(sc.parallelize([1]), qname="valid")
-    with pytest.raises(SpecError, match="num_epochs = -1"):
+    with pytest.raises(SpecError, match="num_epochs must be an integer >= 0, got -1"):
         cluster.train(sc.parallelize([1]), -1)
 
 
