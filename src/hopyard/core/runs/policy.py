@@ -18,8 +18,10 @@ three equal trials after 2 lengths instead of 1.5.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hopyard.core.runs.order import visit
-from hopyard.core.runs.records import TrialRecord
+from hopyard.core.runs.records import SlotRecord, TrialRecord
 from hopyard.spec import RunSpec
 
 SHARES = 4
@@ -58,3 +60,24 @@ def portion(left: list[int], each: float, spec: RunSpec) -> tuple[int, ...]:
     if each <= 0:
         return tuple(left[:1])
     return tuple(left[: max(1, int(spec.group_seconds / each))])
+
+
+def sharers(slot: SlotRecord, slots: Mapping[int, SlotRecord], on_device: bool) -> set[int]:
+    """The other slots that share memory with this one: that of its device, or that of its host. A slot that does not
+    say which device it has may have any."""
+    return {
+        number
+        for number, other in slots.items()
+        if number != slot.id
+        and other.host == slot.host
+        and not (on_device and slot.device and other.device and slot.device != other.device)
+    }
+
+
+def slot_for_retry(able: Mapping[int, SlotRecord], new: bool) -> SlotRecord | None:
+    """The slot for a unit that ran out of memory, of those that can take it: one that has done nothing yet, whose
+    memory holds nothing of others; else, unless it must be a `new` one, any, an idle one first."""
+    unused = [slot for slot in able.values() if not slot.used]
+    if not unused and new:
+        return None
+    return min(unused or able.values(), key=lambda slot: (bool(slot.busy), slot.id), default=None)

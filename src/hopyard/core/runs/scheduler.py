@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from hopyard.core.runs import memory, order, policy
+from hopyard.core.runs import order, policy
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.spec import Kind, RunSpec
 
@@ -284,16 +284,16 @@ class Scheduler:
             slot = slots.get(trial.refuge)
             if slot is not None and slot.busy and (slot.busy == trial.lease or slot.busy in trial.validation_leases):
                 refuges.add(slot.id)
-                resting |= memory.sharers(slot, slots, trial.on_device)
+                resting |= policy.sharers(slot, slots, trial.on_device)
             elif not trial.until:
                 waiting.append(trial)
         for trial in waiting:
             unit = self._isolated_unit(trial)
             able = {number: slot for number, slot in slots.items() if number not in resting} if unit else {}
-            slot = memory.choose(able, bool(trial.fresh))
+            slot = policy.slot_for_retry(able, bool(trial.fresh))
             if slot is None or unit is None:
                 continue
-            others = memory.sharers(slot, slots, trial.on_device)
+            others = policy.sharers(slot, slots, trial.on_device)
             if slot.id in refuges or others & refuges:
                 continue  # its turn comes
             refuges.add(slot.id)
