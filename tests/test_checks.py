@@ -279,6 +279,13 @@ def test_a_manifest_that_is_too_large_names_the_column() -> None:
         fits(manifest, 60 << 20)
 
 
+def test_a_run_whose_manifest_is_too_large_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.driver.runs.session.LIMIT", 3000)
+    monkeypatch.setattr("hopyard.driver.runs.session.ROOM", 1000)
+    with pytest.raises(SpecError, match=r"data: its manifest has [\d,]+ bytes, at most 500 are sent"):
+        select(tmp_path / "run", engine=hy.Local(workers=1, devices=None))
+
+
 def test_a_message_that_is_too_large_names_what_is() -> None:
     done = Done(
         at=0.0,

@@ -85,15 +85,19 @@ def test_a_tree_ends_whatever_it_made_of_itself() -> None:
 
 
 def test_processor_time_is_that_of_the_first_thread_and_of_children() -> None:
-    """A thread that spins beside a first one that waits does not count; a child that computes does, also ended."""
+    """A thread that spins beside a first one that waits does not count; a compiler's does, and a child that computes,
+    also ended."""
     code = """
-import subprocess, sys, threading, time
+import ctypes, subprocess, sys, threading, time
 from hopyard.system.processes import name_threads
 name_threads()
-def spin():
+def spin(name=None):
+    if name: ctypes.CDLL(None).prctl(15, name)
     while True: pass
 if sys.argv[1] == "thread":
     threading.Thread(target=spin, daemon=True).start()
+elif sys.argv[1] == "compiler":
+    threading.Thread(target=spin, args=(b"tf_Compute",), daemon=True).start()
 elif sys.argv[1] == "first":
     spin()
 else:
@@ -102,7 +106,7 @@ else:
 print("there", flush=True)
 time.sleep(600)
 """
-    for what in ("thread", "first", "child"):
+    for what in ("thread", "first", "child", "compiler"):
         process = subprocess.Popen([sys.executable, "-c", code, what], stdout=subprocess.PIPE, process_group=0)
         try:
             tree = Tree(process.pid)

@@ -329,9 +329,9 @@ def test_replay_and_resume(monkeypatch):
         engines = []
         times = []
 
-        def resume(path, engine, failed, stall_timeout, unit_timeout):
+        def resume(path, engine, failed, **timeouts):
             engines.append((engine, failed))
-            times.append((stall_timeout, unit_timeout))
+            times.append({name: value for name, value in timeouts.items() if value is not None})
             return run
 
         start = types.SimpleNamespace(resume=resume)
@@ -340,7 +340,12 @@ def test_replay_and_resume(monkeypatch):
         assert call("resume", "x", "--workers", "3").exit_code == 3
         assert call("resume", "x", "--failed").exit_code == 3
         assert call("resume", "x", "--stall-timeout", "90", "--unit-timeout", "inf").exit_code == 3
-        assert times == [(None, None)] * 3 + [(90.0, math.inf)]
+        assert call("resume", "x", "--heartbeat-timeout", "5", "--durable-timeout", "60").exit_code == 3
+        assert times[:3] == [{}] * 3
+        assert times[3:] == [
+            {"stall_timeout": 90.0, "unit_timeout": math.inf},
+            {"heartbeat_timeout": 5.0, "durable_timeout": 60.0},
+        ]
         assert engines[0] == (None, False) and engines[1][0].workers == 3 and engines[2] == (None, True)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -35,6 +35,7 @@ from keras_nets import (
 )
 
 from hopyard import meter
+from hopyard.agent.runs.faults import Blame, blame
 from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks import framework_of, seed_all
 from hopyard.frameworks.keras.model import Model
@@ -792,6 +793,19 @@ def test_an_operation_that_fails_is_told_in_a_line() -> None:
     with pytest.raises(HopyardError, match=r"^InvalidArgumentError: .*indices\[0\] = 5 is not in") as caught:
         model(lambda: with_loss(net, loss=loss)).train_partition(feed_of(x, np.full(8, 5)))
     assert "\n" not in str(caught.value)
+
+
+def test_memory_that_runs_out_is_told_as_such() -> None:
+    class Greedy(layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            rows = tf.shape(x)[0]
+            return x + tf.reduce_sum(tf.fill((rows, 1 << 30, 1 << 16), 1.0))
+
+    net = keras.Sequential([keras.Input((WIDTH,)), Greedy(), layers.Dense(1)])
+    x, y = data(1, 8)
+    with pytest.raises(Exception, match="OOM when allocating") as caught:
+        model(lambda: with_loss(net)).train_partition(feed_of(x, y))
+    assert blame(caught.value, accelerated=True) == Blame("memory", device=False)
 
 
 def test_a_fixed_number_of_rows_in_a_batch() -> None:

@@ -135,11 +135,17 @@ def resume(
     failed: Annotated[
         bool, typer.Option("--failed", help="Also try again what failed, but for trials that the recipe ended.")
     ] = False,
+    heartbeat_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Without a sign of life, after which a worker is replaced.")
+    ] = None,
     stall_timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Without progress, after which a worker is replaced.")
     ] = None,
     unit_timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="That one unit may take; inf: as long as it likes.")
+    ] = None,
+    durable_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Without storing a State, after which a worker is replaced.")
     ] = None,
 ) -> int:
     """Go on with a run that was interrupted."""
@@ -151,8 +157,10 @@ def resume(
         run,
         engine=None if workers is None else Local(workers=workers),
         failed=failed,
+        heartbeat_timeout=heartbeat_timeout,
         stall_timeout=stall_timeout,
         unit_timeout=unit_timeout,
+        durable_timeout=durable_timeout,
     )
     typer.echo(f"{found.directory}: {found.status}")
     return STATUS.get(found.status, GOOD)

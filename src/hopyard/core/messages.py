@@ -99,6 +99,8 @@ class Unfit(Message, frozen=True):
 
     slot: int
     error: str
+    host: bool = False
+    """Whether that is a matter of its host: it has no room, or its disk is broken."""
 
 
 class Beat(Message, frozen=True):

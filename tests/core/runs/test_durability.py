@@ -53,6 +53,23 @@ def test_nobody_is_late_while_the_store_is_away() -> None:
     assert it.expired(1014.0) == [(0, ref(3))]
 
 
+def test_a_slot_that_alone_does_not_reach_the_store_is_late() -> None:
+    it = Durability(10.0)
+    it.made(ref(1), 0, 100.0)
+    it.away(0, 104.0)
+    it.stored(0, 105.0)  # on its way home when it said so
+    assert it.earliest() is None
+    it.stored(1, 106.0)
+    it.away(2, 107.0)  # what slot 1 stored may have been stored before
+    assert it.earliest() is None and it.expired(1e9) == []
+    it.stored(1, 200.0)
+    it.stored(1, 205.0)
+    assert it.earliest() == 210.0 and it.expired(209.9) == []
+    assert it.expired(210.0) == [(0, ref(1))]
+    it.back(0, 208.0)
+    assert it.expired(217.9) == [] and it.expired(218.0) == [(0, ref(1))]  # it had stored something just before
+
+
 def test_what_a_slot_that_is_gone_made_is_not_awaited() -> None:
     it = Durability(10.0)
     it.made(ref(1), 0, 100.0)
@@ -120,13 +137,15 @@ def test_many_states_cost_little_each() -> None:
 @given(DOINGS)
 def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) -> None:
     """Each slot's own clock stands while it cannot reach the store; it is late with its oldest State when neither
-    being made nor anything stored is younger than the timeout by that clock."""
+    being made nor anything stored is younger than the timeout by that clock. Or when another stored something that
+    long ago, after the last one said that it does not reach the store."""
     timeout = 25
     it = Durability(float(timeout))
     own = dict.fromkeys(range(4), 0)
     last = dict.fromkeys(range(4), -1000)
     owed: dict[int, dict[Ref, int]] = {slot: {} for slot in range(4)}
     away: set[int] = set()
+    alone: dict[int, int] = {}
     now = 0
     for what, slot, step, seconds in doings:
         now += seconds
@@ -138,6 +157,8 @@ def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) ->
         elif what == "stored":
             it.stored(slot, float(now))
             last[slot] = own[slot]
+            for each in away - {slot}:
+                alone.setdefault(each, now)
         elif what == "settled":
             it.settled(ref(step))
             for each in owed.values():
@@ -145,17 +166,26 @@ def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) ->
         elif what == "gone":
             it.gone(slot)
             away.discard(slot)
+            alone.pop(slot, None)
             owed[slot], last[slot] = {}, -1000
         elif what == "away":
             it.away(slot, float(now))
+            if slot not in away:
+                alone.clear()
             away.add(slot)
         elif what == "back":
             it.back(slot, float(now))
             away.discard(slot)
+            alone.pop(slot, None)
         due = {
             (slot, next(iter(states)))
             for slot, states in owed.items()
-            if states and slot not in away and own[slot] - max(next(iter(states.values())), last[slot]) >= timeout
+            if states
+            and (
+                now - alone.get(slot, now) >= timeout
+                if slot in away
+                else own[slot] - max(next(iter(states.values())), last[slot]) >= timeout
+            )
         }
         first = it.earliest()
         assert (first is not None and first <= now) is bool(due)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ import pyarrow as pa
 import pytest
 from blake3 import blake3
 
+from hopyard import meter
 from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.manifest import Column, Field, Manifest, PartitionInfo, Stored
+from hopyard.data.npy import Appender, compare
 from hopyard.data.partitions import cache as caches
 from hopyard.data.partitions.builder import make_manifest
 from hopyard.data.partitions.cache import open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
+from hopyard.data.shared.fetch import fetch
 from hopyard.data.shared.segments import Index, Segment, Writer, infos, ranges, run_bytes, views
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError
@@ -104,6 +108,36 @@ def test_every_row_comes_back_where_the_rule_says(folder: Directory, limit: int)
             assert got.targets.tolist() == wanted
             assert got.inputs.tolist() == [[n, n + 0.5, -n] for n in wanted]
             assert got.inputs.ctypes.data % 64 == 0
+
+
+def test_bytes_that_are_fetched_and_compared_are_progress(
+    folder: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that takes minutes to come is not a worker that hangs."""
+
+    class Counter:
+        count = 0
+
+        def advance(self, count: int) -> None:
+            self.count += count
+
+        def enter(self, phase: str) -> None:
+            pass
+
+    counter = Counter()
+    monkeypatch.setattr(meter._Process, "counter", counter)
+    manifest = kept(folder, [written(folder, [(0, 300)], 1 << 20)])
+    rows = manifest.train[0].rows
+    fetch(tmp_path, manifest, "train", 0)
+    assert counter.count >= rows * (3 * 4 + 2 + 16)  # the inputs, the targets, and the name of each row
+    path = tmp_path / "x.npy"
+    with closing(Appender(path, (4,), "float32", keep=True)) as file:
+        file.append(np.zeros((9, 4), np.float32))
+        digest = file.finish()
+    monkeypatch.setattr("hopyard.data.npy._SAME", {})  # as in a process that did not write it
+    counter.count = 0
+    compare(path, digest)
+    assert counter.count == 9 * 4 * 4
 
 
 def test_runs_are_aligned_and_follow_from_the_counts(folder: Directory) -> None:

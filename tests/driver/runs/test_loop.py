@@ -309,6 +309,20 @@ def test_what_no_worker_can_start_with_is_a_fault_of_preflight(stage: Callable[.
         it.loop.run()
 
 
+def test_a_host_where_no_worker_can_start_costs_its_slots_and_not_the_run(stage: Callable[..., Stage]) -> None:
+    full = Unfit(0, "no room for States in /dev/shm", host=True)
+    it = stage([full, Gone(0, "ended with exit code 0")], [Ready(1, "there", 12)], workers=2)
+    it.link.receives += [[Checked(at=0.0, slot=1, trial=0, faults=(), names=("loss",))], answer(it, 1), answer(it, 1)]
+    it.loop.run()
+    assert it.machine.status == "completed" and it.link.started == [0, 1, 2]
+
+
+def test_no_host_where_a_worker_can_start_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
+    it = stage([Unfit(0, "no room for States in /dev/shm", host=True)])
+    with pytest.raises(PreflightError, match="a worker cannot start: no room for States"):
+        it.loop.run()
+
+
 def test_one_worker_that_cannot_start_when_others_could_is_replaced(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT], [Gone(0, "x")], [Unfit(1, "MemoryError: ")], [Gone(1, "ended with exit code 0")])
     it.link.receives.append([Ready(2, "here", 12)])

@@ -32,7 +32,7 @@ _EXHAUSTED = (
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 """How errors begin to tell that are of no class of their own: JAX's, torch's on a CPU, cuBLAS'."""
-_ON_HOST = ("DefaultCPUAllocator", "device:CPU", "by allocator cpu")
+_ON_HOST = ("DefaultCPUAllocator", "device:CPU", "by allocator cpu", "by allocator mklcpu")
 
 
 class Missing(HopyardError):
@@ -86,7 +86,8 @@ def _memory(error: BaseException) -> bool | None:
         if isinstance(one, MemoryError) or (isinstance(one, OSError) and one.errno == errno.ENOMEM):
             return False
         names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(one).__mro__}
-        text = str(one)[:4000]
+        told = str(one)
+        text = f"{told[:4000]} {told[-4000:]}"  # TensorFlow tells first where in the graph it was
         if names & _MEMORY or (isinstance(one, RuntimeError) and any(word in text for word in _EXHAUSTED)):
             return not any(word in text for word in _ON_HOST)
         one, seen = one.__cause__, seen + 1

@@ -15,11 +15,12 @@ import msgspec
 
 from hopyard.agent.progress import Progress
 from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
+from hopyard.agent.runs.faults import BROKEN
 from hopyard.agent.runs.storage import Network, reach
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
 from hopyard.data.manifest import Manifest
-from hopyard.errors import HopyardError, SpecError
+from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import environment, quiet, release, runtimes
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.guard import Guarded
@@ -106,7 +107,9 @@ def assemble(slot: int, setup: Setup, send: Callable[[StateMessage], None], card
 
 def unfit(slot: int, error: Exception) -> Unfit:
     """What the driver hears when `assemble` has raised."""
-    return Unfit(slot, escaped(str(error) if isinstance(error, HopyardError) else f"{type(error).__name__}: {error}"))
+    words = str(error) if isinstance(error, HopyardError) else f"{type(error).__name__}: {error}"
+    host = isinstance(error, ResourceError) or (isinstance(error, OSError) and error.errno in BROKEN)
+    return Unfit(slot, escaped(words), host)
 
 
 def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -> None:

@@ -2,8 +2,9 @@
 
 The State at the end of an epoch is stored always, so its `Durable` must come. A slot that owes such a State and stores
 nothing at all for `durable_timeout`, though it lives, is of no use. Each `Durable` of a slot begins its time anew: one
-that stores many States slowly, one after the other, is not late. While the store is away nobody is late. Time is not
-read here: it arrives with the events.
+that stores many States slowly, one after the other, is not late. While the store is away nobody is late; but a
+slot that alone cannot reach it is, `durable_timeout` after another stored a State. Time is not read here: it arrives
+with the events.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hopyard.spec import Ref
 class _Owing:
     """What one slot owes. Its times are seconds in which it could reach the store: the wall's less those `apart`."""
 
-    __slots__ = ("apart", "since", "states", "stored")
+    __slots__ = ("alone", "apart", "since", "states", "stored")
 
     def __init__(self) -> None:
         self.states: dict[Ref, tuple[float, float]] = {}
@@ -26,6 +27,8 @@ class _Owing:
         """When it last stored any State."""
         self.since: float | None = None
         """Since when, by the wall, it cannot reach the store."""
+        self.alone: float | None = None
+        """Since when another slot is known to reach it meanwhile."""
         self.apart = 0.0
         """Seconds before that in which it could not."""
 
@@ -34,10 +37,12 @@ class _Owing:
         return (at if self.since is None else self.since) - self.apart
 
     def late(self, timeout: float) -> float:
-        """From when on, by the wall, it is late; infinite: it owes nothing, or cannot reach the store."""
-        if self.since is not None or not self.states:
+        """From when on, by the wall, it is late; infinite: it owes nothing, or nobody reaches the store."""
+        if not self.states:
             return math.inf
         made, times = next(iter(self.states.values()))
+        if self.since is not None:
+            return math.inf if self.alone is None else self.alone + times * timeout
         return max(made, self.stored) + times * timeout + self.apart
 
 
@@ -50,13 +55,15 @@ class Durability:
         timeout: seconds in which a slot that owes a State must store one, while it reaches the store.
     """
 
-    __slots__ = ("_makers", "_queue", "_queued", "_slots", "_timeout")
+    __slots__ = ("_away", "_makers", "_queue", "_queued", "_slots", "_timeout")
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._makers: dict[Ref, int] = {}
         """Awaited State → the slot that has it."""
         self._slots: dict[int, _Owing] = {}
+        self._away: set[int] = set()
+        """Slots that cannot reach the store."""
         self._queue: list[tuple[float, int]] = []
         """(when it is late, slot). Most slots get more time before theirs is over: their entries are put off when they
         come up."""
@@ -74,10 +81,15 @@ class Durability:
         self._look(slot, owing)
 
     def stored(self, slot: int, at: float) -> None:
-        """The slot has stored some State, awaited or not."""
+        """The slot has stored some State, awaited or not: the store is there, also for those that do not reach it."""
         owing = self._slots.get(slot)
         if owing is not None:
             owing.stored = owing.own(at)
+        for other in self._away:
+            owing = self._slots[other]
+            if other != slot and owing.alone is None:
+                owing.alone = at
+                self._look(other, owing)
 
     def settled(self, ref: Ref) -> None:
         """The State is durable, or nobody needs it."""
@@ -90,21 +102,26 @@ class Durability:
     def gone(self, slot: int) -> None:
         """The slot is not there any longer, nor what it was to store."""
         owing = self._slots.pop(slot, None)
+        self._away.discard(slot)
         for ref in () if owing is None else owing.states:
             del self._makers[ref]
 
     def away(self, slot: int, at: float) -> None:
-        """The slot cannot reach the store: it is not late before it can."""
+        """The slot cannot reach the store: it is not late before it can, or others do."""
         owing = self._owing(slot)
         if owing.since is None:
             owing.since = at
+            for other in self._away:  # what was stored last may have been so before the store went away
+                self._slots[other].alone = None
+            self._away.add(slot)
 
     def back(self, slot: int, at: float) -> None:
         """The slot reaches the store again: it has as much time as it had left."""
         owing = self._owing(slot)
         if owing.since is not None:
             owing.apart += at - owing.since
-            owing.since = None
+            owing.since = owing.alone = None
+            self._away.discard(slot)
             self._look(slot, owing)
 
     def oldest(self, slot: int) -> Ref | None:

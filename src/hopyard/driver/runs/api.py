@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from hopyard.checks import flag
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
@@ -78,8 +79,8 @@ def select(
             lost in one of these ways is replaced, and its unit done again; a unit that loses three ends its trial. With
             hy.Inline(), whose worker is this process, only unit_timeout means anything, once the unit has ended.
         durable_timeout: seconds in which a worker that owes the State at the end of an epoch must store something,
-            before it is replaced; the time in which the store is away, as the worker then says, does not count. A
-            trial whose workers were replaced twice in a row gets double.
+            before it is replaced; the time in which the store is away, as the worker then says, does not count, unless
+            other workers store their States meanwhile. A trial whose workers were replaced twice in a row gets double.
 
     Returns:
         Run: `.best`, `.trials`, `.to_pandas()`, `.gantt(path)`.
@@ -175,8 +176,7 @@ def resume(
         RunDirectoryError: no run there, in use by a live driver, or started by another Python version.
         JournalError: the journal is damaged, or of a newer version.
     """
-    if not isinstance(failed, bool):
-        raise SpecError(f"failed = {failed!r}: True or False is needed")
+    flag("failed", failed)
     if recipe is not None and not failed:
         raise SpecError("recipe=: only trials that failed begin anew with another recipe; give failed=True as well")
     timeouts = {

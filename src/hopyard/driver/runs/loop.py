@@ -281,9 +281,9 @@ class Loop:
         return [Joined(at=now, **known)]
 
     def _unfit(self, message: Unfit, now: float) -> list[Event]:
-        if not self._came_up:
+        if not (self._came_up or (message.host and len(self._starting) > 1)):
             raise PreflightError([f"a worker cannot start: {message.error}{self._tail(message.slot)}"])
-        # others could start: its end follows, and another takes its place
+        # others could start, or perhaps can: its end follows, and another takes its place
         log.warning("slot %d cannot start: %s", message.slot, message.error)
         return []
 

@@ -79,6 +79,8 @@ class Loop:
                 step = self._compiled(train, part.data)
                 try:
                     step(data, *order, _index(some), _index(ends[done - 1] if done else 0))
+                except tf.errors.ResourceExhaustedError:
+                    raise  # who looks for what memory ran out of knows it by its class
                 except tf.errors.OpError as error:
                     raise StepError(_plainly(error)) from None
             pace.record(len(some), time.perf_counter() - begin)
