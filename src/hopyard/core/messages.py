@@ -18,12 +18,8 @@ from hopyard.core.facts import UNREADABLE
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.core.programs.messages import (
     BatchesReady,
-    FeedAllowed,
-    FeedEnded,
     FeedEndpoint,
-    FeedFailed,
-    FeedOpened,
-    FeedQuery,
+    FeedOrder,
     Host,
     RowsTaken,
     StopRequested,
@@ -198,8 +194,7 @@ Hosted = Reserved | Running | Reported | Ended | FeedEndpoint | TensorBoardStart
 """What comes up from an agent that hosts a program."""
 Facts = Checked | Done | Durable | Failed | Forgotten | StoreAway | StoreBack
 Up = Hello | Ready | Unfit | Beat | GaveUp | NoRoom | Facts | Hosted
-Feeding = FeedOpened | FeedEnded | FeedFailed | FeedAllowed | FeedQuery
-Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | StopRequested | Feeding
+Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | StopRequested | FeedOrder
 
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)

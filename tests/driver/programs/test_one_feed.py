@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from hopyard.core.programs.feeding import FeedRecord
+from hopyard.core.programs import feeding as decisions
+from hopyard.core.programs.feeding import FeedMachine
 from hopyard.core.programs.messages import BatchesReady, Endpoint, FeedOpened, FeedQuery, RowsTaken
 from hopyard.core.programs.placement import Task
-from hopyard.driver.programs import feed as feed_session
-from hopyard.driver.programs.feed import FeedSession
-from hopyard.driver.programs.feeding import Feeding
-from hopyard.driver.programs.status import ProgramStatus, TaskStatus
+from hopyard.core.programs.status import ProgramStatus, TaskStatus
+from hopyard.driver.programs.feed_session import FeedSession
+from hopyard.driver.programs.feeds import Feeding
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
 from hopyard.store.layout import Layout
 
@@ -45,7 +45,7 @@ class ProgramLoop:
         self.answers = True
         self.listener: Any = None
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, to: Any = None) -> None:
         if isinstance(message, FeedQuery):
             for slot in self.status.slots if self.answers else []:
                 answer = RowsTaken(feed=message.feed, slot=slot, rows=7, waiting=False, question=message.question)
@@ -94,8 +94,7 @@ class Rows:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ProgramLoop:
     made = ProgramLoop()
-    monkeypatch.setattr(feed_session, "LAST_WORDS", 1.0)
-    monkeypatch.setattr("hopyard.driver.programs.feeding.source_of", lambda data: data)
+    monkeypatch.setattr("hopyard.driver.programs.feeds.source_of", lambda data: data)
     return made
 
 
@@ -182,7 +181,7 @@ def test_a_call_that_is_refused_opens_nothing(
 
     feeds = feeding(loop, tmp_path)
     with monkeypatch.context() as patch, pytest.raises(SpecError, match="no rows"):
-        patch.setattr("hopyard.driver.programs.feeding.source_of", refuse)
+        patch.setattr("hopyard.driver.programs.feeds.source_of", refuse)
         feeds.feed(7, epochs=1, name="train", uneven="min", end=True, timeout=5.0)
     assert call(feeds, Rows(loop, "A"), end=True) == 5
 
@@ -215,7 +214,7 @@ def test_a_restart_that_waits_for_slots_is_waited_for(
         loop.stands(phase="reserving", tasks=())
         threading.Timer(0.4, loop.start_again, ALL_NEW).start()
 
-    monkeypatch.setattr(feed_session, "BREAK_SECONDS", 0.1)
+    monkeypatch.setattr(decisions, "BREAK_SECONDS", 0.1)
     assert call(feeds, Rows(loop, "A", lost), end=True) == 5
     assert [word for word in settled(loop) if word != "ended"] == ["A", "again", "A"]
 
@@ -274,8 +273,8 @@ def test_a_feed_that_has_ended_takes_no_more(loop: ProgramLoop, tmp_path: Path) 
 
 
 def test_what_dead_tasks_counted_is_forgotten(loop: ProgramLoop, tmp_path: Path) -> None:
-    record = FeedRecord("train", "min", "program")
-    feed = FeedSession(record, loop, Layout(tmp_path), "token", lambda spark: nullcontext())  # type: ignore[arg-type]
+    machine = FeedMachine("train", "min", "program")
+    feed = FeedSession(machine, loop, Layout(tmp_path), "token", lambda spark: nullcontext())  # type: ignore[arg-type]
     feed.feed(Rows(loop, "A"), 1, False, None)
     for slot in (0, 1):
         feed.on_message(BatchesReady(feed="train", slot=slot, incarnation=1, batches=3, final=True))
@@ -285,18 +284,3 @@ def test_what_dead_tasks_counted_is_forgotten(loop: ProgramLoop, tmp_path: Path)
     for slot in (0, 1):
         feed.on_message(BatchesReady(feed="train", slot=slot, incarnation=3, batches=3, final=True))
     assert loop.said == ["A", "allowed"]
-
-
-def test_nobody_stalls_while_the_program_comes_up(loop: ProgramLoop) -> None:
-    record = FeedRecord("train", "join", "program")
-    stall = feed_session._Stall(record, loop, 0.1)  # type: ignore[arg-type]
-    record.takes(0, 3, True, record.question)
-    stall.look()
-    loop.stands(phase="reserving")
-    time.sleep(0.15)
-    assert stall.look() is None
-    loop.stands(phase="running")
-    stall.look()
-    time.sleep(0.15)
-    with pytest.raises(HopyardError, match="has taken no row"):
-        stall.look()

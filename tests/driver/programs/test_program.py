@@ -467,7 +467,7 @@ class TestBadInput:
 
 class TestOddPrograms:
     def test_a_process_that_is_stopped_while_it_is_fed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hopyard.driver.programs.feed.ASK_SECONDS", 0.002)  # more words than its pipe holds
+        monkeypatch.setattr("hopyard.core.programs.feeding.ASK_SECONDS", 0.002)  # more words than its pipe holds
 
         def main(args: Any, ctx: Any) -> None:
             import os

@@ -25,9 +25,17 @@ from hopyard.agent.parent import adopt_orphans
 from hopyard.agent.programs.channel import Pipe, up
 from hopyard.agent.programs.ports import Ports
 from hopyard.agent.programs.tensorboard import TensorBoard
-from hopyard.core.messages import Card, End, Feeding
+from hopyard.core.messages import Card, End
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
-from hopyard.core.programs.messages import FeedAllowed, FeedMessage, FeedQuery, Host, StopRequested, TensorBoardStarted
+from hopyard.core.programs.messages import (
+    FeedAllowed,
+    FeedMessage,
+    FeedOrder,
+    FeedQuery,
+    Host,
+    StopRequested,
+    TensorBoardStarted,
+)
 from hopyard.core.programs.placement import Place
 from hopyard.engines.local import story
 from hopyard.system.network import address_towards
@@ -298,7 +306,7 @@ class TaskSupervisor:
     def _is_present(self, incarnation: int) -> bool:
         return self._task is not None and self._task.incarnation == incarnation
 
-    def _send(self, message: Begin | Host | Feeding | StopRequested) -> None:
+    def _send(self, message: Begin | Host | FeedOrder | StopRequested) -> None:
         if self._pipe is None:
             return
         if isinstance(message, FeedAllowed):

@@ -127,3 +127,7 @@ class BatchesReady(FeedMessage, frozen=True, kw_only=True):
 
     batches: int
     final: bool
+
+
+FeedOrder = FeedOpened | FeedEnded | FeedFailed | FeedAllowed | FeedQuery
+"""Down, about a feed."""

@@ -21,7 +21,7 @@ from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import Host
 from hopyard.driver.directory import claimed, freed_on_error, room
 from hopyard.driver.pickling import PYTHON, dump
-from hopyard.driver.programs.feeding import Feeding
+from hopyard.driver.programs.feeds import Feeding
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.program import Program
 from hopyard.engines.local import START_SECONDS, Local, gpus

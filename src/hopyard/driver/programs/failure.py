@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hopyard.driver.programs.status import ProgramStatus
+from hopyard.core.programs.status import ProgramStatus
 from hopyard.errors import ProgramFailed, ResourceError
 from hopyard.store.layout import Layout
 

@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from hopyard.core.facts import Lost, Tick
-from hopyard.core.messages import Feeding
 from hopyard.core.programs.events import (
     CODEC,
     Assigned,
@@ -41,19 +40,21 @@ from hopyard.core.programs.events import (
     Warned,
     journaled,
 )
+from hopyard.core.programs.feed_events import Incarnations, Say
 from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import (
     BatchesReady,
     Endpoint,
     FeedEndpoint,
+    FeedOrder,
     Host,
     RowsTaken,
     StopRequested,
     TensorBoardStarted,
 )
+from hopyard.core.programs.status import ProgramStatus, status_of
 from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone
-from hopyard.driver.programs.status import ProgramStatus, status_of
 from hopyard.driver.router import Router
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import AgentEngine, Agents
@@ -118,7 +119,7 @@ class ProgramLoop:
         self._about = about
         self._clock = Clock()
         self._journal = Journal(layout.program, CODEC)
-        self._orders: queue.SimpleQueue[Stop | Feeding] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Stop | Say] = queue.SimpleQueue()
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._ringer, False)
@@ -157,9 +158,9 @@ class ProgramLoop:
         self.stop("stopped by the user")
         self.wait_for(lambda now: now.ended, 30.0)
 
-    def send(self, message: Feeding) -> None:
-        """Send this to all tasks that are fed."""
-        self._put(message)
+    def send(self, message: FeedOrder, to: Incarnations | None = None) -> None:
+        """Send this to all tasks that are fed, or to those of them that have these incarnations."""
+        self._put(Say(message, to))
 
     def wait_for(self, predicate: Callable[[ProgramStatus], T], timeout: float | None = None) -> T:
         """Wait until this is true of how the program stands, or has told of its feeds; its last value."""
@@ -172,7 +173,7 @@ class ProgramLoop:
         assert self._link is not None
         return self._link.agents
 
-    def _put(self, order: Stop | Feeding) -> None:
+    def _put(self, order: Stop | Say) -> None:
         self._orders.put(order)
         with contextlib.suppress(OSError):
             os.write(self._ringer, b"x")
@@ -240,7 +241,7 @@ class ProgramLoop:
         due = self._machine.due(self._decided)  # a time-out may have ended since: it was not decided upon
         return 0.0 if self._renewed else math.inf if due is None else due - self._clock.now() + LATE_SECONDS
 
-    def _pending_orders(self) -> list[Stop | Feeding]:
+    def _pending_orders(self) -> list[Stop | Say]:
         """What was asked for since the last turn."""
         orders = []
         with contextlib.suppress(queue.Empty):
@@ -316,13 +317,14 @@ class ProgramLoop:
                     words = f"{record.task.name} failed when the program was done: {record.cause}"
                     log.warning("%s: %s; log %s", self._layout.root, words, self._layout.log(record.task.slot))
 
-    def _send_all(self, message: Feeding) -> None:
+    def _send_all(self, order: Say) -> None:
         if self._link is None or self._machine.phase == "over":
             return
         for record in self._machine.tasks.values():
-            if record.task.rank >= 0 and (record.up or record.status == "done"):
+            known = order.to is None or record.incarnation in order.to
+            if known and record.task.rank >= 0 and (record.up or record.status == "done"):
                 slot, incarnation = record.task.slot, record.incarnation
-                self._link.send(slot, msgspec.structs.replace(message, slot=slot, incarnation=incarnation))
+                self._link.send(slot, msgspec.structs.replace(order.message, slot=slot, incarnation=incarnation))
 
     def _close(self, error: BaseException | None) -> None:
         for step in (self._hang_up, self._journal.close, self._lock.free):

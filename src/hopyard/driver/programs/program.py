@@ -6,13 +6,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hopyard.checks import seconds
+from hopyard.core.programs.status import ProgramStatus
 from hopyard.driver.programs.failure import failure, read_log
-from hopyard.driver.programs.status import ProgramStatus
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
-    from hopyard.driver.programs.feeding import Feeding
+    from hopyard.driver.programs.feeds import Feeding
     from hopyard.driver.programs.loop import ProgramLoop
 
 log = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from hopyard.checks import one_of, seconds, whole
-from hopyard.core.programs.feeding import FeedRecord, feed_named
+from hopyard.core.programs.feeding import FeedMachine, feed_named
 from hopyard.core.programs.messages import BatchesReady, RowsTaken
 from hopyard.core.programs.uneven import RULES
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.shared.needed import need, spare
-from hopyard.driver.programs.feed import FeedSession
+from hopyard.driver.programs.feed_session import FeedSession
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.sources import source_of
 from hopyard.errors import HopyardError, SpecError
@@ -64,8 +64,8 @@ class Feeding:
         if isinstance(data, Dataset):
             self._need(data.prepare())
         feed = self._named("feed", name, uneven)
-        if feed.record.uneven != uneven:
-            raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.record.uneven!r}")
+        if feed.machine.uneven != uneven:
+            raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.machine.uneven!r}")
         return feed.feed(source, epochs, end, timeout)
 
     def over(self) -> None:
@@ -105,7 +105,7 @@ class Feeding:
 
         feed = self._named("infer", name, "join")
         self._asked = True
-        route = Route(feed.endpoints()[1], self._token, name, feed.record.epochs, timeout=timeout)
+        route = Route(feed.endpoints(), self._token, name, feed.machine.epochs, timeout=timeout)
         self._kept.enter_context(self._room(True))
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
@@ -118,8 +118,8 @@ class Feeding:
         with self._lock:
             if name not in self._feeds:
                 spec = self._loop.spec
-                record = FeedRecord(name, uneven, spec.restart_scope if spec.max_restarts else "")
-                self._feeds[name] = FeedSession(record, self._loop, self._layout, self._token, self._room)
+                machine = FeedMachine(name, uneven, spec.restart_scope if spec.max_restarts else "")
+                self._feeds[name] = FeedSession(machine, self._loop, self._layout, self._token, self._room)
             return self._feeds[name]
 
     @contextlib.contextmanager
@@ -156,7 +156,7 @@ class Feeding:
         with self._lock:
             feeds = list(self._feeds.values())
         for feed in feeds:
-            if feed.behind():
+            if feed.lacks():
                 threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()
 
     def on_feed_message(self, message: RowsTaken | BatchesReady) -> None:

@@ -1,0 +1,201 @@
+"""One feed of a program, from its driver's side: carries out what `core.programs.feeding` decides.
+
+Rows of Spark go from Spark's tasks, the driver never sees them; rows that are here already go from here, in a thread
+of their own. Meanwhile the thread of the call waits for whatever happens to the program, its workers, or the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NoReturn
+
+from hopyard.core.programs.feed_events import (
+    Answer,
+    Cancel,
+    EndAsked,
+    EndpointsAsked,
+    EpochSent,
+    Fail,
+    Fed,
+    FeedCommand,
+    FeedFact,
+    Looked,
+    Say,
+    Send,
+    SourceFailed,
+    TasksReplaced,
+    Warn,
+)
+from hopyard.core.programs.feeding import FeedMachine
+from hopyard.core.programs.messages import BatchesReady, Endpoint, FeedFailed, RowsTaken
+from hopyard.driver.programs.failure import failure
+from hopyard.driver.programs.loop import ProgramLoop
+from hopyard.driver.programs.sources import Source
+from hopyard.errors import HopyardError, ProgramFailed
+from hopyard.feeds.sender import Route
+from hopyard.store.layout import Layout
+
+log = logging.getLogger(__name__)
+
+
+class FeedSession:
+    """Owner of one feed of a program: one call after another sends its rows.
+
+    Args:
+        machine: of the feed.
+        loop: of the program.
+        layout: of its directory.
+        token: lets rows in.
+        room: a context in which Spark's tasks (True) have room.
+    """
+
+    def __init__(
+        self,
+        machine: FeedMachine,
+        loop: ProgramLoop,
+        layout: Layout,
+        token: str,
+        room: Callable[[bool], AbstractContextManager[None]],
+    ) -> None:
+        self.machine = machine
+        self._loop, self._layout, self._token, self._room = loop, layout, token, room
+        self._changed = loop.changed
+        """Held while the machine is used, as the loop's thread does so too."""
+        self._serial = threading.RLock()
+        """Held during a call."""
+        self._facts: deque[FeedFact] = deque()
+        """Of the thread that sends."""
+        self._error: BaseException | None = None
+        """What the source of the last epoch failed with."""
+
+    def feed(self, source: Source, epochs: int, end: bool, timeout: float | None) -> int:
+        """Send all rows `epochs` times, to each attempt anew; gives how many. With `end`, until they are taken."""
+        return self._call(Fed(source, epochs, end, timeout)).rows
+
+    def end(self) -> None:
+        """No more rows come, after those that go."""
+        self._call(EndAsked())
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Where the workers take rows, once each has opened its endpoint."""
+        return self._call(EndpointsAsked()).endpoints
+
+    def lacks(self) -> bool:
+        """Whether tasks that were started again lack rows, or the word that no more come."""
+        with self._changed:
+            return self.machine.lacks(self._loop.status.incarnations)
+
+    def catch_up(self) -> None:
+        """After the program was started again: feed again what no call of the user's is about to, and say its end."""
+        try:
+            self._call(TasksReplaced())
+        except ProgramFailed as error:  # which says why to whoever waits for it
+            log.info("%s: feed %r: %s", self._layout.root, self.machine.name, error)
+        except HopyardError as error:
+            log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.machine.name, error)
+            self._loop.send(FeedFailed(feed=self.machine.name, error=str(error)))
+
+    def on_message(self, message: RowsTaken | BatchesReady) -> None:
+        """What a worker says of this feed; the caller holds the loop's `changed`."""
+        for command in self.machine.on_message(message, self._loop.status):
+            self._do(command)
+
+    # ------------------------------------------------------------------------------------------- a call
+
+    def _call(self, fact: FeedFact) -> Answer:
+        """Hand the machine a fact, and carry out what it says until the call is over."""
+        with self._serial, contextlib.ExitStack() as room:
+            self._facts.clear()
+            self._facts.append(fact)
+            self._error = None
+            try:
+                while True:
+                    for command in self._decided():
+                        if isinstance(command, Answer):
+                            return command
+                        if not self.machine.sends or isinstance(command, Send):
+                            room.close()
+                        if isinstance(command, Send):
+                            room.enter_context(self._room(command.source.spark))
+                        self._do(command)
+            except BaseException as error:
+                with self._changed:
+                    commands = self.machine.abandon(not isinstance(error, HopyardError))
+                for command in commands:
+                    self._do(command)
+                raise
+
+    def _decided(self) -> list[FeedCommand]:
+        """Wait until the machine has decided something."""
+        with self._changed:
+            while True:
+                fact = self._facts.popleft() if self._facts else Looked()
+                if commands := self.machine.handle(fact, self._loop.status, time.monotonic()):
+                    return commands
+                if not self._facts:
+                    due = self.machine.due
+                    self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+
+    def _do(self, command: FeedCommand) -> None:
+        match command:
+            case Say():
+                self._loop.send(command.message, command.to)
+            case Send():
+                machine = self.machine
+                route = Route(command.endpoints, self._token, machine.name, command.epoch, machine.uneven)
+                thread = threading.Thread(
+                    target=self._send, args=(command.source, route), name="hopyard-feed", daemon=True
+                )
+                thread.start()
+            case Cancel():
+                command.source.cancel()
+            case Warn():
+                log.warning("%s: %s", self._layout.root, command.words)
+            case Fail():
+                if command.error is not None:
+                    raise command.error from self._error
+                self._fail_over()
+
+    def _send(self, source: Source, route: Route) -> None:
+        """In a thread: the rows of one epoch."""
+        error: BaseException | None = None
+        fact: FeedFact
+        try:
+            fact = EpochSent(route.epoch, source.send(route))
+        except BaseException as caught:  # noqa: BLE001 - raised in the thread of the call
+            error, fact = caught, SourceFailed(route.epoch, _short(caught))
+        with self._changed:
+            if route.epoch == self.machine.epochs:
+                self._error = error
+                self._facts.append(fact)
+            self._changed.notify_all()
+
+    def _fail_over(self) -> NoReturn:
+        """Raises what a call raises whose program is over."""
+        now = self._loop.status
+        if now.error is not None:
+            raise now.error
+        if now.status == "failed":
+            raise failure(now, self._layout)
+        raise ProgramFailed(
+            f"{self._layout.root}: feed {self.machine.name!r}: the program is over ({now.status}); launch it again"
+        )
+
+
+def _short(error: BaseException) -> str:
+    """The line that tells what happened: Spark wraps the errors of Python in traces of several languages."""
+    trace = str(error).rpartition('  File "')[2].splitlines()
+    raised = next((line.strip() for line in trace[1:] if line and not line.startswith((" ", "\t"))), "")
+    if raised:
+        return raised.removeprefix("hopyard.errors.")[:800]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    errors = [
+        line for line in lines if line.startswith(("hopyard.", "ConnectionError", "pyspark.errors")) and ": " in line
+    ]
+    return (errors or lines or [type(error).__name__])[-1 if errors else 0][:800]
