@@ -1,4 +1,6 @@
-"""Every Protocol on one page. Each has two real implementations and one conformance suite under `tests/ports/`."""
+"""The Protocols of engines, stores, searches, and of what a recipe returns. Those that one package alone asks for stand
+there (`data.sources.source`, `driver.links`). Conformance suites are under `tests/ports/`.
+"""
 
 from __future__ import annotations
 
@@ -234,11 +236,6 @@ class Sampler(Protocol):
 
     def ask(self, trial: int) -> Config | None:
         """The configuration of this trial; None when there is none left."""
-        ...
-
-    def tell(self, trial: int, value: float | None) -> None:
-        """The trial ended with this value of the run's metric; None when it failed, or no epoch has a value that
-        is a number."""
         ...
 
 

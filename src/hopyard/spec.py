@@ -1,4 +1,4 @@
-"""The frozen values that every room speaks in: Ref, Unit, Part, RunSpec, Batch, Hopper.
+"""The frozen values that every package speaks in: Ref, Unit, Part, RunSpec, Batch, Hopper.
 
 They hold no behaviour beyond their own validation, and know nothing of clocks, files or frameworks. Those that cross
 the wire or enter the journal are msgspec Structs; their field names are the journal's vocabulary and never change

@@ -77,7 +77,6 @@ def test_a_sampler_gives_copies_and_ends():
     assert first == {"lr": 1, "layers": [8, 8]} and sampler.total == 1
     first["lr"] = 2
     assert sampler.ask(0)["lr"] == 1 and sampler.ask(1) is None
-    assert sampler.tell(0, 1.0) is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from hopyard.core.runs.events import CODEC, Began, Exhausted, Interrupted, Line,
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT, RunSpec
 from hopyard.store import journal as journals
-from hopyard.store.journal import Journal, Lock, read, retire, sweep_temporary, whole_bytes, write_whole
+from hopyard.store.journal import Journal, read, retire, sweep_temporary, whole_bytes, write_whole
+from hopyard.store.lock import Lock
 from hopyard.store.standing import held
 from jobs import fill
 
@@ -254,7 +255,7 @@ def test_a_lock_that_is_free_closes_no_other_file(tmp_path: Path) -> None:
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        f"import os, pathlib; from hopyard.store.journal import Lock; Lock(pathlib.Path({str(tmp_path / 'lock')!r})); "
+        f"import os, pathlib; from hopyard.store.lock import Lock; Lock(pathlib.Path({str(tmp_path / 'lock')!r})); "
         "os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == -9

@@ -2,9 +2,9 @@
 
 Up go `Hello`, `Ready`, `Unfit`, `NoRoom` and facts of the journal (`Checked`, `Done`, `Durable`, `Failed`, `Forgotten`,
 `StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Store`,
-`Examine` and `End`. An agent that is to host a program hears `Host` in the place of `Setup`, and then what `hosting.py`
-and `program.py` have. All of these are numbered and said until they are heard (`delivery.py`): two numbers, `Head`,
-stand before them. Without a number go `GaveUp`, and `Beat`, by a socket of its own.
+`Examine` and `End`. An agent that is to host a program gets `Host` in the place of `Setup`, and then the messages of
+`programs/messages.py`. All of these are numbered, and resent until they are confirmed (`delivery.py`): two numbers,
+`Head`, stand before them. `GaveUp` has no number, nor has `Beat`, which has a socket of its own.
 """
 
 from __future__ import annotations

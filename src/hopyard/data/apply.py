@@ -17,8 +17,9 @@ from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import NAME, RowTracker
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed
-from hopyard.data.sources.memory import Arrays, Reader, Source, Table
+from hopyard.data.sources.memory import Arrays, Reader, Table
 from hopyard.data.sources.of import as_array, is_pandas, table_of
+from hopyard.data.sources.source import Source
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, require
 

@@ -21,8 +21,9 @@ from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, prepare
 from hopyard.data.sources import parquet, tfrecord
-from hopyard.data.sources.memory import Arrays, Source, SupportsPrepare, Table
+from hopyard.data.sources.memory import Arrays, Table
 from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas
+from hopyard.data.sources.source import Source, SupportsPrepare
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import checked, is_frame

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hopyard.errors import ResourceError, RunDirectoryError
-from hopyard.store.journal import Lock
 from hopyard.store.layout import Layout, fresh
+from hopyard.store.lock import Lock
 from hopyard.system.files import FULL
 
 

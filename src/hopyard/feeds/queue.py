@@ -24,7 +24,7 @@ from hopyard.feeds.requests import Requests
 from hopyard.feeds.spill import Spill, Spilled, buffer
 from hopyard.feeds.streams import Block, QueueItem, Stream
 
-LIMIT = 64 << 20
+QUEUE_BYTES = 64 << 20
 """Bytes of one feed that may wait in a process; the tasks that send more wait with them."""
 
 
@@ -39,7 +39,7 @@ class FeedQueue:
     """
 
     def __init__(
-        self, name: str, folder: Path, limit: int = LIMIT, on_count: Callable[[str, Count], None] | None = None
+        self, name: str, folder: Path, limit: int = QUEUE_BYTES, on_count: Callable[[str, Count], None] | None = None
     ) -> None:
         self.name = name
         self._folder = folder

@@ -43,7 +43,7 @@ from hopyard.feeds.protocol import (
     send_message,
     skip,
 )
-from hopyard.feeds.queue import LIMIT, FeedQueue
+from hopyard.feeds.queue import QUEUE_BYTES, FeedQueue
 from hopyard.feeds.streams import Block, Stream
 from hopyard.system.network import LOOPBACK, is_loopback
 
@@ -81,7 +81,7 @@ class FeedServer:
         index: int,
         apart: bool,
         *,
-        limit: int = LIMIT,
+        limit: int = QUEUE_BYTES,
         on_count: Callable[[str, Count], None] | None = None,
     ) -> None:
         self.index = index

@@ -87,9 +87,6 @@ class Listed:
         """The configuration of this trial; None after the last."""
         return dict(self.configs[trial]) if trial < len(self.configs) else None
 
-    def tell(self, trial: int, value: float | None) -> None:
-        """A list learns nothing."""
-
 
 def _name(name: Any) -> str:
     if not isinstance(name, str):

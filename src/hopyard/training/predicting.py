@@ -22,7 +22,7 @@ def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_
 
     Args:
         trainable: the model.
-        columns: what `data.encode.apply` gave.
+        columns: what `data.apply.apply` gave.
         batch_size: rows that it is given at once.
         same_type: whether the dtype of several numbers a row may not depend on whether rows were dropped.
 

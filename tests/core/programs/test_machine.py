@@ -509,7 +509,7 @@ def test_worker_0_of_an_elastic_program_is_the_first_of_those_that_run() -> None
 
 
 class TestMaxTime:
-    def test_tasks_may_end_by_themselves_then_they_are_ended(self) -> None:
+    def test_tasks_may_end_restarts_alone_then_they_are_ended(self) -> None:
         play = Play({"worker": 2, "ps": 1}, max_time=60.0, grace=3.0)
         play.up()
         assert play.tell(Tick(at=0), 59.0) == []

@@ -216,7 +216,7 @@ def test_rows_that_come_and_go_in_turn_are_not_taken_for_all(
     assert caplog.records == []
 
 
-def test_a_transform_that_does_not_treat_rows_by_themselves_is_not_followed(manifest: Manifest) -> None:
+def test_a_transform_that_does_not_treat_rows_restarts_alone_is_not_followed(manifest: Manifest) -> None:
     unique = frame(lambda rows: rows.drop_duplicates(ignore_index=True))
     same = pa.concat_tables([TABLE.slice(0, 4), TABLE.slice(0, 4)]).combine_chunks()
     with pytest.raises(DataError, match="made 4 rows of 8, and nobody can tell which"):

@@ -212,7 +212,7 @@ class TestMaxTime:
         assert (first.status, first.halted) == ("failed", False) and "max_time=3" in first.cause
         assert first.at - lines[0].at >= 3.0
 
-    def test_tasks_may_end_by_themselves(self, tmp_path: Path) -> None:
+    def test_tasks_may_end_restarts_alone(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
             import time
 

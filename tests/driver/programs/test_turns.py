@@ -29,8 +29,8 @@ from hopyard.core.programs.machine import LAST, SETTLE, ProgramMachine
 from hopyard.core.programs.messages import Host, StopRequested
 from hopyard.core.programs.placement import Place
 from hopyard.driver.programs.loop import ProgramLoop
-from hopyard.store.journal import Lock
 from hopyard.store.layout import Layout
+from hopyard.store.lock import Lock
 
 
 class Played:
@@ -191,7 +191,7 @@ def test_nothing_is_told_before_it_is_on_disk(turns: Callable[..., Turns], monke
     assert any(isinstance(message, Halt) for message in it.link.sent[sent:])
 
 
-def test_tasks_of_a_program_that_is_stopped_may_end_by_themselves(turns: Callable[..., Turns]) -> None:
+def test_tasks_of_a_program_that_is_stopped_may_end_restarts_alone(turns: Callable[..., Turns]) -> None:
     it = turns()
     it.loop.stop("stopped by the user", grace=5.0)
     it.turn()

@@ -503,8 +503,6 @@ class Endless:
         self.asked += 1
         return {"n": trial}
 
-    def tell(self, trial: int, value: float | None) -> None: ...
-
 
 def test_a_search_that_never_ends_is_asked_as_it_is_needed(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT])

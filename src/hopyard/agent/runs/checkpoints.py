@@ -1,4 +1,4 @@
-"""The background of a worker: seals States (BLAKE3), stores them, says so. Training never waits for it.
+"""The background of a worker: stores States, computes their digests (BLAKE3), says so. Training never waits for it.
 
 A store that is away is tried again until it is back, and the driver hears of it: nothing is lost meanwhile, the State
 lies in memory. A store that blocks who reads or writes, and raises nothing, is away as well (`agent/runs/silence.py`).

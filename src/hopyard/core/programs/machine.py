@@ -1,13 +1,14 @@
 """The life of a program: reserved → running → done, failed or stopped, and restarted on the way.
 
-The machine of a program as `machine.py` is that of a run: facts in, commands out, no clock and no I/O. `apply` changes
+To a program what `core/runs/machine.py` is to a run: facts in, commands out, no clock and no I/O. `apply` changes
 state by one line of the journal and is a plain fold; `handle` applies one event and then decides what follows.
 Decisions that change state are facts themselves, and belong in the journal behind the event that led to them. A `Tick`
 changes nothing, so it is not in the journal: what the machine decides when time has passed is.
 
 *reserving*: agents come up, each reserves ports. *running*: tasks run. *failing*: a task failed; for a moment others
-may say what they know, as the first to notice is seldom the first to fail. *restarting*: all tasks of the old attempt
-end before those of the new one begin, since they would talk to each other. *closing*: the program is over, what only
+may say what they know, as the first to notice is seldom the first to fail. Where failed tasks alone are restarted,
+*running* follows. *restarting*: all tasks of the old attempt end before those of the new one begin, since they would
+talk to each other. *closing*: the program is over, what only
 serves is ended. *over*: nothing runs any more.
 """
 
@@ -455,7 +456,7 @@ class ProgramMachine:
         again, spent = self.restart + 1, self._spent + 1
         if spent > self.spec.max_restarts:
             self._close(at, "failed", cause, slot=first.slot)
-        elif not self._by_themselves():
+        elif not self._restarts_alone():
             self._decide(Restarting(at=at, restart=again, spent=spent, cause=cause, slot=first.slot))
         else:
             slots = {failure.slot for failure in self._failures}
@@ -466,7 +467,7 @@ class ProgramMachine:
             tasks = tuple(record.task for record in records)
             self._decide(Assigned(at=at, restart=again, tasks=tasks, incarnations=tuple(incarnations), spent=spent))
 
-    def _by_themselves(self) -> bool:
+    def _restarts_alone(self) -> bool:
         """Whether the tasks that failed are started again alone. Not where that would leave the others with nothing to
         go on from: a slot that is lost takes its address along, a parameter server the variables that it held."""
         failed = [self.tasks[failure.slot] for failure in self._failures]

@@ -1,4 +1,4 @@
-"""What driver and agents say to each other about a program; the wire is that of `messages.py`.
+"""What driver and agents say to each other about a program; the wire is that of `core/messages.py`.
 
 Down go `Host` once, then `Begin` (a task), `Halt`, and words about feeds. Up go four facts of the program's journal
 (`Reserved`, `Running`, `Reported`, `Ended`), whose time the driver sets when they arrive, and words about feeds.

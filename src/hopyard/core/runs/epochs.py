@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hopyard.core.runs import lifecycle, retention
 from hopyard.core.runs.events import Warn
 from hopyard.core.runs.records import EpochRecord, TrialRecord
-from hopyard.core.runs.run import RunRecord
+from hopyard.core.runs.run_record import RunRecord
 from hopyard.spec import Part
 
 

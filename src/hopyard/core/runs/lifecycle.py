@@ -9,7 +9,7 @@ from __future__ import annotations
 from hopyard.core.runs import faults, retention
 from hopyard.core.runs.events import Delete
 from hopyard.core.runs.records import TrialRecord
-from hopyard.core.runs.run import RunRecord
+from hopyard.core.runs.run_record import RunRecord
 from hopyard.spec import Config, Fault, Ref, Unit
 
 

@@ -63,7 +63,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 from hopyard.core.runs.retries import Retries
-from hopyard.core.runs.run import RunRecord
+from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.spec import Ref, RunSpec, Unit
 

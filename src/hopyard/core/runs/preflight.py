@@ -12,7 +12,7 @@ from hopyard.core.runs import faults, lifecycle
 from hopyard.core.runs.events import Check, Checked
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.retries import Retries
-from hopyard.core.runs.run import RunRecord
+from hopyard.core.runs.run_record import RunRecord
 from hopyard.spec import Fault
 
 CHECKS = 3

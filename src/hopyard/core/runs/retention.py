@@ -1,4 +1,4 @@
-"""What a trial goes through: its States, which of them are durable, which are still needed.
+"""Which States of a trial are durable, which are still needed, and which are gone.
 
 Functions over one TrialRecord; what must be told to agents and store is appended to `out`. `partitions` is P: a step
 that it divides is an epoch's end. "There" means durable, or made by a slot that is still there.

@@ -10,7 +10,7 @@ from typing import Literal
 from hopyard.core.runs import faults, lifecycle, retention
 from hopyard.core.runs.events import Deferred, Keep, Warn
 from hopyard.core.runs.records import StateRecord, TrialRecord
-from hopyard.core.runs.run import RunRecord
+from hopyard.core.runs.run_record import RunRecord
 from hopyard.spec import Fault, Ref, Unit
 
 

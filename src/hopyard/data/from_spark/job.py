@@ -41,7 +41,7 @@ from hopyard.data.partitions.cache import evict
 from hopyard.data.rows.names import Distinct, added, width
 from hopyard.data.shared.segments import Index
 from hopyard.data.shared.storage import reaching, shared_directory
-from hopyard.data.sources.memory import Piece
+from hopyard.data.sources.source import Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import Directory
 from hopyard.sparkapi.dataframe import alive, collected, is_deterministic, narrowed, quoted, schema, types

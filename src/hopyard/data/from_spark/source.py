@@ -19,7 +19,7 @@ from blake3 import blake3
 from hopyard.data.manifest import FILE, FORMAT, Manifest, SourceInfo
 from hopyard.data.partitions.cache import pin
 from hopyard.data.shared.storage import reaching, shared_directory
-from hopyard.data.sources.memory import Piece
+from hopyard.data.sources.source import Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import on_this_host

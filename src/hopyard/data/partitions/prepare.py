@@ -21,7 +21,7 @@ from hopyard.data.partitions.builder import LabelledBatch, build
 from hopyard.data.partitions.cache import find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import named
-from hopyard.data.sources.memory import Source
+from hopyard.data.sources.source import Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import require
 

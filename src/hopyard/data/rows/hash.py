@@ -7,7 +7,7 @@ mark of its own. It is no cryptographic hash: who chooses the values can make tw
 
 Source: values are summed with one random odd factor for each column and position, in each word: multilinear hashing
 (Lemire, Kaser, "Strongly universal string hashing is fast", The Computer Journal 2014, section 2), of words whose bits
-were spread in place of words of twice the width; sums are scrambled by `assign.mix` (SplitMix64).
+were spread in place of words of twice the width; sums are scrambled by `assignment.mix` (SplitMix64).
 """
 
 from __future__ import annotations

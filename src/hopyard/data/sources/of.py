@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.sources.memory import BYTES, ROWS, Arrays, Reader, Source, Table
+from hopyard.data.sources.memory import Arrays, Reader, Table
+from hopyard.data.sources.source import BYTES, ROWS, Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, masked_at, plain, to_arrow
 from hopyard.text import sendable, unwritable

@@ -58,8 +58,9 @@ from hopyard.driver.links import Gone
 from hopyard.driver.router import Router
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import AgentEngine, Agents
-from hopyard.store.journal import Journal, Lock
+from hopyard.store.journal import Journal
 from hopyard.store.layout import Layout
+from hopyard.store.lock import Lock
 
 log = logging.getLogger(__name__)
 

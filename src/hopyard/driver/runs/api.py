@@ -20,8 +20,8 @@ from hopyard.ports import Engine, is_engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
 from hopyard.spec import Config, Encrypt, Hopper, Timeouts
-from hopyard.store.journal import Lock
 from hopyard.store.layout import find
+from hopyard.store.lock import Lock
 
 
 def select(

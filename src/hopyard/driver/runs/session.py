@@ -41,8 +41,9 @@ from hopyard.store.bulk.certificate import make_certificate
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, secured
 from hopyard.store.guard import Guarded
-from hopyard.store.journal import Journal, Lock, read, write_whole
+from hopyard.store.journal import Journal, read, write_whole
 from hopyard.store.layout import Layout
+from hopyard.store.lock import Lock
 from hopyard.store.remote import Depot
 from hopyard.store.states import open_store, sign, unsign
 from hopyard.views.report import brief

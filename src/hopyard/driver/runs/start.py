@@ -30,8 +30,9 @@ from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.ports import Engine
 from hopyard.spec import Hopper, RunSpec
-from hopyard.store.journal import Lock, read, retire, retired, sweep_temporary, write_whole
+from hopyard.store.journal import read, retire, retired, sweep_temporary, write_whole
 from hopyard.store.layout import Layout
+from hopyard.store.lock import Lock
 from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)

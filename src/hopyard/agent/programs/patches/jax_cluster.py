@@ -15,7 +15,7 @@ from hopyard.agent.programs.patches.import_hooks import when_imported
 
 def known_to_jax() -> None:
     """From now on, JAX finds coordinator, number and rank of processes in the task's environment
-    (`core.cluster.environment`). Costs nothing in a process that does not import JAX."""
+    (`core.programs.placement.environment`). Costs nothing in a process that does not import JAX."""
     when_imported("jax._src.clusters", _register)
 
 
