@@ -16,7 +16,7 @@ import pytest
 from hopyard.core.runs.events import CODEC, Began, Exhausted, Interrupted, Line, Proposed, encode
 from hopyard.errors import JournalError, ResourceError
 from hopyard.spec import FORMAT, RunSpec
-from hopyard.store.journal import Journal, read, retire, sweep_temporary, whole_bytes, write_whole
+from hopyard.store.journal import Journal, read, retire, whole_bytes, write_whole
 from jobs import fill
 
 LINES: list[Line] = [
@@ -229,12 +229,3 @@ def test_a_retired_journal_takes_a_name_that_never_was(tmp_path: Path) -> None:
     assert retire(path) == tmp_path / "program-3.jsonl"
     assert [(tmp_path / f"program-{number}.jsonl").read_text() for number in (2, 3)] == ["2", "3"]
     assert not path.exists()
-
-
-def test_only_temporary_files_of_writers_are_swept(tmp_path: Path) -> None:
-    names = [".run.json.12", ".a.safetensors.3", ".run.json", "run.json.12", "..12", ".12", "states"]
-    for name in names:
-        (tmp_path / name).touch()
-    (tmp_path / ".folder.x.1").mkdir()
-    sweep_temporary(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {*names[2:], ".folder.x.1"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hopyard.system.files import replacing, sync_directory
+from hopyard.system.files import replacing, sweep_parts, sync_directory
 from hopyard.system.locks import still_there
 
 
@@ -27,6 +27,19 @@ def test_what_is_raised_leaves_the_old_file_alone(tmp_path: Path) -> None:
         part.write_text("half")
         raise KeyboardInterrupt
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_only_parts_of_writers_are_swept(tmp_path: Path) -> None:
+    with replacing(tmp_path / "model.keras") as part:
+        part.touch()
+        mine = part.name
+    assert mine.startswith(".part-") and mine.endswith("-model.keras")
+    names = [mine, ".part-3-a.safetensors", ".run.json.12", ".part-x", ".part-7-", "run.json", "part-1-x"]
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / ".part-1-folder").mkdir()
+    sweep_parts(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*names[2:], ".part-1-folder", "model.keras"}
 
 
 def test_only_directories_are_synced(tmp_path: Path) -> None:

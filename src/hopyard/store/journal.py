@@ -8,7 +8,6 @@ codec's: of a run (`core.runs.events.CODEC`), or of a program (`core.programs.ev
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Generic
@@ -20,8 +19,6 @@ from hopyard.errors import JournalError, ResourceError
 from hopyard.system.files import FULL, replacing, sync_directory
 
 _CHUNK = 1 << 16
-_TEMPORARY = re.compile(r"\.[^.].*\.\d+")
-"""Names that `write_whole` uses."""
 
 
 def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
@@ -175,10 +172,3 @@ def write_whole(path: Path, data: bytes) -> None:
         if error.errno in FULL:
             raise ResourceError(f"{path}: no room ({error.strerror}); make some, and start again") from error
         raise
-
-
-def sweep_temporary(directory: Path) -> None:
-    """Remove what writers that were killed in `write_whole` left; only while nobody writes there."""
-    for left in directory.glob(".*"):
-        if _TEMPORARY.fullmatch(left.name) and left.is_file():
-            left.unlink(missing_ok=True)

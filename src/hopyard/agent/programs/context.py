@@ -160,12 +160,13 @@ class ProgramContext:
         Raises:
             SpecError: this host does not see the program's directory, so what is kept here would be lost to others.
         """
-        from hopyard.store.journal import sweep_temporary, write_whole
+        from hopyard.store.journal import write_whole
         from hopyard.store.tree import encode
+        from hopyard.system.files import sweep_parts
 
         folder = self._checkpoints
         folder.mkdir(parents=True, exist_ok=True)
-        sweep_temporary(folder)  # nobody else writes here: an attempt ends before the next begins
+        sweep_parts(folder)  # nobody else writes here: an attempt ends before the next begins
         there = _written(folder)
         number = 1 + max(there, default=0)
         write_whole(folder / f"{number:09d}-{operator.index(step)}.safetensors", bytes(encode(tree)))

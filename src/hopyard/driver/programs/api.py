@@ -29,8 +29,9 @@ from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.frameworks.keras import strategies
 from hopyard.ports import AgentEngine, Engine, is_engine, starts_agents
 from hopyard.spec import Timeouts
-from hopyard.store.journal import retire, sweep_temporary
+from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
+from hopyard.system.files import sweep_parts
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ def _make_free(layout: Layout, resume: bool) -> None:
     with room(layout.root):
         layout.logs.mkdir(parents=True, exist_ok=True)
         retire(layout.program)
-        sweep_temporary(layout.root)
+        sweep_parts(layout.root)
 
 
 def _names_a_place(directory: Any) -> bool:

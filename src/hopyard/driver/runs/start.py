@@ -30,9 +30,10 @@ from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.ports import Engine
 from hopyard.spec import Hopper, RunSpec
-from hopyard.store.journal import read, retire, retired, sweep_temporary, write_whole
+from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
+from hopyard.system.files import sweep_parts
 from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def begin(request: RunRequest, resume: bool, wait: bool) -> Run:
             )
     with freed_on_error(lock), room(layout.root):
         retire(layout.journal)  # of a run that trained nothing
-        sweep_temporary(layout.root)
+        sweep_parts(layout.root)
         about, states = take_new(layout, _about(request, manifest, layout))
         write_whole(layout.recipe, pickle)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
@@ -132,7 +133,7 @@ def go_on(
     _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, inputs.data) if data is None else data[1]
     with room(layout.root):
-        sweep_temporary(layout.root)
+        sweep_parts(layout.root)
         if data is not None:
             inputs = _on(layout, inputs, *data)
         if recipe is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.settings import apply_settings, global_settings
 from hopyard.frameworks.tree import on_host
 from hopyard.ports import ModelFile, Runtime
+from hopyard.system.files import replacing
 
 
 def prepare() -> None:
@@ -100,20 +100,15 @@ def model(trainable: Any) -> keras.Model:
 
 
 def save(model: keras.Model, path: str | Path) -> None:
-    """Write Keras' own format, under a temporary name first: `path` is there whole or not at all."""
-    target = Path(path)
-    part = target.with_name(f".part-{os.getpid()}-{target.name}")
-    try:
+    """Write Keras' own format; `path` is there whole or not at all."""
+    with replacing(Path(path)) as part:
         try:
             model.save(part)
         except NotImplementedError as error:
             raise SpecError(
-                f"{type(model).__name__} cannot be saved as {target.name}: {error}. Give it get_config(), or take "
+                f"{type(model).__name__} cannot be saved as {Path(path).name}: {error}. Give it get_config(), or take "
                 "model() and save its weights"
             ) from error
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def load(model: keras.Model, path: str | Path) -> keras.Model:
