@@ -38,9 +38,10 @@ from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
 from hopyard.core.runs.liveness import PHASES
 from hopyard.driver.links import Gone
-from hopyard.driver.router import GRACE, UNCONFIRMED, Router
+from hopyard.driver.router import UNCONFIRMED, Router
 from hopyard.driver.runs.ownership import Owned
 from hopyard.driver.runs.session import _depot
+from hopyard.driver.timeouts import GRACE
 from hopyard.spec import Encrypt, RunSpec
 from hopyard.store.states import LocalStore, signed
 from hopyard.system.network import _is_here, parted

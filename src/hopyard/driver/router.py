@@ -36,16 +36,15 @@ from hopyard.core.messages import (
     unpack_up,
 )
 from hopyard.core.programs.messages import Host
-from hopyard.core.runs.liveness import COMPUTING, PHASES, SHOWN, Sample, Stall, Watch
+from hopyard.core.runs.liveness import COMPUTING, PHASES, Sample, Stall
 from hopyard.driver.links import Gone
+from hopyard.driver.timeouts import Timeouts
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import AgentEngine, Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import address_to_bind, joined
 
 log = logging.getLogger(__name__)
 
-GRACE = 120.0
-"""Seconds that a new agent may take, beyond `heartbeat_timeout`, until it dials."""
 BEATS = 6
 """Heartbeats in `heartbeat_timeout`, and in `stall_timeout`, at least."""
 LOOK_AT_LEAST = 1.0
@@ -147,8 +146,7 @@ class Router:
         except BaseException:
             self._close_sockets()
             raise
-        self._last_heard: dict[int, float] = {}
-        self._watches: dict[int, Watch] = {}
+        self._timeouts = Timeouts(heartbeat_timeout, stall_timeout)
         self._peers: dict[int, Peer] = {}
         self._by_name: dict[bytes, Peer | None] = {}
         """By name, without the letter of a socket; None: of a slot that was started anew since."""
@@ -160,8 +158,6 @@ class Router:
         """Device → what agents with such a device are told once; it may be large, and they be many."""
         self._poller: tuple[zmq.Poller, list[int]] = zmq.Poller(), []
         """And the files that it looks at, beside the socket."""
-        self._stalls: dict[int, Stall] | None = None
-        """What `stalls` gives, as long as no heartbeat changes it."""
         self._checked = time.monotonic()
         self._looked = self._checked
         self._lag = 0.0
@@ -174,9 +170,7 @@ class Router:
     def start(self, slot: int) -> None:
         """Bring up an agent."""
         self._forget(slot)
-        self._last_heard[slot] = time.monotonic() + GRACE
-        self._watches[slot] = Watch(time.monotonic())
-        self._stalls = None
+        self._timeouts.start(slot)
         self._agents.start(slot)
 
     def end(self, slot: int) -> None:
@@ -205,10 +199,7 @@ class Router:
         lag = now - self._checked - wait
         if lag > self._heartbeat_timeout / 2:  # this process itself did not run: nobody else is to blame
             self._lag += lag
-            self._last_heard = dict.fromkeys(self._last_heard, now)
-            for watch in self._watches.values():
-                watch.excuse(now)
-            self._stalls = None
+            self._timeouts.excuse(now)
             for peer in self._peers.values():
                 peer.excused = now
         self._checked = now
@@ -249,28 +240,17 @@ class Router:
     def _timed_out(self, now: float) -> list[Gone]:
         """Slots that are silent, or make no progress."""
         found = []
-        for slot, last in list(self._last_heard.items()):
-            if self._agents.waits(slot):
-                self._last_heard[slot] = now + GRACE
-            elif now - last > self._heartbeat_timeout:
-                text = f"said nothing for {now - last:.0f} seconds (heartbeat_timeout={self._heartbeat_timeout:g})"
-                found.append(Gone(slot, text))
-            else:
-                limit, peer = self._stall_timeout, self._peers.get(slot)
-                reason = "" if limit is None else self._watches[slot].hung(limit)
-                if not reason and peer is not None:
-                    reason = peer.mute(now, limit)
-                if reason:
-                    found.append(Gone(slot, reason))
+        for slot, why in self._timeouts.expired(now, self._agents.waits):
+            peer = self._peers.get(slot)
+            if reason := why or ("" if peer is None else peer.mute(now, self._stall_timeout)):
+                found.append(Gone(slot, reason))
         for gone in found:
             self._forget(gone.slot)
         return found
 
     def _forget(self, slot: int) -> None:
         """What this slot's process still says, or was told, is of no interest any more."""
-        self._last_heard.pop(slot, None)
-        self._watches.pop(slot, None)
-        self._stalls = None
+        self._timeouts.forget(slot)
         self._overfull.pop(slot, None)
         peer = self._peers.pop(slot, None)
         if peer is not None:
@@ -279,10 +259,7 @@ class Router:
 
     def stalls(self) -> dict[int, Stall]:
         """Those that are past `liveness.SHOWN`."""
-        if self._stalls is None:
-            found = {slot: watch.stall for slot, watch in self._watches.items()}
-            self._stalls = {slot: stall for slot, stall in found.items() if stall.seconds >= SHOWN}
-        return self._stalls
+        return self._timeouts.stalls()
 
     def _arrived(self) -> Iterator[Up | Gone]:
         """All that has arrived."""
@@ -306,19 +283,18 @@ class Router:
             log.warning("dropped a message: %s of slot %d has no number", type(message).__name__, message.slot)
             return
         peer = self._by_name.get(name[1:])
-        if message.slot not in self._last_heard or (peer is None and name[1:] in self._by_name):
+        if message.slot not in self._timeouts or (peer is None and name[1:] in self._by_name):
             return  # of an agent that was ended
-        self._last_heard[message.slot] = now = time.monotonic()
+        self._timeouts.heard(message.slot)
         if peer is not None:
             peer.delivery.heard(message.taken)
         if not message.phase < len(PHASES):
             log.warning("dropped a heartbeat of slot %d: it has no phase %d", message.slot, message.phase)
             return
-        self._stalls = None
-        phase = PHASES[message.phase]
+        now, phase = time.monotonic(), PHASES[message.phase]
         if peer is not None and phase in COMPUTING:  # a compiler may hold the interpreter for long
             peer.excused = now
-        self._watches[message.slot].see(Sample(now, message.advanced, phase, message.cpu_seconds))
+        self._timeouts.advanced(message.slot, Sample(now, message.advanced, phase, message.cpu_seconds))
 
     def _numbered(self, name: bytes, data: bytes) -> Iterator[Up | Gone]:
         """What a numbered message brings: itself, or nothing, or more that waited for it."""
@@ -331,9 +307,9 @@ class Router:
             self._admit(name, head, body)
             return
         peer = self._by_name[name[1:]]
-        if peer is None or peer.slot not in self._last_heard:
+        if peer is None or peer.slot not in self._timeouts:
             return  # of an agent that was ended
-        self._last_heard[peer.slot] = time.monotonic()
+        self._timeouts.heard(peer.slot)
         self._unconfirmed.add(peer)
         for each in peer.delivery.receive(head, body):
             if (message := self._read(name, each)) is not None:
@@ -356,7 +332,7 @@ class Router:
     def _admit(self, name: bytes, head: Head, body: bytes) -> None:
         """An agent dialled: it is told what it is for."""
         message = self._read(name, body)
-        if not isinstance(message, Hello) or message.slot not in self._last_heard:
+        if not isinstance(message, Hello) or message.slot not in self._timeouts:
             return  # of an agent that was never started, or was ended
         if message.format != WIRE:
             log.error("slot %d speaks format %d, this driver %d", message.slot, message.format, WIRE)
@@ -366,7 +342,7 @@ class Router:
         self._overfull.pop(message.slot, None)
         peer = Peer(message.slot, name[1:], 2 * self._beat)
         self._peers[message.slot] = self._by_name[peer.name] = peer
-        self._last_heard[message.slot] = time.monotonic()
+        self._timeouts.heard(message.slot)
         peer.delivery.receive(head, body)
         peer.delivery.confirm()
         device = self._agents.device(message.slot)

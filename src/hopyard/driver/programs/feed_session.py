@@ -171,7 +171,7 @@ class FeedSession:
         except BaseException as caught:  # noqa: BLE001 - raised in the thread of the call
             error, fact = caught, SourceFailed(route.epoch, _short(caught))
         with self._changed:
-            if route.epoch == self.machine.epochs:
+            if self.machine.sends and route.epoch == self.machine.epochs:  # else of a call that is over
                 self._error = error
                 self._facts.append(fact)
             self._changed.notify_all()
