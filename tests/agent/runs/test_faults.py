@@ -60,6 +60,14 @@ def test_memory_of_the_device_or_of_the_host() -> None:
     assert blame(on_gpu, accelerated=True).device and not blame(on_cpu, accelerated=True).device
 
 
+def test_tensorflows_errors_of_libraries_beneath_it() -> None:
+    operation = like("tensorflow.python.framework.errors_impl", "OpError", Exception)
+    internal = like("tensorflow.python.framework.errors_impl", "InternalError", operation)
+    trace = 200 * "File x, line 1, in <module>\n"
+    assert blame(internal(f"{trace}CUBLAS_STATUS_ALLOC_FAILED"), accelerated=True) == Blame("memory", True)
+    assert blame(internal(f"{trace}cuDNN has another version"), accelerated=True).fault == "user"
+
+
 def test_what_an_error_was_raised_from_counts_for_memory() -> None:
     error = ValueError("while training")
     error.__cause__ = MemoryError()

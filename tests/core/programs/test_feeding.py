@@ -185,7 +185,7 @@ def test_started_again_while_all_is_taken() -> None:
         (EpochSent(2, 6), NEW, "ended>34"),
     )
     play.takes(3)
-    assert play() == ["answer 6"]
+    assert play() == ["answer 5"]
 
 
 def test_started_again_between_two_epochs() -> None:
@@ -309,7 +309,7 @@ def test_who_takes_nothing_is_named() -> None:
         play.takes(3, waiting=True)
         assert play() == []
     assert play(after=0.5) == ["query>12"]
-    query, failed, cancel, fail = play(after=0.5)
+    query, cancel, failed, fail = play(after=0.5)
     assert (query, failed, cancel) == ("query>12", "failed>12", "cancel A")
     assert "worker 0 has taken no row for 2 seconds, though rows wait for it (3 taken so far)" in fail
 
@@ -327,11 +327,38 @@ def test_nobody_stalls_while_the_program_comes_up() -> None:
 def test_a_call_that_is_interrupted() -> None:
     play = Played()
     play(fed("A"))
-    assert [told(command) for command in play.machine.abandon(True)] == ["cancel A", "failed>12"]
-    assert play.machine.idle
+    assert [told(command) for command in play.machine.abandon("Ctrl-C")] == ["cancel A", "failed>12"]
+    assert play.machine.idle and play.machine.abandon("again") == []
+
+
+@pytest.mark.parametrize("how", ["stalled", "interrupted", "the source fails"])
+def test_who_is_started_again_after_a_last_call_that_failed_gets_its_rows_before_the_end(how: str) -> None:
+    play = Played()
+    play(fed("A", end=True, timeout=1.0))
+    play(EpochSent(1, 5))
+    if how == "stalled":
+        play.takes(3, waiting=True)
+        play()
+        assert "has taken no row" in play(after=1.1)[-1]
+    elif how == "interrupted":
+        assert play.machine.abandon("Ctrl-C") == []
+    else:
+        assert play(now=NEW)[-1] == "send A as 2"
+        play(SourceFailed(2, "no such file"))
+        assert "broke off" in play(after=feeding.BREAK_SECONDS)[-1]
+    assert play.machine.idle and play.machine.lacks(frozenset({6, 7}))
+    *_, send = play(TasksReplaced(), program(6, 7))
+    assert send.startswith("send A")
+    assert play(EpochSent(play.machine.epochs, 5)) == ["ended>67", "answer 0"]
+
+
+def test_tasks_that_catch_up_hear_why_their_rows_do_not_come() -> None:
+    play = Played()
     play(fed("A"))
-    assert [told(command) for command in play.machine.abandon(False)] == ["cancel A"]
-    assert play.machine.abandon(True) == []
+    play(EpochSent(1, 5))
+    assert play(TasksReplaced(), program(3, 4, endpoint=None)) == ["warn", "opened>34"]
+    failed, fail = play(after=feeding.OPEN_SECONDS)
+    assert failed == "failed>34" and "not every worker opened its endpoint" in fail
 
 
 def test_how_far_uneven_workers_may_go_and_that_one_had_none() -> None:

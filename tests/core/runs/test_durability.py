@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopyard.core.runs.durability import Durability
+from hopyard.core.runs.durability import CUT_OFF, Durability
 from hopyard.spec import Ref
 
 SLOTS = st.integers(0, 3)
@@ -54,20 +54,45 @@ def test_nobody_is_late_while_the_store_is_away() -> None:
 
 
 def test_a_slot_that_alone_does_not_reach_the_store_is_late() -> None:
-    it = Durability(10.0)
+    it = Durability(300.0)
     it.made(ref(1), 0, 100.0)
     it.away(0, 104.0)
+    it.stored(1, 104.0)  # perhaps before
     it.stored(0, 105.0)  # on its way home when it said so
-    assert it.earliest() is None
-    it.stored(1, 106.0)
-    it.away(2, 107.0)  # what slot 1 stored may have been stored before
+    it.stored(1, 110.0)
+    it.away(2, 120.0)  # others come and go
+    it.back(2, 130.0)
+    it.stored(1, 409.0)
     assert it.earliest() is None and it.expired(1e9) == []
-    it.stored(1, 200.0)
-    it.stored(1, 205.0)
-    assert it.earliest() == 210.0 and it.expired(209.9) == []
-    assert it.expired(210.0) == [(0, ref(1))]
-    it.back(0, 208.0)
-    assert it.expired(217.9) == [] and it.expired(218.0) == [(0, ref(1))]  # it had stored something just before
+    it.stored(1, 410.0)
+    assert it.earliest() == 410.0 and it.expired(410.0) == [(0, ref(1))]
+    it.back(0, 411.0)
+    assert it.expired(710.9) == [] and it.expired(711.0) == [(0, ref(1))]  # it had stored something at 105
+
+
+def test_nobody_is_late_when_the_store_comes_back_for_one_after_the_other() -> None:
+    it = Durability(30.0)
+    for slot in range(3):
+        it.made(ref(slot), slot, 0.0)
+        it.away(slot, 1.0)
+    it.back(0, 9000.0)
+    it.stored(0, 9000.0)
+    it.stored(0, 9100.0)  # the others try again once a minute
+    assert it.expired(9100.0) == []
+    it.back(1, 9101.0)
+    it.stored(0, 9150.0)
+    assert it.expired(9150.0) == [(1, ref(1)), (2, ref(2))]
+
+
+def test_what_a_slot_makes_while_it_is_cut_off_has_its_time() -> None:
+    it = Durability(600.0)
+    it.away(0, 0.0)
+    it.stored(1, 5.0)
+    it.made(ref(1), 0, 700.0)
+    it.stored(1, 1299.0)
+    assert it.expired(1e9) == []
+    it.stored(1, 1300.0)
+    assert it.expired(1300.0) == [(0, ref(1))]
 
 
 def test_what_a_slot_that_is_gone_made_is_not_awaited() -> None:
@@ -137,15 +162,18 @@ def test_many_states_cost_little_each() -> None:
 @given(DOINGS)
 def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) -> None:
     """Each slot's own clock stands while it cannot reach the store; it is late with its oldest State when neither
-    being made nor anything stored is younger than the timeout by that clock. Or when another stored something that
-    long ago, after the last one said that it does not reach the store."""
+    being made nor anything stored is younger than the timeout by that clock. Or when others stored something at both
+    ends of such a time, at least CUT_OFF, in which it did not reach the store and owed that State."""
     timeout = 25
     it = Durability(float(timeout))
     own = dict.fromkeys(range(4), 0)
     last = dict.fromkeys(range(4), -1000)
     owed: dict[int, dict[Ref, int]] = {slot: {} for slot in range(4)}
     away: set[int] = set()
+    since: dict[int, int] = {}
     alone: dict[int, int] = {}
+    cut: set[int] = set()
+    wall: dict[Ref, int] = {}
     now = 0
     for what, slot, step, seconds in doings:
         now += seconds
@@ -154,11 +182,16 @@ def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) ->
         if what == "made" and not any(ref(step) in each for each in owed.values()):
             it.made(ref(step), slot, float(now))
             owed[slot][ref(step)] = own[slot]
+            wall[ref(step)] = now
         elif what == "stored":
             it.stored(slot, float(now))
             last[slot] = own[slot]
             for each in away - {slot}:
-                alone.setdefault(each, now)
+                if since[each] != now:
+                    alone.setdefault(each, now)
+                oldest = next(iter(owed[each]), None)
+                if each in alone and oldest and now - max(alone[each], wall[oldest]) >= CUT_OFF:
+                    cut.add(each)
         elif what == "settled":
             it.settled(ref(step))
             for each in owed.values():
@@ -166,26 +199,24 @@ def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) ->
         elif what == "gone":
             it.gone(slot)
             away.discard(slot)
+            cut.discard(slot)
             alone.pop(slot, None)
             owed[slot], last[slot] = {}, -1000
         elif what == "away":
             it.away(slot, float(now))
             if slot not in away:
-                alone.clear()
+                since[slot] = now
             away.add(slot)
         elif what == "back":
             it.back(slot, float(now))
             away.discard(slot)
+            cut.discard(slot)
             alone.pop(slot, None)
         due = {
             (slot, next(iter(states)))
             for slot, states in owed.items()
             if states
-            and (
-                now - alone.get(slot, now) >= timeout
-                if slot in away
-                else own[slot] - max(next(iter(states.values())), last[slot]) >= timeout
-            )
+            and (slot in cut if slot in away else own[slot] - max(next(iter(states.values())), last[slot]) >= timeout)
         }
         first = it.earliest()
         assert (first is not None and first <= now) is bool(due)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +217,55 @@ def test_a_restart_that_waits_for_slots_is_waited_for(
     monkeypatch.setattr(decisions, "BREAK_SECONDS", 0.1)
     assert call(feeds, Rows(loop, "A", lost), end=True) == 5
     assert [word for word in settled(loop) if word != "ended"] == ["A", "again", "A"]
+
+
+def test_cores_are_released_only_while_rows_of_spark_go(loop: ProgramLoop, tmp_path: Path) -> None:
+    """Not while the program comes up again: nobody needs them then."""
+    said = loop.said
+    loop.spec.max_restarts = 1
+    there: list[str] = []
+
+    def room(spark: bool) -> Any:
+        @contextmanager
+        def held() -> Any:
+            said.append("room")
+            yield
+            said.append("no room")
+
+        return held()
+
+    feed = FeedSession(FeedMachine("train", "join", "program"), loop, Layout(tmp_path), "token", room)  # type: ignore[arg-type]
+    loop.listener = SimpleNamespace(on_feed_message=feed.on_message, assigned=lambda: there.append("again"))
+
+    def lost() -> None:
+        loop.stands(phase="reserving", tasks=())
+        threading.Timer(0.5, loop.start_again, ALL_NEW).start()
+
+    rows = Rows(loop, "A")
+    send = rows.send
+
+    def sent(route: Any) -> int:
+        if route.epoch == 1:
+            lost()
+        return send(route)
+
+    rows.send = sent  # type: ignore[method-assign]
+    assert feed.feed(rows, 2, False, None) == 10
+    assert said == ["room", "A", "no room", "again", *2 * ["room", "A", "no room"]]
+
+
+def test_an_inference_does_not_wait_for_a_feed_of_its_name(loop: ProgramLoop, tmp_path: Path) -> None:
+    feeds = feeding(loop, tmp_path)
+    gate = threading.Event()
+    slow = Rows(loop, "A")
+    slow.send = lambda route: 5 if gate.wait(20) else 0  # type: ignore[method-assign]
+    thread = threading.Thread(target=call, args=(feeds, slow, False))
+    thread.start()
+    try:
+        assert feeds._feeds["train"].endpoints() == (ENDPOINT, ENDPOINT)
+    finally:
+        gate.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("when", ["sending", "waiting", "later"])

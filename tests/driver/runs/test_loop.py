@@ -310,15 +310,25 @@ def test_what_no_worker_can_start_with_is_a_fault_of_preflight(stage: Callable[.
 
 
 def test_a_host_where_no_worker_can_start_costs_its_slots_and_not_the_run(stage: Callable[..., Stage]) -> None:
-    full = Unfit(0, "no room for States in /dev/shm", host=True)
-    it = stage([full, Gone(0, "ended with exit code 0")], [Ready(1, "there", 12)], workers=2)
-    it.link.receives += [[Checked(at=0.0, slot=1, trial=0, faults=(), names=("loss",))], answer(it, 1), answer(it, 1)]
+    it = stage(workers=5)
+    for slot in range(4):
+        unfit = Unfit(slot, "no room for States in /dev/shm", host=True)
+        it.link.receives.append([unfit, Gone(slot, "ended with exit code 0")])
+    it.link.receives += [[Ready(4, "there", 12)], [Checked(at=0.0, slot=4, trial=0, faults=(), names=("loss",))]]
+    it.link.receives += [answer(it, 4), answer(it, 4)]
     it.loop.run()
-    assert it.machine.status == "completed" and it.link.started == [0, 1, 2]
+    assert it.machine.status == "completed" and it.link.started == [0, 1, 2, 3, 4]
+
+
+def test_no_host_where_a_worker_can_start_any_more_ends_the_driver(stage: Callable[..., Stage]) -> None:
+    it = stage([READY], [FIT], [Gone(0, "x")], [Unfit(1, "no room for States in /dev/shm", host=True)])
+    with pytest.raises(ResourceError, match=r"no room for States.*No other worker is left; nothing is lost"):
+        it.loop.run()
 
 
 def test_no_host_where_a_worker_can_start_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
-    it = stage([Unfit(0, "no room for States in /dev/shm", host=True)])
+    first, last = (Unfit(slot, "no room for States in /dev/shm", host=True) for slot in (0, 1))
+    it = stage([first], [last], workers=2)
     with pytest.raises(PreflightError, match="a worker cannot start: no room for States"):
         it.loop.run()
 

@@ -86,9 +86,10 @@ def _memory(error: BaseException) -> bool | None:
         if isinstance(one, MemoryError) or (isinstance(one, OSError) and one.errno == errno.ENOMEM):
             return False
         names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(one).__mro__}
-        told = str(one)
-        text = f"{told[:4000]} {told[-4000:]}"  # TensorFlow tells first where in the graph it was
-        if names & _MEMORY or (isinstance(one, RuntimeError) and any(word in text for word in _EXHAUSTED)):
+        whole = str(one)
+        text = f"{whole[:4000]} {whole[-4000:]}"  # TensorFlow tells first where in the graph it was
+        speaks = isinstance(one, RuntimeError) or ("tensorflow", "OpError") in names
+        if names & _MEMORY or (speaks and any(word in text for word in _EXHAUSTED)):
             return not any(word in text for word in _ON_HOST)
         one, seen = one.__cause__, seen + 1
     return None

@@ -113,6 +113,8 @@ class FeedMachine:
         self._phase: Literal["idle", "opening", "sending", "broken", "draining"] = "idle"
         self._call: Fed | None = None
         """What the user asked for; None: only what tasks that were started again lack is sent."""
+        self._is_kept = False
+        """Whether its source is among those that are kept."""
         self._timeout: float | None = None
         self._todo: Iterator[_Epoch] = iter(())
         self._epoch: _Epoch | None = None
@@ -203,46 +205,44 @@ class FeedMachine:
             pass
         return self._out
 
-    def abandon(self, interrupted: bool) -> list[FeedCommand]:
-        """The call ends by an error that is none of the machine's. `interrupted`: by the user; some rows went, and the
-        rest never will."""
+    def abandon(self, why: str) -> list[FeedCommand]:
+        """The call ends by an error that is none of the machine's; some rows went, perhaps, and the rest never will."""
         self._out = []
         if self.sends and self._epoch is not None:
             self._out.append(Cancel(self._epoch.source))
-            if interrupted:
-                self._say(FeedFailed(feed=self.name, error=f"feed {self.name!r}: interrupted while rows went"))
+            self._say(FeedFailed(feed=self.name, error=f"feed {self.name!r}: {why}"))
         self._phase, self._call = "idle", None
         return self._out
 
     # ------------------------------------------------------------------------------------------- a call
 
     def _begin(self, call: Fed | None) -> None:
-        self._call, self._rows = call, 0
+        self._call, self._is_kept, self._rows = call, False, 0
         self._timeout = None if call is None else call.timeout
         if call is not None and self.ended:
             self._fail(
                 f"feed(name={self.name!r}): this feed has ended; give end=False to calls before the last, or another "
                 "name",
-                SpecError,
+                error=SpecError,
             )
         elif not self._lacked(self._status.incarnations):
             self._plan(self._complete)
         else:
-            self._again(self._complete)
+            self._send_again(self._complete)
 
     def _replay(self) -> None:
         """Tasks were started again: all rows go again, and what former ones said is forgotten."""
         self._out.append(Warn(f"the program was started again: the rows of feed {self.name!r} go again"))
         self.progress.forget()
         self._complete = None
-        if self._call is not None:
+        if self._call is not None and not self._is_kept:
             self._rows = 0
         self._plan(None)
 
     def _plan(self, fed: Incarnations | None) -> None:
         """What is to be sent. `fed`: who has what went before; None: nobody has anything."""
         lacked = [] if fed is not None else self._lacked(self._status.incarnations)
-        new = [] if self._call is None else [(self._call.source, self._call.epochs)]
+        new = [] if self._call is None or self._is_kept else [(self._call.source, self._call.epochs)]
         self._fed, self._epoch = fed, None
         self._todo = _epochs(lacked, new)
         self._next()
@@ -256,49 +256,49 @@ class FeedMachine:
         if self._epoch is not None:
             self._phase = "opening"
         elif self._call is None:
-            self._close()
+            self._end_catch_up()
         elif self._call.end:
             self._end()
         else:
-            self._keep()
+            self._end_call()
 
     def _end(self) -> None:
-        """All was sent, and no more comes: wait until it was taken."""
+        """All was sent, and no more comes: wait until it was taken. From now on tasks that are started again get the
+        rows before the end, whatever becomes of the call."""
         present = self._status.incarnations
+        self._keep_source()
         self.ended = True
         if self._fed is None:
             self._fed = present
         if self._fed == present:  # else they have to go again, and the end comes after them
             self._say(FeedEnded(feed=self.name))
         if not self._fed:  # nobody is there yet, so nothing was sent
-            self._keep()
+            self._end_call()
             return
         self._phase = "draining"
         self._watch()
 
-    def _keep(self) -> None:
-        """The call is done. Where tasks may be started again its source is kept; not its rows, but a list or table of
-        this process stays in memory with it."""
-        call, self._call = self._call, None
-        assert call is not None
-        if self._restart and call.epochs:
+    def _keep_source(self) -> None:
+        """Where tasks may be started again the call's source is kept; not its rows, but a list or table of this process
+        stays in memory with it."""
+        call = self._call
+        if call is not None and not self._is_kept and self._restart and call.epochs:
             self._kept.append((call.source, call.epochs))
-            self._complete = self._fed
-        if self._lacked(self._status.incarnations):  # started again since
-            self._again(self._complete)
-        else:
-            self._answer()
+            self._complete, self._is_kept = self._fed, True
 
-    def _close(self) -> None:
+    def _end_call(self) -> None:
+        """All that the call asked for is done; tasks that were started again since get it too, before it returns."""
+        self._keep_source()
+        self._call = None
+        self._end_catch_up(say=False)
+
+    def _end_catch_up(self, say: bool = True) -> None:
         """Tasks that were started again have all that they lacked, if they were not again."""
         if self._lacked(self._status.incarnations):
-            self._again(self._complete)
+            self._send_again(self._complete)
             return
-        if self.ended:
+        if self.ended and say:
             self._say(FeedEnded(feed=self.name), self._status.incarnations)
-        self._answer()
-
-    def _answer(self) -> None:
         self._phase = "idle"
         self._out.append(Answer(self._rows))
 
@@ -319,14 +319,16 @@ class FeedMachine:
             self._opened, self._deadline = now.incarnations, self._at + OPEN_SECONDS
             self._say(FeedOpened(feed=self.name, uneven=self.uneven), now.incarnations)
         never = [task.task.slot for task in now.fed if task.endpoint is None and task.status == "done"]
+        to = now.incarnations if self._call is None and epoch is not None else None
         if never:
-            return self._fail(f"{now.names(never)} has ended and never asked for rows: nothing can be fed to it")
+            return self._fail(f"{now.names(never)} has ended and never asked for rows: nothing can be fed to it", to)
         endpoints = tuple(task.endpoint for task in now.fed if task.endpoint is not None)
         if not endpoints or len(endpoints) < len(now.fed):
             if self._at >= self._deadline:
                 return self._fail(
                     f"feed {self.name!r}: not every worker opened its endpoint within {OPEN_SECONDS:.0f} seconds; "
-                    "program.status() and program.logs() say what they do"
+                    "program.status() and program.logs() say what they do",
+                    to,
                 )
             self.due = self._deadline
             return False
@@ -335,7 +337,7 @@ class FeedMachine:
             self._out.append(Answer(endpoints=endpoints))
             return True
         if self._fed not in (None, now.incarnations):  # started again between two epochs
-            return self._again(self._fed)
+            return self._send_again(self._fed)
         self._fed, self._phase = now.incarnations, "sending"
         self.epochs += 1
         self._before = self.progress.taken
@@ -346,13 +348,11 @@ class FeedMachine:
     def _send(self) -> bool:
         """Rows go."""
         if isinstance(self._sent, EpochSent):
-            self._rows += self._sent.rows if self._epoch is not None and self._epoch.new else 0
-            self._next()
-            return True
+            return self._end_epoch(self._sent.rows)
         if self._sent is not None or self._is_broken_off():
             self._deadline, self._phase = self._at + BREAK_SECONDS, "broken"
             return True
-        return self._look(eager=False)
+        return self._look_for_stalls(eager=False)
 
     def _drain(self) -> bool:
         """All rows were sent, and wait to be taken."""
@@ -360,12 +360,14 @@ class FeedMachine:
             self._deadline, self._phase = self._at + BREAK_SECONDS, "broken"
             return True
         if self.progress.all_taken(self._status.slots):
-            self._keep()
+            self._end_call()
             return True
-        return self._look(eager=True)
+        return self._look_for_stalls(eager=True)
 
     def _break_off(self) -> bool:
         """The tasks to which rows went are not there any more, or take no more: wait for what the program says."""
+        if isinstance(self._sent, EpochSent):  # all of it was on its way
+            return self._end_epoch(self._sent.rows)
         now, epoch = self._status, self._epoch
         replaced = now.incarnations != self._fed
         if not now.ended and not (replaced and now.phase == "running"):
@@ -375,20 +377,22 @@ class FeedMachine:
             if now.phase in (*STARTING, "closing", "over"):
                 return False
             assert isinstance(self._sent, SourceFailed)  # as the program stands as before
-            words = f"feed {self.name!r} broke off: {self._sent.why}"
-            self._say(FeedFailed(feed=self.name, error=words))  # who waits for the rest would wait for ever
-            return self._fail(words)
+            return self._fail(f"feed {self.name!r} broke off: {self._sent.why}", self._fed)
         if epoch is not None:
             self._out.append(Cancel(epoch.source))
         if not now.ended:
-            return self._again(self._fed)
+            return self._send_again(self._fed)
         if not now.well:
             return self._fail_over()
-        if epoch is None:
-            self._keep()
-        else:  # it had enough
-            self._rows += self.progress.taken - self._before if epoch.new else 0
-            self._next()
+        if epoch is not None:  # it had enough
+            return self._end_epoch(self.progress.taken - self._before)
+        self._end_call()
+        return True
+
+    def _end_epoch(self, rows: int) -> bool:
+        """So many of an epoch's rows went."""
+        self._rows += rows if self._epoch is not None and self._epoch.new else 0
+        self._next()
         return True
 
     def _is_broken_off(self) -> bool:
@@ -401,7 +405,7 @@ class FeedMachine:
             if self._epoch is None or not self._epoch.later:
                 return
 
-    def _again(self, had: Incarnations | None) -> bool:
+    def _send_again(self, had: Incarnations | None) -> bool:
         """Send again what these tasks had, where none of them is still there."""
         if not self._fails_doubled(had):
             self._replay()
@@ -417,7 +421,10 @@ class FeedMachine:
         fed = self._fed or frozenset()
         self._out.append(Say(message, fed if to is None else to))
 
-    def _fail(self, words: str, error: type[HopyardError] = HopyardError) -> bool:
+    def _fail(self, words: str, to: Incarnations | None = None, error: type[HopyardError] = HopyardError) -> bool:
+        """The call raises. `to`: who waits for rows that do not come, and hears why."""
+        if to is not None:
+            self._say(FeedFailed(feed=self.name, error=words), to)
         self._phase, self._call = "idle", None
         self._out.append(Fail(error(words)))
         return True
@@ -436,8 +443,7 @@ class FeedMachine:
             f'feed {self.name!r}: a task was started again by itself (restart_scope="task"), and the others have rows '
             'that it lacks: each row could not come once. Give restart_scope="program" to a program that is fed'
         )
-        self._say(FeedFailed(feed=self.name, error=words), present)
-        return self._fail(words)
+        return self._fail(words, present)
 
     # ------------------------------------------------------------------------------------------- stalls
 
@@ -447,7 +453,7 @@ class FeedMachine:
         self._moved.clear()
         self.progress.ask_anew()
 
-    def _look(self, eager: bool) -> bool:
+    def _look_for_stalls(self, eager: bool) -> bool:
         """Ask the workers how far they are; fail where one has taken nothing for too long."""
         if self._status.phase != "running":
             self._moved.clear()
@@ -476,10 +482,9 @@ class FeedMachine:
             + (f'With uneven="{self.uneven}" the others wait for it. ' if silent else "")
             + "feed(timeout=…) says how long to wait"
         )
-        self._say(FeedFailed(feed=self.name, error=words))
         if self._epoch is not None:
             self._out.append(Cancel(self._epoch.source))
-        return self._fail(words)
+        return self._fail(words, self._fed)
 
 
 def _epochs(lacked: Iterable[tuple[Any, int]], new: Iterable[tuple[Any, int]]) -> Iterator[_Epoch]:

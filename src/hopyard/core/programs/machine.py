@@ -8,8 +8,7 @@ changes nothing, so it is not in the journal: what the machine decides when time
 *reserving*: agents come up, each reserves ports. *running*: tasks run. *failing*: a task failed; for a moment others
 may say what they know, as the first to notice is seldom the first to fail. Where failed tasks alone are restarted,
 *running* follows. *restarting*: all tasks of the old attempt end before those of the new one begin, since they would
-talk to each other. *closing*: the program is over, what only
-serves is ended. *over*: nothing runs any more.
+talk to each other. *closing*: the program is over, what only serves is ended. *over*: nothing runs any more.
 """
 
 from __future__ import annotations

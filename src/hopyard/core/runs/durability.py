@@ -2,9 +2,9 @@
 
 The State at the end of an epoch is stored always, so its `Durable` must come. A slot that owes such a State and stores
 nothing at all for `durable_timeout`, though it lives, is of no use. Each `Durable` of a slot begins its time anew: one
-that stores many States slowly, one after the other, is not late. While the store is away nobody is late; but a
-slot that alone cannot reach it is, `durable_timeout` after another stored a State. Time is not read here: it arrives
-with the events.
+that stores many States slowly, one after the other, is not late. While the store is away nobody is late. But a
+slot that says so while another stores States, at the beginning and at the end of a whole `durable_timeout`, is cut off
+alone, and late. Time is not read here: it arrives with the events.
 """
 
 from __future__ import annotations
@@ -14,21 +14,27 @@ from heapq import heappop, heappush
 
 from hopyard.spec import Ref
 
+CUT_OFF = 150.0
+"""Seconds, at least, for which a slot alone must have failed to reach the store: it tries again once a minute."""
+
 
 class _Owing:
     """What one slot owes. Its times are seconds in which it could reach the store: the wall's less those `apart`."""
 
-    __slots__ = ("alone", "apart", "since", "states", "stored")
+    __slots__ = ("alone", "apart", "cut", "since", "states", "stored")
 
     def __init__(self) -> None:
-        self.states: dict[Ref, tuple[float, float]] = {}
-        """State → (when it was made, how many times the timeout it may take), the oldest first."""
+        self.states: dict[Ref, tuple[float, float, float]] = {}
+        """State → (when it was made by the slot's time, how many times the timeout it may take, when it was made by the
+        wall), the oldest first."""
         self.stored = -math.inf
         """When it last stored any State."""
         self.since: float | None = None
         """Since when, by the wall, it cannot reach the store."""
         self.alone: float | None = None
-        """Since when another slot is known to reach it meanwhile."""
+        """When another slot stored a State for the first time since."""
+        self.cut = math.inf
+        """When it was found that the slot alone does not reach it."""
         self.apart = 0.0
         """Seconds before that in which it could not."""
 
@@ -37,33 +43,36 @@ class _Owing:
         return (at if self.since is None else self.since) - self.apart
 
     def late(self, timeout: float) -> float:
-        """From when on, by the wall, it is late; infinite: it owes nothing, or nobody reaches the store."""
+        """From when on, by the wall, it is late; infinite: it owes nothing, or perhaps nobody reaches the store."""
         if not self.states:
             return math.inf
-        made, times = next(iter(self.states.values()))
         if self.since is not None:
-            return math.inf if self.alone is None else self.alone + times * timeout
+            return self.cut
+        made, times, _ = next(iter(self.states.values()))
         return max(made, self.stored) + times * timeout + self.apart
 
 
 class Durability:
     """The States that are awaited. Owner: `Machine`.
 
-    Each change costs O(log slots), amortized; `gone` and `expired` cost O(n) for what the slots owe.
+    Each change costs O(log slots), amortized; `gone` and `expired` cost O(n) for what the slots owe. `stored` looks at
+    slots that have been cut off for as long as the timeout, too.
 
     Args:
         timeout: seconds in which a slot that owes a State must store one, while it reaches the store.
     """
 
-    __slots__ = ("_away", "_makers", "_queue", "_queued", "_slots", "_timeout")
+    __slots__ = ("_alone", "_away", "_makers", "_queue", "_queued", "_slots", "_timeout")
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._makers: dict[Ref, int] = {}
         """Awaited State → the slot that has it."""
         self._slots: dict[int, _Owing] = {}
-        self._away: set[int] = set()
-        """Slots that cannot reach the store."""
+        self._away: dict[int, _Owing] = {}
+        """Slots that cannot reach the store, while no other is known to."""
+        self._alone: dict[int, _Owing] = {}
+        """Those that cannot, while others do; in the order of `alone`."""
         self._queue: list[tuple[float, int]] = []
         """(when it is late, slot). Most slots get more time before theirs is over: their entries are put off when they
         come up."""
@@ -77,7 +86,7 @@ class Durability:
         """The slot has made a State that it is to store; it may take so many times the timeout."""
         owing = self._owing(slot)
         self._makers[ref] = slot
-        owing.states[ref] = owing.own(at), times
+        owing.states[ref] = owing.own(at), times, at
         self._look(slot, owing)
 
     def stored(self, slot: int, at: float) -> None:
@@ -85,11 +94,18 @@ class Durability:
         owing = self._slots.get(slot)
         if owing is not None:
             owing.stored = owing.own(at)
-        for other in self._away:
-            owing = self._slots[other]
-            if other != slot and owing.alone is None:
-                owing.alone = at
-                self._look(other, owing)
+        for other in [other for other, owing in self._away.items() if other != slot and owing.since != at]:
+            self._alone[other] = owing = self._away.pop(other)
+            owing.alone = at
+        for other, owing in self._alone.items():
+            assert owing.alone is not None
+            if at - owing.alone < max(self._timeout, CUT_OFF):
+                break
+            if other != slot and owing.states and owing.cut == math.inf:
+                _, times, made = next(iter(owing.states.values()))
+                if at - max(owing.alone, made) >= max(times * self._timeout, CUT_OFF):
+                    owing.cut = at
+                    self._look(other, owing)
 
     def settled(self, ref: Ref) -> None:
         """The State is durable, or nobody needs it."""
@@ -102,7 +118,8 @@ class Durability:
     def gone(self, slot: int) -> None:
         """The slot is not there any longer, nor what it was to store."""
         owing = self._slots.pop(slot, None)
-        self._away.discard(slot)
+        self._away.pop(slot, None)
+        self._alone.pop(slot, None)
         for ref in () if owing is None else owing.states:
             del self._makers[ref]
 
@@ -111,17 +128,16 @@ class Durability:
         owing = self._owing(slot)
         if owing.since is None:
             owing.since = at
-            for other in self._away:  # what was stored last may have been so before the store went away
-                self._slots[other].alone = None
-            self._away.add(slot)
+            self._away[slot] = owing
 
     def back(self, slot: int, at: float) -> None:
         """The slot reaches the store again: it has as much time as it had left."""
         owing = self._owing(slot)
         if owing.since is not None:
             owing.apart += at - owing.since
-            owing.since = owing.alone = None
-            self._away.discard(slot)
+            owing.since, owing.alone, owing.cut = None, None, math.inf
+            self._away.pop(slot, None)
+            self._alone.pop(slot, None)
             self._look(slot, owing)
 
     def oldest(self, slot: int) -> Ref | None:
@@ -162,7 +178,7 @@ class Durability:
         return {
             str(ref): (slot, max(made, owing.stored) + times * self._timeout + owing.apart)
             for slot, owing in self._slots.items()
-            for ref, (made, times) in owing.states.items()
+            for ref, (made, times, _) in owing.states.items()
         }
 
     def _owing(self, slot: int) -> _Owing:

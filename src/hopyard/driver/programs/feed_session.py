@@ -33,7 +33,7 @@ from hopyard.core.programs.feed_events import (
     Warn,
 )
 from hopyard.core.programs.feeding import FeedMachine
-from hopyard.core.programs.messages import BatchesReady, Endpoint, FeedFailed, RowsTaken
+from hopyard.core.programs.messages import BatchesReady, Endpoint, RowsTaken
 from hopyard.driver.programs.failure import failure
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.sources import Source
@@ -83,8 +83,10 @@ class FeedSession:
         self._call(EndAsked())
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Where the workers take rows, once each has opened its endpoint."""
-        return self._call(EndpointsAsked()).endpoints
+        """Where the workers take rows, once each has opened its endpoint; whatever call of this feed goes on."""
+        machine = FeedMachine(self.machine.name, self.machine.uneven, "")
+        aside = FeedSession(machine, self._loop, self._layout, self._token, self._room)
+        return aside._call(EndpointsAsked()).endpoints
 
     def lacks(self) -> bool:
         """Whether tasks that were started again lack rows, or the word that no more come."""
@@ -99,7 +101,6 @@ class FeedSession:
             log.info("%s: feed %r: %s", self._layout.root, self.machine.name, error)
         except HopyardError as error:
             log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.machine.name, error)
-            self._loop.send(FeedFailed(feed=self.machine.name, error=str(error)))
 
     def on_message(self, message: RowsTaken | BatchesReady) -> None:
         """What a worker says of this feed; the caller holds the loop's `changed`."""
@@ -113,30 +114,34 @@ class FeedSession:
         with self._serial, contextlib.ExitStack() as room:
             self._facts.clear()
             self._facts.append(fact)
-            self._error = None
+            sends = False
             try:
                 while True:
-                    for command in self._decided():
+                    for command in self._decided(sends):
                         if isinstance(command, Answer):
                             return command
-                        if not self.machine.sends or isinstance(command, Send):
-                            room.close()
                         if isinstance(command, Send):
+                            room.close()
                             room.enter_context(self._room(command.source.spark))
                         self._do(command)
+                    sends = self.machine.sends
+                    if not sends:
+                        room.close()
             except BaseException as error:
+                interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
                 with self._changed:
-                    commands = self.machine.abandon(not isinstance(error, HopyardError))
+                    commands = self.machine.abandon("interrupted while rows went" if interrupted else str(error))
                 for command in commands:
                     self._do(command)
                 raise
 
-    def _decided(self) -> list[FeedCommand]:
-        """Wait until the machine has decided something."""
+    def _decided(self, sends: bool) -> list[FeedCommand]:
+        """Wait until the machine has decided something, or sends no longer."""
         with self._changed:
             while True:
                 fact = self._facts.popleft() if self._facts else Looked()
-                if commands := self.machine.handle(fact, self._loop.status, time.monotonic()):
+                commands = self.machine.handle(fact, self._loop.status, time.monotonic())
+                if commands or (sends and not self.machine.sends):
                     return commands
                 if not self._facts:
                     due = self.machine.due
@@ -147,7 +152,7 @@ class FeedSession:
             case Say():
                 self._loop.send(command.message, command.to)
             case Send():
-                machine = self.machine
+                self._error, machine = None, self.machine
                 route = Route(command.endpoints, self._token, machine.name, command.epoch, machine.uneven)
                 thread = threading.Thread(
                     target=self._send, args=(command.source, route), name="hopyard-feed", daemon=True

@@ -138,6 +138,8 @@ class Loop:
         self._early: dict[int, list[Durable]] = {}
         """Lease → what became durable before its unit was answered."""
         self._deletions = Deletions(store)
+        self._unfit: set[int] = set()
+        """Slots that could not start as their host has no room, or a broken disk, until they end."""
         self._full: set[str] = set()
         """Hosts that have no room for rows, or cannot read them."""
         self._known_waits: set[tuple[str, str]] = set()
@@ -281,10 +283,15 @@ class Loop:
         return [Joined(at=now, **known)]
 
     def _unfit(self, message: Unfit, now: float) -> list[Event]:
-        if not (self._came_up or (message.host and len(self._starting) > 1)):
-            raise PreflightError([f"a worker cannot start: {message.error}{self._tail(message.slot)}"])
-        # others could start, or perhaps can: its end follows, and another takes its place
+        others = self.machine.slots or self._starting - self._unfit - {message.slot}
+        words = f"a worker cannot start: {message.error}{self._tail(message.slot)}"
+        if not self._came_up and not (message.host and others):
+            raise PreflightError([words])
+        if message.host and not others:
+            raise ResourceError(f"{words}. No other worker is left; nothing is lost: `hopyard resume` goes on")
         log.warning("slot %d cannot start: %s", message.slot, message.error)
+        if message.host:
+            self._unfit.add(message.slot)  # its end follows
         return []
 
     def _fact(self, message: Checked | Forgotten | StoreAway | StoreBack, now: float) -> list[Event]:
@@ -350,10 +357,13 @@ class Loop:
         self._fingerprint = found
 
     def _gone(self, message: Gone, now: float) -> list[Event]:
-        """A slot ended: another takes its place, unless the slot was given back, or is replaced already."""
+        """A slot ended: another takes its place, unless the slot was given back, is replaced already, or its host has
+        no room for it."""
         was_starting = message.slot in self._starting
         self._end(message.slot)
-        if was_starting:
+        if message.slot in self._unfit:  # another would most likely come to the same host
+            self._unfit.discard(message.slot)
+        elif was_starting:
             self._failed_starts += 1
             most = FAILED_STARTS * (4 if self._came_up else 1)  # who came up before may be killed now
             if self._failed_starts < most:

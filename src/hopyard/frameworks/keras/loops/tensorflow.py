@@ -79,8 +79,8 @@ class Loop:
                 step = self._compiled(train, part.data)
                 try:
                     step(data, *order, _index(some), _index(ends[done - 1] if done else 0))
-                except tf.errors.ResourceExhaustedError:
-                    raise  # who looks for what memory ran out of knows it by its class
+                except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
+                    raise StepError(_plainly(error)) from error  # whose class and text tell whether memory ran out
                 except tf.errors.OpError as error:
                     raise StepError(_plainly(error)) from None
             pace.record(len(some), time.perf_counter() - begin)
@@ -191,7 +191,7 @@ def _plainly(error: Any) -> str:
         for line in lines
         if line
         and not line.startswith(("File ", "Detected at", "Graph execution error", "Stack trace", "[[{{", "<stdin>"))
-        and not line.startswith("Errors may have originated")
+        and not line.startswith(("Errors may have originated", "Hint:", "[Op:"))
     ]
     return f"{type(error).__name__}: {told[-1] if told else lines[0]}"
 
