@@ -1,5 +1,5 @@
-"""The Protocols of engines, stores, searches, and of what a recipe returns. What one package alone asks for stands in that
-package (`data.sources.source`, `driver.links`). Conformance suites are under `tests/ports/`.
+"""The Protocols of engines, stores, searches, and of what a recipe returns. What one package alone asks for stands there
+(`data.sources.source`, `driver.links`). Conformance suites are under `tests/ports/`.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     unit_timeout: float | None = None
     """Seconds that one unit may take, whatever progress it makes; None: any number."""
     durable_timeout: float = 600.0
-    """Seconds until the State at the end of an epoch is stored, not counting those in which the store is away for all."""
+    """Seconds until the State at the end of an epoch is stored, without those in which the store is away for all."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

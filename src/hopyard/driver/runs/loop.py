@@ -138,7 +138,7 @@ class Loop:
         self._early: dict[int, list[Durable]] = {}
         """Lease → what became durable before its unit was answered."""
         self._deletions = Deletions(store)
-        self._unfit: set[int] = set()
+        self._unfit_slots: set[int] = set()
         """Slots that could not start as their host has no room, or a broken disk, until they end."""
         self._full: set[str] = set()
         """Hosts that have no room for rows, or cannot read them."""
@@ -283,7 +283,7 @@ class Loop:
         return [Joined(at=now, **known)]
 
     def _unfit(self, message: Unfit, now: float) -> list[Event]:
-        others = self.machine.slots or self._starting - self._unfit - {message.slot}
+        others = self.machine.slots or self._starting - self._unfit_slots - {message.slot}
         words = f"a worker cannot start: {message.error}{self._tail(message.slot)}"
         if not self._came_up and not (message.host and others):
             raise PreflightError([words])
@@ -291,7 +291,7 @@ class Loop:
             raise ResourceError(f"{words}. No other worker is left; nothing is lost: `hopyard resume` goes on")
         log.warning("slot %d cannot start: %s", message.slot, message.error)
         if message.host:
-            self._unfit.add(message.slot)  # its end follows
+            self._unfit_slots.add(message.slot)  # its end follows
         return []
 
     def _fact(self, message: Checked | Forgotten | StoreAway | StoreBack, now: float) -> list[Event]:
@@ -361,8 +361,8 @@ class Loop:
         no room for it."""
         was_starting = message.slot in self._starting
         self._end(message.slot)
-        if message.slot in self._unfit:  # another would most likely come to the same host
-            self._unfit.discard(message.slot)
+        if message.slot in self._unfit_slots:  # another would most likely come to the same host
+            self._unfit_slots.discard(message.slot)
         elif was_starting:
             self._failed_starts += 1
             most = FAILED_STARTS * (4 if self._came_up else 1)  # who came up before may be killed now
