@@ -1,4 +1,4 @@
-"""The Protocols of engines, stores, searches, and of what a recipe returns. What one package alone asks for stands there
+"""The Protocols of engines, stores, searches, and of what a recipe returns. What one package alone asks for is there
 (`data.sources.source`, `driver.links`). Conformance suites are under `tests/ports/`.
 """
 
