@@ -233,13 +233,17 @@ def test_a_run_that_failed_in_the_background_holds_none_either(tmp_path: Path, l
     assert run._driver.error is not None
 
 
-def test_a_search_that_raises_leaves_no_thread_and_no_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["search", "views"])
+def test_what_raises_before_the_loop_leaves_no_thread_and_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     local = hy.Local(1, devices=None)
     select(tmp_path / "first", engine=local)
     opened = hy.Configs.open
     calls: list[int] = []
+
+    def views(*_: Any) -> Any:
+        raise RuntimeError("no views today")
 
     def second(self: Any, space: Any, seed: int) -> Any:
         calls.append(1)
@@ -247,12 +251,15 @@ def test_a_search_that_raises_leaves_no_thread_and_no_descriptor(
             raise RuntimeError("no sampler today")
         return opened(self, space, seed)
 
-    monkeypatch.setattr(hy.Configs, "open", second)
+    if what == "search":
+        monkeypatch.setattr(hy.Configs, "open", second)
+    else:
+        monkeypatch.setattr("hopyard.driver.runs.session._views", views)
     gc.collect()
     threads, files = set(threading.enumerate()), descriptors()
-    with pytest.raises(RuntimeError, match="no sampler today"):
+    with pytest.raises(RuntimeError, match=r"no (sampler|views) today"):
         select(tmp_path / "run", engine=local)
     gc.collect()
-    assert len(calls) == 2
+    assert len(calls) == (2 if what == "search" else 0)
     assert set(threading.enumerate()) == threads
     assert descriptors() <= files + 1

@@ -190,21 +190,24 @@ def _to_the_end(it: Drive, run: Run, handle: Handle, journal: Journal[Line]) -> 
             return Setup(spec, recipe, manifest, it.states.store, str(root), token, engine.threads, device, bulk)
 
         link = _link(engine, setup, layout, it.timeouts or spec.timeouts)
-        loop = Loop(
-            machine,
-            journal,
-            link,
-            store,
-            sampler,
-            engine.workers,
-            layout.log,
-            _views(spec, link),
-            first,
-            earlier,
-            folder.path,
-            IDLE if engine.apart else None,
-            it.again,
-        )
+        with contextlib.ExitStack() as opened_link:
+            opened_link.callback(link.close)
+            loop = Loop(
+                machine,
+                journal,
+                link,
+                store,
+                sampler,
+                engine.workers,
+                layout.log,
+                _views(spec, link),
+                first,
+                earlier,
+                folder.path,
+                IDLE if engine.apart else None,
+                it.again,
+            )
+            opened_link.pop_all()  # the loop closes it
         handle.attach(loop.stop)
         try:
             loop.run()
