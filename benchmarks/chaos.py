@@ -73,6 +73,7 @@ class Job:
             "store": f"shaky://{self.folder / 'store'}",
             "heartbeat_timeout": HEARTBEAT_TIMEOUT,
             "resume": False,
+            "failed": False,
             "engine": "local",
             **self.how,
         }
@@ -150,14 +151,17 @@ class Job:
         return list(json.loads(lines[-1].removeprefix("DIGESTS "))) if lines else None
 
     def end(self) -> list[Any] | None:
-        """Wait for the end, resuming what was interrupted."""
+        """Wait for the end, resuming what was interrupted, and once what was lost to poison: of four kills three may
+        have come upon one unit."""
         while True:
             try:
                 self.driver.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 return None
-            if (result := self.result()) is not None:
+            result = self.result()
+            if result is not None and (all(result[:-2]) or self.how["failed"]):
                 return result
+            self.how["failed"] = result is not None
             if self.resumes >= RESUMES:
                 return None
             self.resume()

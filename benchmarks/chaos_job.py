@@ -190,7 +190,7 @@ def main() -> None:
 
     how = json.loads(sys.argv[1])
     if how["resume"] and (Path(how["directory"]) / "journal.jsonl").exists():
-        run = hy.resume(how["directory"], engine=engine(how))
+        run = hy.resume(how["directory"], engine=engine(how), failed=how["failed"])
     else:
         rng = np.random.default_rng(0)
         x = rng.standard_normal((how["rows"], FEATURES)).astype("f4")
