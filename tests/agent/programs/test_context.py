@@ -40,7 +40,7 @@ def test_a_step_may_be_written_twice_and_be_of_any_size(ctx: Any) -> None:
 def test_what_a_killed_writer_left_is_swept(ctx: Any) -> None:
     ctx.checkpoint({"w": 1}, 1)
     for pid in (1, 22, 333):
-        (folder(ctx) / f".000000002-2.safetensors.{pid}").write_bytes(b"half")
+        (folder(ctx) / f".part-{pid}-000000002-2.safetensors").write_bytes(b"half")
     (folder(ctx) / "notes.txt").touch()
     assert ctx.restored() == ({"w": 1}, 1)
     ctx.checkpoint({"w": 2}, 2)

@@ -130,10 +130,10 @@ def test_a_start_that_was_killed_while_it_read_the_data_leaves_the_directory_fre
 
 def test_what_killed_writers_left_is_swept(interrupted: Callable[..., Path]) -> None:
     run = interrupted()
-    (run / ".run.json.123").write_bytes(b"half")
+    (run / ".part-123-run.json").write_bytes(b"half")
     (run / ".mine.txt").touch()
     hy.resume(run)
-    assert not (run / ".run.json.123").exists()
+    assert not (run / ".part-123-run.json").exists()
     assert (run / ".mine.txt").exists()
 
 
