@@ -58,6 +58,7 @@ def test_a_slot_that_alone_does_not_reach_the_store_is_late() -> None:
     it.made(ref(1), 0, 100.0)
     it.away(0, 104.0)
     it.stored(1, 104.0)  # perhaps before
+    it.stored(1, 103.0)  # certainly before: its answer came late
     it.stored(0, 105.0)  # on its way home when it said so
     it.stored(1, 110.0)
     it.away(2, 120.0)  # others come and go

@@ -94,7 +94,7 @@ class Durability:
         owing = self._slots.get(slot)
         if owing is not None:
             owing.stored = owing.own(at)
-        for other in [other for other, owing in self._away.items() if other != slot and owing.since != at]:
+        for other in [other for other, owing in self._away.items() if other != slot and at > (owing.since or 0.0)]:
             self._alone[other] = owing = self._away.pop(other)
             owing.alone = at
         for other, owing in self._alone.items():
