@@ -130,7 +130,7 @@ def test_another_thing_of_keras_3(tmp_path: Path, kind: str) -> None:
 def test_something_else(tmp_path: Path) -> None:
     words = ["the recipe returned a builtins.tuple, which cannot train", "return a compiled keras.Model"]
     refused(tmp_path / "run", lambda config: (compiled(sequence()), 32), *words)
-    words = ["hopyard.keras.Model: model = builtins.str: a compiled keras.Model is needed"]
+    words = ["hopyard.keras.Model: model must be a compiled keras.Model, got builtins.str"]
     refused(tmp_path / "other", lambda config: hy.keras.Model("resnet"), *words)  # type: ignore[arg-type]
 
 

@@ -229,7 +229,7 @@ class Hopper:
     def __post_init__(self) -> None:
         whole = isinstance(self.group, int) and not isinstance(self.group, bool) and self.group >= 1
         if not whole and self.group not in ("auto", "off"):
-            raise SpecError(f'Hopper(group={self.group!r}): "auto", "off" or a whole number of at least 1 is needed')
+            raise SpecError(f'Hopper(group=…) must be "auto", "off" or an integer >= 1, got {self.group!r}')
 
 
 @dataclass(slots=True)

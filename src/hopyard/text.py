@@ -52,5 +52,5 @@ def unwritable(value: Any) -> str:
     if isinstance(value, str) and not sendable(value):
         return "it has a character that UTF-8 lacks (of a file name, perhaps, in another encoding)"
     if isinstance(value, int) and not LEAST <= value <= MOST:
-        return f"an integer from {LEAST} to {MOST} is needed (64 bits); text can hold more"
+        return f"an integer must be from {LEAST} to {MOST} (64 bits); text can hold more"
     return ""

@@ -155,4 +155,4 @@ def test_what_killed_processes_left(home: Path) -> None:
 def test_ages_that_are_none(home: Path, text: str) -> None:
     found = call("--older-than", text)
     assert found.exit_code == 2
-    assert "a number with s, m, h, d or w is needed" in found.stderr
+    assert "must be a number with s, m, h, d or w" in found.stderr

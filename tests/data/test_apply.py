@@ -73,9 +73,9 @@ def test_arrays(cache: Path, table: pa.Table) -> None:
     assert np.array_equal(apply(manifest, {"a": a, "b": b, "words": words}).inputs, whole)
     rows = [{"a": one, "b": other, "words": list(pair)} for one, other, pair in zip(a, b, words, strict=True)]
     assert np.array_equal(apply(manifest, rows).inputs, whole)
-    with pytest.raises(DataError, match=r"\(rows, 4\) is needed"):
+    with pytest.raises(DataError, match=r"must have shape \(rows, 4\)"):
         apply(manifest, np.zeros((5, 3)))
-    with pytest.raises(DataError, match="the dict is empty"):
+    with pytest.raises(DataError, match="must not be empty"):
         apply(manifest, {})
     with pytest.raises(DataError, match="no column 'words'"):
         apply(manifest, {"a": a, "b": b})

@@ -274,8 +274,10 @@ def test_the_vocabulary_is_over_all_rows(cache: Path) -> None:
     assert first.prepare(cache).vocabularies == {"c": ["a", "k", "z"]}
 
 
-def test_blocks_keep_ranges(cache: Path, files: Path, table: pa.Table, read: Any) -> None:
-    data = Dataset.parquet(files, features=FEATURES, label="n", validation=0.2, partitions=7, assign="blocks", seed=1)
+def test_contiguous_partitions_keep_ranges(cache: Path, files: Path, table: pa.Table, read: Any) -> None:
+    data = Dataset.parquet(
+        files, features=FEATURES, label="n", validation=0.2, partitions=7, assign="contiguous", seed=1
+    )
     manifest = data.prepare(cache)
     chosen = validates(1, 0.2, 0, 300)
     for kind, mine in (("train", ~chosen), ("validate", chosen)):
@@ -291,7 +293,7 @@ def test_blocks_keep_ranges(cache: Path, files: Path, table: pa.Table, read: Any
     cuts=st.lists(st.integers(1, 90), min_size=1, max_size=6),
     partitions=st.integers(1, 5),
     fraction=st.sampled_from([0.0, 0.4]),
-    assign=st.sampled_from(["spread", "blocks"]),
+    assign=st.sampled_from(["round_robin", "contiguous"]),
     standardize=st.booleans(),
 )
 def test_content_does_not_depend_on_batches(
@@ -592,6 +594,6 @@ def test_the_digest_is_of_the_content(cache: Path, table: pa.Table) -> None:
         digest(table, validation=0.3),
         digest(table, validation=0.3, seed=1),
         digest(table, standardize=True),
-        digest(table, assign="blocks"),
+        digest(table, assign="contiguous"),
     ]
     assert len({same_rows, *others}) == 8

@@ -78,11 +78,11 @@ import hopyard as hy
 
 hy.Dataset.parquet("a", features=["x"], label="y", validation=0.2, partitions=4, standardize=True)
 hy.Dataset.spark(None, features="x", validation=object(), path="p", name="n", encode={"x": "index"})
-hy.Dataset.torch([1], assign="blocks")
+hy.Dataset.torch([1], assign="contiguous")
 hy.Dataset.parquet("a", features="x", partitons=4)
 hy.Dataset.parquet("a", label="y")
 hy.Dataset.arrow(None, features="x", partitions="4")
-hy.Dataset.spark(None, features="x", assign="blocks")
+hy.Dataset.spark(None, features="x", assign="contiguous")
 """
 
 

@@ -38,7 +38,7 @@ def test_as_many_workers_as_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> No
         ({"workers": 1.5}, r"Local\(workers=\) must be an integer >= 1, got 1\.5"),
         ({"threads": 0}, r"Local\(threads=\) must be an integer >= 1, got 0"),
         ({"devices": "cuda:0"}, r'devices=\'cuda:0\'\): "auto", None, or a list'),
-        ({"workers": 2, "devices": [0]}, r"one device for each worker is needed; name one several times"),
+        ({"workers": 2, "devices": [0]}, r"must name one device for each of 2 workers, got .*; name one several times"),
         ({"env": {"A": 1}}, r"Local\(env=\)\['A'\] = 1: names and values are text"),
         ({"env": {"A=": "1"}}, r"names without ="),
         ({"env": None}, r"must be a mapping"),

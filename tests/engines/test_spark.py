@@ -269,7 +269,7 @@ def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
     with pytest.raises(hy.SpecError, match=r"no active Spark session; .*hy\.resume\(directory, engine=hy\.Spark"):
         hy.Spark(None, workers=1).address  # noqa: B018
-    with pytest.raises(hy.SpecError, match=r"Spark\(str\): a SparkSession is needed"):
+    with pytest.raises(hy.SpecError, match=r"Spark\(…\) must be given a SparkSession, got str"):
         hy.Spark("local", workers=1)
 
 

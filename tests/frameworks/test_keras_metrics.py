@@ -416,7 +416,7 @@ def test_what_cannot_be_added_is_refused_at_the_first_batch(metric: Callable[[],
 )
 def test_more_than_one_number_is_refused(kind: str, metric: Callable[[], Any]) -> None:
     trainable = Model(made(lambda: NETS[kind][0]([metric()])))
-    with pytest.raises(SpecError, match=r"metric 'many' \(\w+\) gives more than one number: one is needed"):
+    with pytest.raises(SpecError, match=r"metric 'many' \(\w+\) must give one number, gives several"):
         trainable.train(next(iter(feed_of(*labels(kind)))))
 
 

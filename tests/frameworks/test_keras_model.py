@@ -764,18 +764,21 @@ def faulty() -> dict[str, tuple[Callable[[], Any], str]]:
     without = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
     without.compile(optimizer=None, loss="mse")
     return {
-        "object": (lambda: Model(3), r"model = builtins\.int: a compiled keras\.Model is needed"),  # type: ignore[arg-type]
-        "layer": (lambda: Model(layers.Dense(1)), r"model = keras\..*Dense: a compiled keras\.Model"),
+        "object": (lambda: Model(3), r"model must be a compiled keras\.Model, got builtins\.int"),  # type: ignore[arg-type]
+        "layer": (lambda: Model(layers.Dense(1)), r"model must be a compiled keras\.Model, got keras\..*Dense"),
         "bare": (lambda: Model(bare), r"is not compiled: call model\.compile\(optimizer=…"),
         "optimizer": (lambda: Model(without), "compiled without an optimizer"),
         "averages": (lambda: Model(made(averaged)), "use_ema=True without ema_overwrite_frequency"),
         "scaled averages": (lambda: Model(made(partial(averaged, scaled=True))), "use_ema=True without ema_overwrite"),
-        "weights": (lambda: Model(made(plain), class_weight=[1.0, 2.0]), r"class_weight = \[1\.0, 2\.0\]"),  # type: ignore[arg-type]
-        "names": (lambda: Model(made(plain), class_weight={"a": 1.0}), r"class_weight = \{'a': 1\.0\}"),  # type: ignore[dict-item]
-        "negative": (lambda: Model(made(plain), class_weight={0: 1.0, 1: -1.0}), "a number >= 0, is needed"),
-        "nan": (lambda: Model(made(plain), class_weight={0: math.nan}), "a number >= 0, is needed"),
-        "infinite": (lambda: Model(made(plain), class_weight={0: math.inf}), "a number >= 0, is needed"),
-        "text": (lambda: Model(made(plain), class_weight={0: "2"}), "a number >= 0, is needed"),  # type: ignore[dict-item]
+        "weights": (
+            lambda: Model(made(plain), class_weight=[1.0, 2.0]),
+            r"class_weight must be .*, got \[1\.0, 2\.0\]",
+        ),  # type: ignore[arg-type]
+        "names": (lambda: Model(made(plain), class_weight={"a": 1.0}), r"class_weight must be .*, got \{'a': 1\.0\}"),  # type: ignore[dict-item]
+        "negative": (lambda: Model(made(plain), class_weight={0: 1.0, 1: -1.0}), "a number >= 0, got"),
+        "nan": (lambda: Model(made(plain), class_weight={0: math.nan}), "a number >= 0, got"),
+        "infinite": (lambda: Model(made(plain), class_weight={0: math.inf}), "a number >= 0, got"),
+        "text": (lambda: Model(made(plain), class_weight={0: "2"}), "a number >= 0, got"),  # type: ignore[dict-item]
     }
 
 
@@ -827,7 +830,7 @@ def test_a_fixed_number_of_rows_in_a_batch() -> None:
 def test_class_weight_needs_one_label() -> None:
     trainable = Model(made(forked), class_weight={0: 2.0})
     x, y, _ = forked_rows()
-    with pytest.raises(SpecError, match=r"exactly one label is needed, this data has 2"):
+    with pytest.raises(SpecError, match=r"the data must have exactly one label, has 2"):
         trainable.train_partition(feed_of(x, y))
     with pytest.raises(SpecError, match="this data has none"):
         Model(made(plain), class_weight={0: 2.0}).train_partition(feed_of(data(1, 8)[0], None))

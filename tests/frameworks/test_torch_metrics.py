@@ -55,7 +55,7 @@ def test_auc_at_its_ends() -> None:
     assert auc.result(auc.update(ends, torch.tensor([0, 1, 1, 0]))) == 1.0
     assert math.isnan(auc.result(auc.update(torch.zeros(3), torch.ones(3))))
     assert auc.result(auc.update(torch.zeros(4), torch.tensor([0, 1, 0, 1]))) == 0.5
-    with pytest.raises(SpecError, match="bins=1"):
+    with pytest.raises(SpecError, match="must be >= 2, got 1"):
         AUC(1)
 
 
@@ -171,7 +171,7 @@ def test_outputs_that_cannot_be_joined_are_counted_apart() -> None:
 
 
 def test_wrong_metrics_are_named() -> None:
-    with pytest.raises(SpecError, match=r"'mean' gave 1 values for 8 rows \(2 batches joined\)"):
+    with pytest.raises(SpecError, match=r"'mean' must give one value per row, gave 1 for 8 rows \(2 batches joined\)"):
         tally({"mean": lambda outputs, targets: outputs.mean()}, [5, 3])
 
     class Unweighted:

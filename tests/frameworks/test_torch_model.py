@@ -139,9 +139,9 @@ def test_equal_weights_are_as_none() -> None:
 def test_losses_of_the_wrong_shape() -> None:
     feed = rows(4)
     feed.weights = np.ones(50, np.float32)
-    with pytest.raises(SpecError, match=r'shape \(\) for 16 rows with weights.*reduction="none"'):
+    with pytest.raises(SpecError, match=r'rows have weights, gave shape \(\) for 16 rows; .*reduction="none"'):
         linear().train_partition(feed)
-    with pytest.raises(SpecError, match=r"shape \(16, 5\) for 16 rows: its mean, or one value per row"):
+    with pytest.raises(SpecError, match=r"its mean or one value per row, gave shape \(16, 5\) for 16 rows"):
         linear(loss=lambda outputs, targets: outputs).train_partition(rows(4))
     sums = linear(loss=nn.CrossEntropyLoss(reduction="none")).train_partition(rows(4))
     assert sums["loss"] == pytest.approx(linear().train_partition(rows(4))["loss"])

@@ -82,5 +82,5 @@ def test_all_rows_dropped() -> None:
 
 
 def test_fewer_answers_than_rows_are_refused() -> None:
-    with pytest.raises(HopyardError, match=r"predict\(batch\) gave 2 answers for 5 rows; one for each is needed"):
+    with pytest.raises(HopyardError, match=r"predict\(batch\) must give one answer for each row, gave 2 for 5 rows"):
         answers(Echo(lambda x: x[:1]), columns(None), 2)

@@ -93,7 +93,7 @@ def seconds(text: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", "0d" if text == "0" else text)
     if not found:
-        raise UsageError(f"--older-than {text!r}: a number with s, m, h, d or w is needed, for example 30d")
+        raise UsageError(f"--older-than must be a number with s, m, h, d or w (for example 30d), got {text!r}")
     return float(found[1]) * _UNITS[found[2]]
 
 

@@ -209,7 +209,7 @@ def _split(manifest: Manifest, array: Array) -> dict[str, Array]:
         return {names[0]: array}
     widths = [math.prod(column.shape) for column in field.columns]
     if array.ndim != 2 or array.shape[1] != sum(widths):
-        raise DataError(f"an array of shape {array.shape} was given; (rows, {sum(widths)}) is needed, for {names}")
+        raise DataError(f"an array must have shape (rows, {sum(widths)}), for {names}, got {array.shape}")
     made, start = {}, 0
     for column, wide in zip(field.columns, widths, strict=True):
         made[column.name] = array[:, start : start + wide].reshape(len(array), *column.shape)

@@ -229,7 +229,7 @@ class Dataset:
             SpecError, DataError: a value is not allowed, a column is not there; the session was stopped.
         """
         frames = [checked(df, "df"), *([checked(validation, "validation")] if is_frame(validation) else [])]
-        build = _build_options(options, validation, "a DataFrame", second=len(frames) > 1, assign="spread")
+        build = _build_options(options, validation, "a DataFrame", second=len(frames) > 1, assign="round_robin")
         source = from_spark(frames, build, options["transform"], path=path, name=name, cache=str(default_root()))
         return cls(InputRows(source, options["transform"]), None, None, options["cache_bytes"])
 

@@ -67,9 +67,9 @@ OPTIONS = {
     ),
     "seed": Option(0, "of the choice of validation rows."),
     "assign": Option(
-        "spread",
-        '"spread": the j-th training row goes to training partition j modulo their number, and validation rows '
-        'likewise; with key=, rows go by their keys. "blocks": each partition is a contiguous '
+        "round_robin",
+        '"round_robin": the j-th training row goes to training partition j modulo their number, and validation rows '
+        'likewise; with key=, rows go by their keys. "contiguous": each partition is a contiguous '
         "range of the rows.",
     ),
     "cache_bytes": Option(CACHE_BYTES, "the cache evicts what was used longest ago beyond this."),

@@ -14,7 +14,7 @@ from hopyard.errors import SpecError
 from hopyard.text import sendable, unwritable
 
 Names = str | list[str]
-Assign = Literal["spread", "blocks"]
+Assign = Literal["round_robin", "contiguous"]
 
 
 class Encoding(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class BuildOptions:
 
     spec: ColumnSpec
     partitions: int = 8
-    assign: Assign = "spread"
+    assign: Assign = "round_robin"
     validates: bool = False
     fraction: float = 0.0
     seed: int = 0
@@ -84,8 +84,8 @@ class BuildOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "partitions", whole("partitions", self.partitions, 1))
         object.__setattr__(self, "seed", whole("seed", self.seed))
-        one_of("assign", self.assign, ("spread", "blocks"))
-        if self.spec.key and self.assign != "spread":
+        one_of("assign", self.assign, ("round_robin", "contiguous"))
+        if self.spec.key and self.assign != "round_robin":
             raise SpecError(f"key = {self.spec.key!r} says which rows lie together: leave out assign={self.assign!r}")
 
 
@@ -102,9 +102,9 @@ def columns(
         raise SpecError("features names no column; give one name, a list of names or a dict of these")
     targets = {} if label is None else _named("label", label, "targets")
     if weight is not None and not isinstance(weight, str):
-        raise SpecError(f"weight = {weight!r}: the name of one column, or None, is needed")
+        raise SpecError(f"weight must be the name of one column, or None, got {weight!r}")
     if not isinstance(encode, Mapping):
-        raise SpecError(f'encode = {encode!r}: a dict from column to "one-hot", "index" or a list of values is needed')
+        raise SpecError(f'encode must be a dict from column to "one-hot", "index" or a list of values, got {encode!r}')
     used = {*_flat(inputs), *_flat(targets)}
     for name in encode:
         if name not in used:
@@ -118,7 +118,7 @@ def columns(
                 raise SpecError(f"standardize names {name!r}, which is encoded as categories; leave out one of the two")
         standardize = list(standardize)
     elif not isinstance(standardize, bool):
-        raise SpecError(f"standardize = {standardize!r}: True, False or a list of feature columns is needed")
+        raise SpecError(f"standardize must be True, False or a list of feature columns, got {standardize!r}")
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
     return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys)
@@ -154,7 +154,7 @@ def _names(argument: str, value: Any) -> Names:
             raise SpecError(f"{argument}[{at}] = {name!r}: names of columns are text, {str(name)!r} perhaps")
         if not name:
             raise SpecError(f"{argument}[{at}] = '': a name has a character at least; rename the column")
-    raise SpecError(f"{argument} = {value!r}: the name of a column or a list of such names is needed")
+    raise SpecError(f"{argument} must be the name of a column or a list of such names, got {value!r}")
 
 
 def _encoding(name: str, how: Any) -> Encoding:
@@ -172,4 +172,4 @@ def _encoding(name: str, how: Any) -> Encoding:
         if len(set(values)) < len(values):
             raise SpecError(f"encode[{name!r}] = {how!r}: a value is there twice")
         return Encoding(kind, list(values))
-    raise SpecError(f'encode[{name!r}] = {how!r}: "one-hot", "index", a list of values or ("index", list) is needed')
+    raise SpecError(f'encode[{name!r}] must be "one-hot", "index", a list of values or ("index", list), got {how!r}')

@@ -101,7 +101,9 @@ class Local:
             or not isinstance(self.devices, Sequence)
             or not all(isinstance(d, (int, str)) for d in self.devices)
         ):
-            raise SpecError(f'Local(devices={self.devices!r}): "auto", None, or a list such as [0, 0, 1, 1] is needed')
+            raise SpecError(
+                f'Local(devices=…) must be "auto", None or a list such as [0, 0, 1, 1], got {self.devices!r}'
+            )
         else:
             devices = [str(device) for device in self.devices]
         workers = self.workers if self.workers is not None else len(devices) or cores()
@@ -110,7 +112,7 @@ class Local:
         object.__setattr__(self, "env", environment("Local(env=)", self.env))
         if self.devices not in ("auto", None) and workers > len(devices):
             raise SpecError(
-                f"Local(workers={workers}, devices={list(devices)!r}): one device for each worker is needed; name one "
+                f"Local(devices=…) must name one device for each of {workers} workers, got {list(devices)!r}; name one "
                 "several times to share it"
             )
         object.__setattr__(self, "workers", workers)

@@ -87,18 +87,18 @@ class Spark:
         if self.session is not None and not all(
             hasattr(self.session, name) for name in ("range", "conf", "createDataFrame")
         ):
-            raise SpecError(f"Spark({type(self.session).__name__}): a SparkSession is needed")
+            raise SpecError(f"Spark(…) must be given a SparkSession, got {type(self.session).__name__}")
         for name, least in (("workers", 1), ("threads", 1), ("port", 0), ("driver_workers", 0)):
             object.__setattr__(self, name, whole(f"Spark({name}=)", getattr(self, name), least))
         if self.driver_workers >= self.workers:
             raise SpecError(
-                f"Spark(driver_workers={self.driver_workers}): fewer than workers={self.workers} are needed, or use "
-                "hy.Local"
+                f"Spark(driver_workers=…) must be less than workers={self.workers}, got {self.driver_workers}; for "
+                "workers on this host alone use hy.Local"
             )
         if self.port > 65533:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
-            raise SpecError(f"Spark(host={self.host!r}): a name or address that executors can dial is needed")
+            raise SpecError(f"Spark(host=…) must be a name or address that executors can dial, got {self.host!r}")
         object.__setattr__(self, "env", environment("Spark(env=)", self.env))
         object.__setattr__(self, "start_timeout", seconds("Spark(start_timeout=)", self.start_timeout))
         if self.session is not None:

@@ -28,7 +28,7 @@ def dataset(framework: str, batches: Batches, first: Callable[[], dict[str, Arra
         SpecError: another name.
     """
     if framework not in _MAKERS:
-        raise SpecError(f"framework = {framework!r}: one of {', '.join(map(repr, sorted(_MAKERS)))} is needed")
+        raise SpecError(f"framework must be one of {', '.join(map(repr, sorted(_MAKERS)))}, got {framework!r}")
     return _MAKERS[framework](batches, first)
 
 

@@ -195,7 +195,7 @@ def _schema(given: Any, zone: str) -> Any:
     except ParseException as error:
         raise SpecError(f'schema = {given!r} is no such text; "prediction double" is') from error
     if not isinstance(made, StructType):
-        raise SpecError(f'schema = {given!r}: a StructType or text as "prediction double" is needed')
+        raise SpecError(f'schema must be a StructType or text such as "prediction double", got {given!r}')
     return to_arrow_schema(made, timezone=zone)
 
 

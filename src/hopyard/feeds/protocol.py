@@ -124,7 +124,7 @@ class Handshake:
             raise ConnectionError("the handshake does not know the token")
         hello = json.loads(text)
         if not isinstance(hello, dict):
-            raise ValueError(f"hello is {type(hello).__name__}; an object is needed")
+            raise ValueError(f"hello must be an object, got {type(hello).__name__}")
         return hello
 
     def reply(self, answer: Mapping[str, Any]) -> None:

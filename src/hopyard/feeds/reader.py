@@ -109,7 +109,7 @@ class Feed:
                 DataFrame, the columns of its schema.
 
         Raises:
-            DataError: as many values as the batch has rows are needed; the task that waits fails with the same words.
+            DataError: there are not as many values as rows in the batch; the task that waits fails with the same words.
         """
         name = self._queue.name
         if not self._asked:
@@ -122,8 +122,8 @@ class Feed:
         if lengths != {rows}:
             got = " and ".join(str(length) for length in sorted(lengths)) or "no"
             error = DataError(
-                f"feed {name!r}: the program answered {got} values to a batch of {rows} rows (partition "
-                f"{stream.partition}); one for each row is needed, in their order"
+                f"feed {name!r}: answers must be one value for each row, in their order, got {got} values to a "
+                f"batch of {rows} rows (partition {stream.partition})"
             )
             self._queue.fail(error)
             raise error

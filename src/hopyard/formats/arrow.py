@@ -42,7 +42,7 @@ def to_arrow(array: Any, name: str) -> Any:
     except (ValueError, TypeError) as error:
         raise DataError(f"{name} is no array of shape (rows, …): {error}") from error
     if array.ndim == 0:
-        raise DataError(f"{name} is a single value of type {array.dtype}; an array of shape (rows, …) is needed")
+        raise DataError(f"{name} must be an array of shape (rows, …), got a single value of type {array.dtype}")
     if 0 in array.shape[1:]:
         raise DataError(f"{name} has shape {array.shape}: rows without values")
     if not array.dtype.isnative:

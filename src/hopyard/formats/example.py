@@ -120,13 +120,15 @@ def schema(found: dict[str, Seen], binary: Sequence[str], what: str) -> pa.Schem
 def listed(binary_features: Any) -> tuple[str, ...]:
     """The names that the user gave. Raises SpecError when these are none."""
     if isinstance(binary_features, str):
-        raise SpecError(f"binary_features = {binary_features!r}: a list of names is needed, [{binary_features!r}]")
+        raise SpecError(
+            f"binary_features must be a list of names such as [{binary_features!r}], got {binary_features!r}"
+        )
     try:
         names = tuple(binary_features)
     except TypeError:
         names = (None,)
     if not all(isinstance(name, str) for name in names):
-        raise SpecError(f"binary_features = {binary_features!r}: a list of names is needed")
+        raise SpecError(f"binary_features must be a list of names, got {binary_features!r}")
     return names
 
 

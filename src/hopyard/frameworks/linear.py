@@ -36,7 +36,7 @@ class Linear:
         self, inputs: int, classes: int, lr: float, batch_size: int, momentum: float = 0.9, *, seed: int = 0
     ) -> None:
         if inputs < 1 or classes < 1:
-            raise SpecError(f"Linear(inputs={inputs}, classes={classes}): at least 1 of each is needed")
+            raise SpecError(f"Linear(…): inputs and classes must be >= 1, got inputs={inputs}, classes={classes}")
         self.classes = classes
         self.lr = lr
         self.batch_size = batch_size

@@ -60,13 +60,13 @@ class Random:
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """These configurations, in this order; no space is needed."""
+    """These configurations, in this order; the run needs no space."""
 
     configs: Sequence[Config]
 
     def __post_init__(self) -> None:
         if not self.configs or not all(isinstance(config, dict) for config in self.configs):
-            raise SpecError("Configs(…): a list of at least one dict is needed")
+            raise SpecError("Configs(…) must be given a list of at least one dict")
 
     def open(self, space: Space | None, seed: int) -> Listed:
         """The list itself."""
@@ -90,7 +90,7 @@ class Listed:
 
 def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise SpecError(f"Configs: {name!r} names a parameter: text is needed")
+        raise SpecError(f"Configs: names of parameters must be text, got {name!r}")
     plain(name, "Configs, the name of a parameter")
     return name
 

@@ -64,7 +64,7 @@ def predict(
     for name, value in (("slots", slots), ("trials", trials)):
         whole(name, value, 1)
     if not seconds > 0:
-        raise SpecError(f"seconds = {seconds!r}: a number above 0 is needed")
+        raise SpecError(f"seconds must be a number above 0, got {seconds!r}")
     spec = RunSpec(
         epochs=epochs, partitions=partitions, validation=validation, trials=trials, group_seconds=group_seconds
     )

@@ -26,7 +26,7 @@ def checked(df: Any, argument: str) -> Any:
     """`df`, if it is a DataFrame that rows can be taken from. Raises SpecError."""
     if not is_frame(df):
         hint = "; df.to_spark() gives one" if type(df).__module__.startswith("pyspark.pandas") else ""
-        raise SpecError(f"{argument} = {type(df).__name__}: a pyspark.sql.DataFrame is needed{hint}")
+        raise SpecError(f"{argument} must be a pyspark.sql.DataFrame, got {type(df).__name__}{hint}")
     alive(df)
     if df.isStreaming:
         raise SpecError(f"{argument}: a streaming DataFrame has no end; give a batch one, spark.read…")

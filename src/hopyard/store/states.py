@@ -69,7 +69,7 @@ def open_store(url: str | Path, make: bool = True) -> LocalStore | FsspecStore:
     """
     text = os.fspath(url)
     parts = urlsplit(text)
-    with reaching(text, "open", SpecError, "store", "a path or a URL is needed where folders can be made"):
+    with reaching(text, "open", SpecError, "store", "it must be a path or a URL where folders can be made"):
         if "://" not in text:
             return LocalStore(Path(text), make)
         if parts.scheme == "file":

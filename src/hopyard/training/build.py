@@ -228,8 +228,8 @@ def _called(recipe: Callable[..., Any], arguments: list[Any]) -> Any:
 def _useless(made: Any, missing: list[str]) -> str:
     if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(made).__mro__):
         return (
-            f"the recipe returned {_short(made)}, a model of Keras 2: Keras 3 is needed. Say `import keras` in the "
-            "place of tf_keras, and leave TF_USE_LEGACY_KERAS out of the environment"
+            f"the recipe returned {_short(made)}, a model of Keras 2, and must return one of Keras 3. Say "
+            "`import keras` in the place of tf_keras, and leave TF_USE_LEGACY_KERAS out of the environment"
         )
     return (
         f"the recipe returned {_short(made)}, which cannot train (no {', '.join(missing)}): return a compiled "

@@ -47,7 +47,9 @@ def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_
 
 def _placed(array: Array, columns: Columns, same_type: bool) -> Array:
     if len(array) != columns.rows:
-        raise HopyardError(f"predict(batch) gave {len(array)} answers for {columns.rows} rows; one for each is needed")
+        raise HopyardError(
+            f"predict(batch) must give one answer for each row, gave {len(array)} for {columns.rows} rows"
+        )
     if columns.places is None:
         return array
     total = columns.rows if columns.source_rows is None else columns.source_rows

@@ -69,7 +69,7 @@ def wants_context(recipe: Callable[..., Any]) -> bool:
         SpecError: it takes something else.
     """
     if not callable(recipe):
-        raise SpecError(f"recipe = {recipe!r}: a function of a config is needed, recipe(config) or recipe(config, ctx)")
+        raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {recipe!r}")
     try:
         parameters = inspect.signature(recipe).parameters.values()
     except (TypeError, ValueError):

@@ -75,7 +75,7 @@ def test_the_key_is_of_all_that_matters(cache: Path, files: Path) -> None:
         key(validation="held"),
         key(encode={"b": "one-hot"}),
         key(standardize=True),
-        key(assign="blocks"),
+        key(assign="contiguous"),
         key(transform=one),
     ]
     factor = 2  # what the function closes over counts

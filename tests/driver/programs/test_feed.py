@@ -90,7 +90,7 @@ class TestFeed:
     def test_names_that_are_none(self, tmp_path: Path) -> None:
         with launch(tmp_path) as program:
             for name in ("", "\ud800", None):
-                with pytest.raises(hy.SpecError, match="text that is not empty is needed"):
+                with pytest.raises(hy.SpecError, match="must be text that is not empty"):
                     program.feed(ROWS, name=name)  # type: ignore[arg-type]
             with pytest.raises(hy.SpecError, match="several columns named a"):
                 program.feed(pa.table([[1], [2]], names=["a", "a"]))

@@ -191,9 +191,9 @@ def test_names_of_feeds_are_texts(loop: ProgramLoop, tmp_path: Path, name: Any) 
     feeds = feeding(loop, tmp_path)
     rdd = SimpleNamespace(mapPartitionsWithIndex=None)
     for ask in (feeds.end, lambda name: feeds.infer(rdd, schema=None, name=name, timeout=None)):
-        with pytest.raises(SpecError, match="text that is not empty is needed"):
+        with pytest.raises(SpecError, match="must be text that is not empty"):
             ask(name)
-    with pytest.raises(SpecError, match="text that is not empty is needed"):
+    with pytest.raises(SpecError, match="must be text that is not empty"):
         call(feeds, Rows(loop, "A"), end=True, name=name)
 
 

@@ -638,7 +638,7 @@ def test_an_engine_that_gives_up_ends_it_once(tmp_path: Path) -> None:
         ("surrogate", r"ValueError: \\ud800"),
         ("no text", "its text cannot be had: ZeroDivisionError"),
         ("exit True", r"sys.exit\(True\)"),
-        ("report", "a whole number, are needed"),
+        ("report", "step an integer"),
     ],
 )
 def test_odd_errors(tmp_path: Path, how: str, words: str) -> None:

@@ -483,7 +483,7 @@ def test_resume_says_what_it_was_asked_wrongly(tmp_path: Path) -> None:
     select(tmp_path / "run")
     with pytest.raises(SpecError, match="failed=True as well"):
         hy.resume(tmp_path / "run", recipe=linear)
-    with pytest.raises(SpecError, match="a function of a config is needed"):
+    with pytest.raises(SpecError, match="recipe must be a function"):
         hy.resume(tmp_path / "run", failed=True, recipe=3)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="True or False"):
         hy.resume(tmp_path / "run", failed="yes")  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ def test_best_and_last_model_of_a_trial(tmp_path: Path) -> None:
     assert not np.array_equal(best.weights, last.weights)
     assert last.steps == 4 * 12
     assert best.steps == (run.best.epoch + 1) * 12
-    with pytest.raises(hy.SpecError, match='"best" or "last" is needed'):
+    with pytest.raises(hy.SpecError, match='which must be "best" or "last"'):
         run.best.model("first")  # type: ignore[arg-type]
 
 
@@ -352,7 +352,7 @@ def test_fit_is_a_run_of_one_trial(tmp_path: Path, run: hy.Run) -> None:
     one = hy.fit(linear, CONFIGS[0], dataset(), epochs=2, engine=hy.Inline(), directory=tmp_path / "run")
     assert digests(one) == digests(run)[:1]
     assert one.best.epoch == 1
-    with pytest.raises(hy.SpecError, match=r"config = \[1\]: a dict is needed"):
+    with pytest.raises(hy.SpecError, match=r"config must be a dict, got \[1\]"):
         hy.fit(linear, [1], dataset(), epochs=2)  # type: ignore[arg-type]
 
 

@@ -218,7 +218,7 @@ class TestPredict:
             predict(object(), df)
         with pytest.raises(RunDirectoryError, match=r"config.json cannot be read"):
             predict(tmp_path, df)
-        with pytest.raises(SpecError, match="a Spark DataFrame is needed"):
+        with pytest.raises(SpecError, match="must be a Spark DataFrame"):
             predict(run, frame())
 
     @pytest.mark.slow

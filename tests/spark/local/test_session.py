@@ -276,7 +276,7 @@ def test_another_pyspark_is_said(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: type("Spec", (), {"origin": folder / "__init__.py"}))
     (folder / "version.py").write_text('__version__ = "3.5.4"\n')
-    with pytest.raises(UsageError, match=r"pyspark 3\.5\.4 is installed in .*, 4\.0 or newer is needed"):
+    with pytest.raises(UsageError, match=r"pyspark must be 4\.0 or newer, 3\.5\.4 is installed in .*"):
         launch.pyspark({})
     (folder / "version.py").write_text('__version__: str = "4.3.0"\n')
     with pytest.raises(UsageError, match=r"pyspark 4\.3\.0 in .* has no Spark to launch"):  # Connect's client alone

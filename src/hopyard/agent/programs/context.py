@@ -105,7 +105,7 @@ class ProgramContext:
             number = None if step is None else operator.index(step)
         except (TypeError, ValueError, AttributeError) as error:
             raise SpecError(
-                f"ctx.report({values!r}, step={step!r}): a dict of numbers, and a whole number, are needed ({error})"
+                f"ctx.report({values!r}, step={step!r}): values must be a dict of numbers, step an integer ({error})"
             ) from None
         with contextlib.suppress(OSError):
             self._session.pipe.send(
@@ -141,7 +141,7 @@ class ProgramContext:
             return list(data[self.rank :: self.world_size])
         if hasattr(data, "prepare"):
             return self._batches(data, whole("ctx.shard(size=)", size, 1))
-        raise SpecError(f"ctx.shard({type(data).__name__}): a glob pattern, a list or a hy.Dataset is needed")
+        raise SpecError(f"ctx.shard(…) must be given a glob pattern, a list or a hy.Dataset, got {type(data).__name__}")
 
     def _batches(self, data: Any, size: int) -> Iterator[Any]:
         from hopyard.data.partitions.cache import open_partition

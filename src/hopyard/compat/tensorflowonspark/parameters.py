@@ -22,7 +22,7 @@ class TFTypeConverters:
         """A dict. Raises TypeError, as the converters of pyspark.ml do."""
         if isinstance(value, Mapping):
             return dict(value)
-        raise TypeError(f"{value!r}: a dict is needed")
+        raise TypeError(f"must be a dict, got {value!r}")
 
 
 def _has(param: str, setter: str, doc: str, converter: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
@@ -160,7 +160,7 @@ class Namespace:
         elif isinstance(d, (argparse.Namespace, Namespace)):
             self.__dict__.update(vars(d))
         else:
-            raise SpecError(f"Namespace({d!r}): a dict, a Namespace or a list of arguments is needed")
+            raise SpecError(f"Namespace(…) must be given a dict, a Namespace or a list of arguments, got {d!r}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.__dict__)

@@ -80,8 +80,8 @@ class Scoring:
                 for tensor, array in outputs.items():
                     if array.ndim == 0 or len(array) != part.num_rows:
                         raise DataError(
-                            f"output {tensor!r} of {self.export_dir} has shape {array.shape} for {part.num_rows} rows: "
-                            "one value for each row is needed"
+                            f"output {tensor!r} of {self.export_dir} must have one value for each row, has shape "
+                            f"{array.shape} for {part.num_rows} rows"
                         )
                 yield outputs
 

@@ -93,8 +93,8 @@ def _until(until: object, roles: dict[str, Role]) -> str:
     role, colon, number = chosen.partition(":") if isinstance(chosen, str) else ("", "", "")
     if not colon or not number.isdecimal() or not number.isascii():
         raise SpecError(
-            f'until = {until!r}: "chief", "workers", "all", or the name of a task, such as "{next(iter(roles))}:0", '
-            "is needed"
+            f'until must be "chief", "workers", "all" or the name of a task such as "{next(iter(roles))}:0", '
+            f"got {until!r}"
         )
     if role not in roles:
         raise SpecError(f"until = {until!r}: roles have no {role!r}; there are {', '.join(map(repr, roles))}")

@@ -78,7 +78,7 @@ def feed_named(name: Any, where: str) -> str:
         SpecError: `name` is none; says so of `where`.
     """
     if not isinstance(name, str) or not name or not sendable(name):
-        raise SpecError(f"{where}(name={name!r}): text that is not empty is needed")
+        raise SpecError(f"{where}(name=…) must be text that is not empty, got {name!r}")
     return name
 
 

@@ -64,7 +64,7 @@ def roles_of(roles: Any) -> dict[str, Role]:
         SpecError: names the role, the value, what is allowed.
     """
     if not isinstance(roles, Mapping) or not roles:
-        raise SpecError(f'roles = {roles!r}: a dict such as {{"chief": 1, "worker": 2, "ps": 1}} is needed')
+        raise SpecError(f'roles must be a dict such as {{"chief": 1, "worker": 2, "ps": 1}}, got {roles!r}')
     parsed: dict[str, Role] = {}
     for name, value in roles.items():
         if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
@@ -77,10 +77,10 @@ def roles_of(roles: Any) -> dict[str, Role]:
             if value != 0:
                 parsed[name] = _role(name, value, value)
         else:
-            raise SpecError(f"roles[{name!r}] = {value!r}: a number, a range (least, most) or hy.Role(…) is needed")
+            raise SpecError(f"roles[{name!r}] must be a number, a range (least, most) or hy.Role(…), got {value!r}")
     chiefs = [name for name in CHIEFS if name in parsed]
     if not parsed:
-        raise SpecError(f"roles = {dict(roles)!r}: no process at all; at least one is needed")
+        raise SpecError(f"roles must have at least one process, got {dict(roles)!r}")
     if len(chiefs) == 2:
         raise SpecError('roles: "chief" and "master" are two names of one role; give one of them')
     for name in chiefs:
@@ -195,7 +195,7 @@ def shares(roles: Mapping[str, Role], places: int) -> dict[str, int]:
     while sum(counts.values()) > places:
         spare = [name for name, role in roles.items() if counts[name] > (role.least or role.count)]
         if not spare:
-            raise SpecError(f"{sum(counts.values())} processes are needed at least, there are {places} slots")
+            raise SpecError(f"the program has at least {sum(counts.values())} processes, there are {places} slots")
         counts[max(spare, key=lambda name: counts[name])] -= 1
     return counts
 

@@ -230,7 +230,7 @@ class Encoder:
             return self.vocabularies[column.name].codes(array, origin)
         values = to_numpy(array, column.name, str(origin), origin.at)
         if values.dtype.kind not in "biuf":
-            raise DataError(f"column {column.name!r} of {origin} has type {array.type}; {before} is needed")
+            raise DataError(f"column {column.name!r} of {origin} must have type {before}, has {array.type}")
         if values.shape[1:] != column.shape:
             raise DataError(
                 f"column {column.name!r} of {origin}: rows of shape {values.shape[1:]}, before they had "

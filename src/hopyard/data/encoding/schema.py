@@ -40,12 +40,12 @@ def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, where: str) -> list[Fi
         column = planner.column(spec.weight, "weights")
         if column.shape or column.encode:
             raise DataError(
-                f"weight column {spec.weight!r} of {where} has type {column.type}; one number a row is needed"
+                f"weight column {spec.weight!r} of {where} must have one number a row, has type {column.type}"
             )
         fields.append(Field("weights", "weights", False, [column], "float32", "float32"))
     if spec.validation is not None and not pa.types.is_boolean(batch.schema.field(spec.validation).type):
         raise DataError(
-            f"validation = {spec.validation!r}: a column of true and false is needed, in {where} it has type "
+            f"validation must be a column of true and false, got {spec.validation!r}, which has in {where} type "
             f"{batch.schema.field(spec.validation).type}; make it one with transform="
         )
     if spec.standardize and not any(column.scaled for field in fields for column in field.columns):

@@ -72,5 +72,5 @@ def chosen_by(batch: Any, column: str, origin: RowOrigin) -> Array:
             f"validation column {column!r} is null in {origin.at(int(np.argmax(bad)))}; fill it with transform="
         )
     if not pa.types.is_boolean(array.type):
-        raise DataError(f"validation column {column!r} of {origin} has type {array.type}; true and false are needed")
+        raise DataError(f"validation column {column!r} of {origin} must be of true and false, has type {array.type}")
     return np.asarray(array.to_numpy(zero_copy_only=False))

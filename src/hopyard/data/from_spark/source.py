@@ -143,7 +143,7 @@ def folder_for(
             'first, such as "flights-v1"'
         )
     if path is not None and (not isinstance(path, (str, os.PathLike)) or not os.fspath(path)):
-        raise SpecError(f"path = {path!r}: a path or URL that driver and executors share is needed")
+        raise SpecError(f"path must be a path or URL that driver and executors share, got {path!r}")
     if path is None and not on_this_host(df):
         master = df.sparkSession.conf.get("spark.master", "unknown")
         raise SpecError(

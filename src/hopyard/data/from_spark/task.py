@@ -212,8 +212,8 @@ class _Work:
             seen = folder.has(f"{self._task.token}-{PROBE}")
         if not seen:
             raise SpecError(
-                f"path: host {socket.gethostname()} does not see in {folder.url} what the driver wrote there; path= "
-                f"must be a place that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
+                "path must be a place that driver and executors share (a path on NFS, or a URL of HDFS, S3 and the "
+                f"like), got {folder.url}: host {socket.gethostname()} does not see what the driver wrote there"
             )
 
     def _chosen(self, batch: Any, origin: RowOrigin, names: Names) -> Array | None:

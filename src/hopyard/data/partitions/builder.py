@@ -193,13 +193,13 @@ class _Writer:
     def __init__(self, directory: Path, fields: list[Field], encoder: Encoder, options: BuildOptions) -> None:
         self._directory, self._fields, self._encoder, self._options = directory, fields, encoder, options
         growing = any(not vocabulary.fixed for vocabulary in encoder.vocabularies.values())
-        self._blocks = options.assign == "blocks"
+        self._contiguous = options.assign == "contiguous"
         self._words = width(options.spec) if options.spec.key else 0
         self._distinct, self._sums = Distinct(), [0] * (2 * options.partitions)
         scaled = any(column.scaled for field in fields for column in field.columns)
-        self._staged = growing or scaled or self._blocks or bool(self._words)
+        self._staged = growing or scaled or self._contiguous or bool(self._words)
         self._finisher = None if self._staged else FeatureFinalizer(fields, encoder.vocabularies, {})
-        self._dealers = {kind: Dealer(1 if self._blocks else options.partitions) for kind in KINDS}
+        self._dealers = {kind: Dealer(1 if self._contiguous else options.partitions) for kind in KINDS}
         self._rows: dict[Kind, list[int]] = {kind: [0] * options.partitions for kind in KINDS}
         """Rows of each partition, where names deal them."""
         self._files: dict[str, list[Appender]] = {}
@@ -316,14 +316,14 @@ class _Writer:
         infos, start = [], 0
         for partition, share in enumerate(shares(rows, self._options.partitions) if rows else []):
             files = self._open(kind, partition, False, finisher)
-            stage = 0 if self._blocks else partition
-            begin = start if self._blocks else 0
+            stage = 0 if self._contiguous else partition
+            begin = start if self._contiguous else 0
             for number, file in enumerate(files):
                 for block in self._stage(kind, stage, number, begin, begin + share):
                     file.append(np.ascontiguousarray(finisher(number, block)))
             start += share
             infos.append(self._seal(kind, partition, finisher))
-            if not self._blocks or partition == self._options.partitions - 1:
+            if not self._contiguous or partition == self._options.partitions - 1:
                 for file in self._files.pop(f"stage-{folder_name(kind, stage)}"):
                     file.path.unlink()
                 (self._directory / f"stage-{folder_name(kind, stage)}").rmdir()

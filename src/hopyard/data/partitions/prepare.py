@@ -33,7 +33,7 @@ class InputRows:
 
     def __init__(self, source: Source, transform: Transform | None = None) -> None:
         if transform is not None and not callable(transform):
-            raise SpecError(f"transform = {transform!r}: a function of a record batch, or None, is needed")
+            raise SpecError(f"transform must be a function of a record batch, or None, got {transform!r}")
         self.source, self.transform = source, transform
         self._digest: str | None = None
         """The digest of the source's rows as they were when `identity` was first called."""

@@ -150,7 +150,7 @@ class Reader:
             parts = batch.to_batches() if isinstance(batch, pa.Table) else [batch]
             for part in parts:
                 if not isinstance(part, pa.RecordBatch):
-                    raise DataError(f"{self._what} gave a {type(part).__name__}; record batches are needed")
+                    raise DataError(f"{self._what} must give record batches, gave a {type(part).__name__}")
                 step = batch_rows(part.nbytes, part.num_rows)
                 for start in range(0, part.num_rows, step):
                     yield part.slice(start, step), self._what, self._rows + start

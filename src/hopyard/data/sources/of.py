@@ -77,8 +77,8 @@ def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
         return Reader(source, "iterable of record batches"), None
     raise SpecError(
-        f"source = {type(source).__name__}: a pyarrow Table, RecordBatch, RecordBatchReader, or an iterable of record "
-        f"batches is needed"
+        "source must be a pyarrow Table, RecordBatch, RecordBatchReader or an iterable of record batches, got "
+        f"{type(source).__name__}"
     )
 
 
@@ -112,7 +112,7 @@ def table_of(data: Any, *, nan_is_null: bool = True) -> pa.Table | None:
         return data
     if isinstance(data, Mapping):
         if not data:
-            raise DataError("the dict is empty; a dict from column to array is needed")
+            raise DataError("the dict from column to array must not be empty")
         columns = {str(name): as_array(array, repr(name)) for name, array in data.items()}
         Arrays(columns, "the arrays")  # looks at names and lengths
         return pa.table({name: to_arrow(array, name) for name, array in columns.items()})
@@ -267,7 +267,7 @@ def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]
         return made, None, None, None
     parts = item if isinstance(item, (tuple, list)) else (item,)
     if not 1 <= len(parts) <= 3:
-        raise DataError(f"item {number} has {len(parts)} parts; x, (x, y) or (x, y, weight) is needed")
+        raise DataError(f"item {number} must be x, (x, y) or (x, y, weight), has {len(parts)} parts")
     values, names = named_parts(dict(zip(("inputs", "targets", "weight"), parts, strict=False)))
     made = {column: as_array(value, f"item {number}: {said!r}", False) for column, (said, value) in values.items()}
     return made, names["inputs"], names.get("targets"), names.get("weight")

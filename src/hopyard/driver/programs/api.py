@@ -117,9 +117,9 @@ def launch(
     for what, value in (("resume", resume), ("tensorflow1", tensorflow1), ("release_cores", release_cores)):
         flag(what, value)
     if not isinstance(tensorboard, (bool, str, os.PathLike)):
-        raise SpecError(f"tensorboard = {tensorboard!r}: True, False or a directory is needed")
+        raise SpecError(f"tensorboard must be True, False or a directory, got {tensorboard!r}")
     if directory is not None and not _names_a_place(directory):
-        raise SpecError(f"directory = {directory!r}: a path, or None for a fresh one under runs/, is needed")
+        raise SpecError(f"directory must be a path, or None for a fresh one under runs/, got {directory!r}")
     cargo = _script(Path(str(main)), args) if script else _function(main, args)
     variables = environment("env", {} if env is None else env)
     one_of("transport", transport, ("auto", None))
@@ -164,7 +164,7 @@ def launch(
 
 def _function(main: Any, args: Any) -> bytes:
     if not callable(main):
-        raise SpecError(f"main = {main!r}: a function main(args, ctx), or the path of a script, is needed")
+        raise SpecError(f"main must be a function main(args, ctx), or the path of a script, got {main!r}")
     called = main if isinstance(main, (FunctionType, MethodType, partial)) else type(main).__call__
     if any(is_one(called) for is_one in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
         raise SpecError(
@@ -182,18 +182,18 @@ def _function(main: Any, args: Any) -> bytes:
 
 def _script(path: Path, args: Any) -> bytes:
     if not path.is_file():
-        raise SpecError(f"main = {str(path)!r}: no such file; the path of a Python script is needed")
+        raise SpecError(f"main must be the path of a Python script, got {str(path)!r}: no such file")
     if args is None:
         args = []
     if isinstance(args, str) or not isinstance(args, Sequence) or not all(isinstance(arg, str) for arg in args):
-        raise SpecError(f'args = {args!r}: a list of strings is needed for a script, for example ["--steps", "100"]')
+        raise SpecError(f'args of a script must be a list of strings (for example ["--steps", "100"]), got {args!r}')
     return dump((path.read_bytes(), str(path.absolute()), list(args)), "the script")
 
 
 def _starting_agents(engine: Engine) -> AgentEngine:
     if not is_engine(engine) or not starts_agents(engine):
         raise SpecError(
-            f"engine = {engine!r}: hy.Local(…) or hy.Spark(…) is needed; a program has processes of its own"
+            f"engine must be hy.Local(…) or hy.Spark(…), got {engine!r}; a program has processes of its own"
         )
     return engine
 

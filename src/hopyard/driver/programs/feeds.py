@@ -97,10 +97,10 @@ class Feeding:
             checked(data, "data")
             if schema is None:
                 raise SpecError(
-                    'infer(schema=None): the columns of the answers are needed, for example "prediction double"'
+                    'infer(schema=…) must name the columns of the answers, for example "prediction double", got None'
                 )
         elif not hasattr(data, "mapPartitionsWithIndex"):
-            raise SpecError(f"infer({type(data).__name__}): a DataFrame or an RDD is needed")
+            raise SpecError(f"infer(…) must be given a DataFrame or an RDD, got {type(data).__name__}")
         from hopyard.feeds.inference import inferring, inferring_rows
 
         feed = self._named("infer", name, "join")

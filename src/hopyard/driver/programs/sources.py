@@ -197,6 +197,6 @@ def source_of(data: Any) -> Source:
     if allowed or hasattr(data, "prepare") or is_pandas(data):
         return LocalRows(data)
     raise SpecError(
-        f"feed({type(data).__name__}): a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a "
-        "dict from column to array, or a list of rows is needed"
+        "feed(…) must be given a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a dict "
+        f"from column to array or a list of rows, got {type(data).__name__}"
     )

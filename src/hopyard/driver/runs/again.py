@@ -134,7 +134,7 @@ def for_workers(recipe: Callable[..., Any], machine: Machine, again: tuple[Retri
 def _digest(recipe: Callable[..., Any]) -> str:
     """By its code and values; of its pickle where that cannot be told."""
     if not callable(recipe):
-        raise SpecError(f"recipe = {recipe!r}: a function of a config is needed, recipe(config) or recipe(config, ctx)")
+        raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {recipe!r}")
     wants_context(recipe)
     try:
         return digest(recipe, imports=False)

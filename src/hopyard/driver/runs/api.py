@@ -92,9 +92,9 @@ def select(
     """
     engine = _engine(engine)
     if not isinstance(search, Search):
-        raise SpecError(f"search = {search!r}: hy.Grid(), hy.Random(n) or hy.Configs([...]) is needed")
+        raise SpecError(f"search must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {search!r}")
     if not isinstance(metric, str) or not metric:
-        raise SpecError(f'metric = {metric!r}: the name of a metric is needed, for example "val_loss"')
+        raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {metric!r}')
     timeouts = Timeouts(
         heartbeat_timeout=heartbeat_timeout,
         stall_timeout=stall_timeout,
@@ -130,7 +130,7 @@ def fit(
 ) -> Run:
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last."""
     if not isinstance(config, dict):
-        raise SpecError(f"config = {config!r}: a dict is needed")
+        raise SpecError(f"config must be a dict, got {config!r}")
     if metric is not None and mode is None:
         raise SpecError(f'mode = None: metric = {metric!r} needs "min" or "max", which of its values is the best')
     timeouts = Timeouts(
@@ -200,5 +200,5 @@ def _engine(engine: Engine | None) -> Engine:
     if engine is None:
         return Local()
     if not is_engine(engine):
-        raise SpecError(f"engine = {engine!r}: hy.Local(…), hy.Spark(spark, …) or hy.Inline() is needed")
+        raise SpecError(f"engine must be hy.Local(…), hy.Spark(spark, …) or hy.Inline(), got {engine!r}")
     return engine

@@ -41,13 +41,13 @@ class RunRequest:
         wants_context(self.inputs.recipe)
         if not isinstance(self.inputs.data, Dataset):
             raise SpecError(
-                f"data = {type(self.inputs.data).__name__}: a hy.Dataset is needed, for example "
-                "hy.Dataset.numpy(x, y) or hy.Dataset.parquet(path, features=[…], label=…)"
+                "data must be a hy.Dataset, for example hy.Dataset.numpy(x, y) or "
+                f"hy.Dataset.parquet(path, features=[…], label=…), got {type(self.inputs.data).__name__}"
             )
         if self.directory is not None and not isinstance(self.directory, (str, Path)):
-            raise SpecError(f"directory = {self.directory!r}: a path is needed")
+            raise SpecError(f"directory must be a path, got {self.directory!r}")
         if not isinstance(self.encrypt, bool) and self.encrypt != "between hosts":
-            raise SpecError(f'encrypt = {self.encrypt!r}: True, False or "between hosts" is needed')
+            raise SpecError(f'encrypt must be True, False or "between hosts", got {self.encrypt!r}')
         root = str(Path.cwd() if self.directory is None else Path(self.directory).absolute())
         store = None if self.store is None else str(self.store)
         for name, text in (("directory", root), ("store", store)):
@@ -74,9 +74,9 @@ def run_spec(
     """
     parallel = Hopper() if parallel is None else parallel
     if not isinstance(parallel, Hopper):
-        raise SpecError(f"parallel = {parallel!r}: hy.Hopper() is needed")
+        raise SpecError(f"parallel must be hy.Hopper(), got {parallel!r}")
     if metric is not None and not isinstance(metric, str):
-        raise SpecError(f'metric = {metric!r}: the name of a metric is needed, for example "val_loss"')
+        raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {metric!r}')
     return RunSpec(
         epochs=epochs,
         partitions=1,

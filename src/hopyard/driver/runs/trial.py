@@ -168,7 +168,7 @@ class Trial:
 
     def _step(self, which: str) -> int:
         if which not in ("best", "last"):
-            raise SpecError(f'which = {which!r}: "best" or "last" is needed')
+            raise SpecError(f'which must be "best" or "last", got {which!r}')
         if which == "last" or self._record.best is None:
             return self._record.durable_step
         return (self._record.best + 1) * self._partitions

@@ -107,7 +107,7 @@ def _number(metric: keras.Metric) -> float:
     value = metric.result()
     if isinstance(value, dict) or np.size(on_host(value)) != 1:
         raise SpecError(
-            f"metric {metric.name!r} ({type(metric).__name__}) gives more than one number: one is needed, for example "
+            f"metric {metric.name!r} ({type(metric).__name__}) must give one number, gives several: set for example "
             'average="macro" for a score of several classes'
         )
     return float(on_host(value).reshape(()))

@@ -278,7 +278,7 @@ def _averages_late(optimizer: Any) -> bool:
 def _faults(model: Any, class_weight: Any) -> Iterator[str]:
     """The arguments that cannot be."""
     if not isinstance(model, keras.Model):
-        yield f"model = {type(model).__module__}.{type(model).__qualname__}: a compiled keras.Model is needed"
+        yield f"model must be a compiled keras.Model, got {type(model).__module__}.{type(model).__qualname__}"
         return
     if not model.compiled:
         yield (
@@ -301,4 +301,4 @@ def _faults(model: Any, class_weight: Any) -> Iterator[str]:
             for weight in class_weight.values()
         )
     ):
-        yield f"class_weight = {class_weight!r}: a dict of class number → weight, a number >= 0, is needed"
+        yield f"class_weight must be a dict of class number → weight, a number >= 0, got {class_weight!r}"

@@ -161,7 +161,7 @@ def weigh(targets: Any, weights: Any, class_weight: Mapping[int, float] | None) 
         return weights
     if targets is None or isinstance(targets, (dict, tuple)):
         given = "none" if targets is None else len(targets)
-        raise SpecError(f"class_weight: exactly one label is needed, this data has {given}")
+        raise SpecError(f"class_weight: the data must have exactly one label, has {given}")
     classes = targets.argmax(-1) if targets.ndim > 1 and targets.shape[-1] > 1 else targets.reshape(len(targets))
     classes = np.round(classes)  # as Keras does: 0.9 is of class 1
     made = np.ones(len(targets), np.float32)

@@ -86,7 +86,7 @@ def adopt(made: Any) -> Any:
     """
     if isinstance(made, keras.Model):
         if int(keras.__version__.partition(".")[0]) < 3:
-            raise SpecError(f"Keras {keras.__version__} is installed, Keras 3 is needed: pip install 'keras>=3.10'")
+            raise SpecError(f"Keras must be version 3, {keras.__version__} is installed: pip install 'keras>=3.10'")
         from hopyard.frameworks.keras.model import Model
 
         return Model(made)

@@ -58,7 +58,7 @@ class AUC:
 
     def __post_init__(self) -> None:
         if self.bins < 2:
-            raise SpecError(f"AUC(bins={self.bins}): at least 2 are needed")
+            raise SpecError(f"AUC(bins=…) must be >= 2, got {self.bins}")
 
     def update(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
@@ -91,7 +91,7 @@ class F1:
 
     def __post_init__(self) -> None:
         if self.classes < 2:
-            raise SpecError(f"F1(classes={self.classes}): at least 2 are needed")
+            raise SpecError(f"F1(classes=…) must be >= 2, got {self.classes}")
 
     def update(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
@@ -128,7 +128,7 @@ def _logit(outputs: torch.Tensor) -> torch.Tensor:
     if outputs.ndim == 1 or (outputs.ndim == 2 and outputs.shape[1] == 1):
         return outputs.reshape(-1)
     raise SpecError(
-        f"outputs of shape {tuple(outputs.shape)}: for two classes (rows,), (rows, 1) or (rows, 2) is needed"
+        f"outputs for two classes must have shape (rows,), (rows, 1) or (rows, 2), got {tuple(outputs.shape)}"
     )
 
 
@@ -222,8 +222,8 @@ def _sum(name: str, values: Any, weights: torch.Tensor | None, counts: tuple[int
     wanted = round(sum(rows)) if weights is None else weights.numel()
     if flat.numel() != wanted:
         raise SpecError(
-            f"metric {name!r} gave {flat.numel()} values for {wanted} rows ({batches} batches joined): one value per "
-            "row is needed, or an object with update(outputs, targets) -> array and result(total) -> float"
+            f"metric {name!r} must give one value per row, gave {flat.numel()} for {wanted} rows ({batches} batches "
+            "joined), or be an object with update(outputs, targets) -> array and result(total) -> float"
         )
     return float((flat if weights is None else flat * weights.double().reshape(-1)).sum())
 

@@ -222,10 +222,12 @@ class Model:
         if weights is None and loss.ndim == 0:
             return loss
         if loss.numel() != rows or loss.ndim == 0:
+            allowed = (
+                "its mean or one value per row" if weights is None else "one value per row where rows have weights"
+            )
             raise SpecError(
-                f"loss gave shape {tuple(loss.shape)} for {rows} rows{' with weights' if weights is not None else ''}: "
-                + ("its mean, or one value per row, is needed" if weights is None else "one value per row is needed")
-                + '; torch\'s losses give one per row with reduction="none"'
+                f"loss must give {allowed}, gave shape {tuple(loss.shape)} for {rows} rows"
+                '; torch\'s losses give one per row with reduction="none"'
             )
         values = loss.reshape(-1)
         return values.mean() if weights is None else (values * weights).sum() / weights.sum()
@@ -276,33 +278,33 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
     if inside and not any(id(p) in inside for group in model.optimizer.param_groups for p in group["params"]):
         yield "optimizer: none of its parameters is one of the module's; give it module.parameters()"
     if not callable(model.loss):
-        yield f"loss = {model.loss!r}: loss(outputs, targets) is needed"
+        yield f"loss must be a function loss(outputs, targets), got {model.loss!r}"
     for name, metric in model.metrics.items():
         if name == "loss":
             yield 'metrics: "loss" is always there; give yours another name'
         if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "result")):
             yield (
-                f"metrics[{name!r}] = {metric!r}: f(outputs, targets) -> one value per row, or an object with update "
-                "and result, is needed"
+                f"metrics[{name!r}] must be a function f(outputs, targets) -> one value per row, or an object with "
+                f"update and result, got {metric!r}"
             )
     if isinstance(model.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         yield (
             "scheduler: ReduceLROnPlateau needs a metric before the next epoch, but validation of an epoch may overlap "
-            "training of the next; one that counts steps or epochs is needed"
+            "training of the next; use one that counts steps or epochs"
         )
     if getattr(model.scheduler, "optimizer", model.optimizer) is not model.optimizer:
         yield "scheduler: it was made over another optimizer"
     if model.scheduler_every not in ("epoch", "batch"):
-        yield f'scheduler_every = {model.scheduler_every!r}: "epoch" or "batch" is needed'
+        yield f'scheduler_every must be "epoch" or "batch", got {model.scheduler_every!r}'
     size, clip = model.batch_size, model.clip_norm
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         yield f"batch_size must be an integer >= 1, or None, got {size!r}"
     if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
         yield f"clip_norm must be a number > 0, or None, got {clip!r}"
     if autocast is not None and model.autocast not in _HALVES.values():
-        yield f'autocast = {autocast!r}: "bfloat16", "float16" or None is needed'
+        yield f'autocast must be "bfloat16", "float16" or None, got {autocast!r}'
     if model.augment is not None and not _takes_two(model.augment):
-        yield f"augment = {model.augment!r}: augment(inputs, generator) -> inputs is needed"
+        yield f"augment must be a function augment(inputs, generator) -> inputs, got {model.augment!r}"
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

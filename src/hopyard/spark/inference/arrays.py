@@ -72,7 +72,7 @@ def to_column(values: Any, name: str) -> Any:
         return pa.StructArray.from_arrays(list(parts.values()), names=[str(key) for key in parts])
     array = np.asarray(values)
     if array.ndim == 0:
-        raise DataError(f"{name!r} is a single value of type {array.dtype}; an array of shape (rows, …) is needed")
+        raise DataError(f"{name!r} must be an array of shape (rows, …), got a single value of type {array.dtype}")
     if array.dtype.kind in "USO" or (array.dtype.kind == "M" and array.ndim == 1):
         return _others(array, name)
     kind = _WIDENED.get(array.dtype.name, array.dtype.name)

@@ -115,7 +115,7 @@ def portable(model: Any, which: Literal["best", "last"] = "best") -> Portable:
     if isinstance(model, (str, Path)):
         return Portable(_read(Path(model)))
     raise SpecError(
-        f"model = {type(model).__name__}: a Run, a Trial or the directory that run.best.save(…) wrote is needed; a "
+        f"model must be a Run, a Trial or the directory that run.best.save(…) wrote, got {type(model).__name__}; a "
         "bare model does not know how its data was encoded"
     )
 
@@ -129,8 +129,8 @@ def _read(root: Path) -> dict[str, bytes]:
         return {CONFIG: config, **{name: (root / name).read_bytes() for name in names}}
     except OSError as error:
         raise RunDirectoryError(
-            f"{root}: {Path(error.filename or root).name} cannot be read ({error.strerror}); a directory that "
-            "run.best.save(…) wrote is needed (of a run directory: hy.load(…))"
+            f"{root}: {Path(error.filename or root).name} cannot be read ({error.strerror}); it must be a "
+            "directory that run.best.save(…) wrote (for a run directory use hy.load(…))"
         ) from error
     except msgspec.MsgspecError as error:
         raise RunDirectoryError(f"{root / CONFIG}: not written by run.best.save(…): {error}") from error

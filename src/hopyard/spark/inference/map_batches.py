@@ -52,7 +52,7 @@ class Blocks:
     def _made(self, fn: Function, batch: Any) -> Any:
         found = fn({name: column(batch.column(name), name) for name in self.columns})
         if not isinstance(found, Mapping) or not found:
-            raise DataError(f"the function gave {type(found).__name__}; a dict from column to array is needed")
+            raise DataError(f"the function must give a dict from column to array, gave {type(found).__name__}")
         arrays = {str(name): to_column(values, str(name)) for name, values in found.items()}
         if self.types is not None:
             arrays = _fitted(arrays, self.types)
@@ -85,7 +85,7 @@ def map_batches(
             most spark.sql.execution.arrow.maxRecordsPerBatch rows (10,000) of one Spark partition; arrays may be
             read-only.
         df: a DataFrame, classic or Connect.
-        schema: of what `fn` returns, a StructType or text as "score double, vector array<float>". None: found by a
+        schema: of what `fn` returns, a StructType or text such as "score double, vector array<float>". None: found by a
             Spark job that runs `fn` on the first rows, at most 8.
         columns: that `fn` is given; None: all.
         keep: True: what `fn` returns stands behind the columns of `df`, row by row.
@@ -98,14 +98,14 @@ def map_batches(
     from pyspark.sql.types import DataType, StructType
 
     if not callable(fn):
-        raise SpecError(f"fn = {fn!r}: a function from a dict of arrays to a dict of arrays is needed")
+        raise SpecError(f"fn must be a function from a dict of arrays to a dict of arrays, got {fn!r}")
     if not hasattr(df, "mapInArrow"):
-        raise SpecError(f"df = {type(df).__name__}: a Spark DataFrame is needed")
+        raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}")
     if isinstance(columns, str):
-        raise SpecError(f"columns = {columns!r}: a list of names is needed, [{columns!r}]")
+        raise SpecError(f"columns must be a list of names such as [{columns!r}], got {columns!r}")
     chosen = tuple(df.columns if columns is None else columns)
     if not chosen and not keep:
-        raise SpecError("columns = []: at least one is needed; None: all")
+        raise SpecError("columns must name at least one column, or be None for all, got []")
     for name in chosen:
         if df.columns.count(name) != 1:
             raise SpecError(
@@ -124,7 +124,7 @@ def map_batches(
         except Exception as error:
             raise SpecError(f'schema = {schema!r} is no such text; "score double, vector array<float>" is') from error
         if not isinstance(given, StructType):
-            raise SpecError(f'schema = {schema!r}: a StructType or text as "score double" is needed')
+            raise SpecError(f'schema must be a StructType or text such as "score double", got {schema!r}')
     if keep:
         new_columns(df, [field.name for field in given.fields], "in what fn returns")
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")

@@ -63,7 +63,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
     check(df, model)
     for name in fields:
         if not isinstance(name, str) or not name:
-            raise SpecError(f"the new column's name is {name!r}: a text is needed")
+            raise SpecError(f"the new column's name must be text, got {name!r}")
     new_columns(df, fields, "with predictionCol=")
     schema = StructType([*df.schema.fields, *[StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]])
 
@@ -76,7 +76,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
 def check(df: Any, model: Portable) -> None:
     """Raises SpecError or DataError unless `df` is a DataFrame with the columns that the model's encoding needs."""
     if not hasattr(df, "mapInArrow"):
-        raise SpecError(f"df = {type(df).__name__}: a Spark DataFrame is needed; for others there is run.best.predict")
+        raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}; for others there is run.best.predict")
     if TRANSFORM in model.files:
         return  # only the transform knows which columns it makes the features from
     fields = [field for field in model.about.manifest.fields if field.role == "inputs"]

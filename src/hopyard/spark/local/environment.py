@@ -55,7 +55,7 @@ def pyspark(environ: Mapping[str, str]) -> Installed:
     found = re.search(r"""__version__.*=\s*["'](.+?)["']""", text.read_text() if text.is_file() else "")
     version = found[1] if found else "0.0"
     if _number(version) < (4, 0):
-        raise UsageError(f"pyspark {version} is installed in {folder}, 4.0 or newer is needed: {java.EXTRA}")
+        raise UsageError(f"pyspark must be 4.0 or newer, {version} is installed in {folder}: {java.EXTRA}")
     given = environ.get("SPARK_HOME")
     homes = [Path(given)] if given else [folder / "spark-distribution", folder, folder.parent.parent]
     home = next((home for home in homes if (home / "bin" / "spark-submit").is_file()), None)

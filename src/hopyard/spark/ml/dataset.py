@@ -47,7 +47,7 @@ class Rows:
     def check(self, df: Any) -> None:
         """Raises SpecError or DataError for what can be told without the rows."""
         if not hasattr(df, "mapInArrow"):
-            raise SpecError(f"fit({type(df).__name__}): a Spark DataFrame is needed")
+            raise SpecError(f"fit(…) must be given a Spark DataFrame, got {type(df).__name__}")
         given = self.given
         if given["validation"] and given["validationCol"]:
             raise SpecError("validation and validationCol are both set; set one of them")

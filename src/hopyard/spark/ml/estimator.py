@@ -102,7 +102,7 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
     def _check(self) -> None:
         """Raises SpecError unless it is said what to train."""
         if value(self, "recipe") is None:
-            raise SpecError("recipe is not set: a function is needed, recipe(config) or recipe(config, ctx)")
+            raise SpecError("recipe must be set to a function, recipe(config) or recipe(config, ctx)")
         if (metric := value(self, "metric")) is not None and value(self, "mode") is None:
             raise SpecError(
                 f'mode is not set: metric = {metric!r} needs "min" or "max", which of its values is the best'

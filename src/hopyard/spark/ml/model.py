@@ -94,7 +94,7 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
         score = Score(self._model.ticket(dataset.sparkSession), self.meaning, value(self, "predictionCol"), probability)
         if score.meaning != "values" and (isinstance(self._shown, dict) or self._shown.ndim > 2):
             what = "several outputs" if isinstance(self._shown, dict) else f"rows of shape {self._shown.shape[1:]}"
-            raise SpecError(f'outputs = {self.meaning!r}: the model gives {what}; "values" or "auto" is needed')
+            raise SpecError(f'outputs must be "values" or "auto" where the model gives {what}, got {self.meaning!r}')
         return with_scores(dataset, self._model, score, added(score, self._shown))
 
     def write(self) -> MLWriter:

@@ -37,19 +37,19 @@ class Row:
 def _text(name: str, value: Any) -> Any:
     if isinstance(value, str) and value:
         return value
-    raise SpecError(f"{name} = {value!r}: a text is needed, not an empty one")
+    raise SpecError(f"{name} must be text that is not empty, got {value!r}")
 
 
 def _text_or_none(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return value
-    raise SpecError(f'{name} = {value!r}: a text is needed; "" for no such column')
+    raise SpecError(f'{name} must be text, "" for no such column, got {value!r}')
 
 
 def _names(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
         return list(value)
-    raise SpecError(f"{name} = {value!r}: a list of column names is needed")
+    raise SpecError(f"{name} must be a list of column names, got {value!r}")
 
 
 def _whole(least: int | None, name: str, value: Any) -> Any:
@@ -71,7 +71,7 @@ def _seconds(field: str, name: str, value: Any) -> Any:
 def _one_of(allowed: tuple[str, ...], name: str, value: Any) -> Any:
     if value in allowed:
         return value
-    raise SpecError(f"{name} = {value!r}: one of {', '.join(map(repr, allowed))} is needed")
+    raise SpecError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def _recipe(name: str, value: Any) -> Any:
@@ -82,19 +82,19 @@ def _recipe(name: str, value: Any) -> Any:
 def _of(kinds: type | tuple[type, ...], what: str, name: str, value: Any) -> Any:
     if isinstance(value, kinds):
         return value
-    raise SpecError(f"{name} = {value!r}: {what} is needed")
+    raise SpecError(f"{name} must be {what}, got {value!r}")
 
 
 def _search(name: str, value: Any) -> Any:
     if isinstance(value, Search) and not isinstance(value, type):
         return value
-    raise SpecError(f"{name} = {value!r}: hy.Grid(), hy.Random(n) or hy.Configs([...]) is needed")
+    raise SpecError(f"{name} must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {value!r}")
 
 
 def _engine(name: str, value: Any) -> Any:
     if is_engine(value):
         return value
-    raise SpecError(f"{name} = {value!r}: an engine such as hy.Local(workers=2) is needed")
+    raise SpecError(f"{name} must be an engine such as hy.Local(workers=2), got {value!r}")
 
 
 OUTPUTS = ("auto", "logits", "probabilities", "values")

@@ -61,9 +61,9 @@ def save_tfrecords(df: Any, path: str | os.PathLike[str], *, mode: Literal["erro
         ResourceError: no room there. In each case nothing is left behind.
     """
     if mode not in ("error", "overwrite"):
-        raise SpecError(f'mode = {mode!r}: "error" or "overwrite" is needed')
+        raise SpecError(f'mode must be "error" or "overwrite", got {mode!r}')
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise SpecError(f"path = {path!r}: a directory or its URL is needed")
+        raise SpecError(f"path must be a directory or its URL, got {path!r}")
     _writable(checked(df, "df"))
     target = Target(absolute(path), mode == "overwrite")
     writing = _Writing(target.hidden)
@@ -96,7 +96,7 @@ def load_tfrecords(spark: Any, path: str | os.PathLike[str] | list[Any], binary_
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if not hasattr(spark, "createDataFrame"):
-        raise SpecError(f"spark = {type(spark).__name__}: a SparkSession is needed")
+        raise SpecError(f"spark must be a SparkSession, got {type(spark).__name__}")
     if is_stopped(spark):
         raise SpecError("the Spark session was stopped; make another with SparkSession.builder.getOrCreate()")
     binary = listed(binary_features)

@@ -104,8 +104,8 @@ def part(url: str, number: int) -> Iterator[tuple[str, Any]]:
         folder = shared_directory(url)
         if not folder.has(_PROBE):
             raise SpecError(
-                f"path: host {socket.gethostname()} does not see in {url} what the driver wrote there; a place that "
-                f"driver and executors share is needed: a path on NFS, or a URL of HDFS, S3 and the like"
+                f"path must be a place that driver and executors share (a path on NFS, or a URL of HDFS, S3 and the "
+                f"like), got {url}: host {socket.gethostname()} does not see what the driver wrote there"
             )
         name, whole = f"{number:05d}-{secrets.token_hex(6)}", False
         try:
