@@ -62,10 +62,10 @@ _WHERE = {
     "select": "hopyard.driver.runs.api",
     "uniform": "hopyard.space",
 }
-"""Public name → module that has it."""
+"""Public name → the module that defines it."""
 
 _MODULES = {"keras": "hopyard.frameworks.keras", "spark": "hopyard.spark", "torch": "hopyard.frameworks.torch"}
-"""Public submodule → where it is."""
+"""Public submodule → its module."""
 
 __all__ = ["__version__", *sorted(_WHERE), *sorted(_MODULES)]  # noqa: PLE0604
 

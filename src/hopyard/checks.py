@@ -1,4 +1,4 @@
-"""Whether the arguments of public functions are allowed, in one wording."""
+"""Checks of the arguments of public functions, with one wording for their errors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hopyard.errors import SpecError
 from hopyard.text import sendable, unwritable
 
 
-def closest(name: str, there: Iterable[str]) -> str:
-    """The end of an error message: what was probably meant, and what there is."""
-    names = [str(other) for other in there]
-    near = get_close_matches(name, names, 1, 0.6)
-    meant = f"; did you mean {near[0]!r}?" if near else ";"
+def closest(name: str, candidates: Iterable[str]) -> str:
+    """Returns the end of an error message: what was probably meant, and the names that exist."""
+    names = [str(candidate) for candidate in candidates]
+    matches = get_close_matches(name, names, 1, 0.6)
+    suggestion = f"; did you mean {matches[0]!r}?" if matches else ";"
     listed = ", ".join(map(repr, names[:40])) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-    return f"{meant} there are: {listed or 'none'}"
+    return f"{suggestion} there are: {listed or 'none'}"
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """The argument `name` as an int, of Python or NumPy, in [least, most].
+    """Returns the argument `name`, an int of Python or NumPy in [least, most], as an int.
 
     Raises:
-        SpecError: it is not one, or has more than 64 bits.
+        SpecError: it is no such int, or has more than 64 bits.
     """
     if isinstance(value, Integral) and not isinstance(value, bool):
         number = int(value)
@@ -38,17 +38,17 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
 
 
 def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf, none: str = "") -> float:
-    """The argument `name` as a finite number of seconds above 0, or from 0 on, as a float.
+    """Returns the argument `name`, a finite number of seconds > 0 (or >= 0), as a float.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         value: an int or a float, of Python or NumPy.
         zero: whether 0 is allowed.
-        most: what is allowed at most.
-        none: said of None, where the caller takes it, for the message; for example "for any".
+        most: the largest value that is allowed.
+        none: what None means, for the message, where the caller takes None; for example "for any".
 
     Raises:
-        SpecError: it is not one.
+        SpecError: it is no such number.
     """
     number = _number(value)
     if (number > 0 or (zero and number == 0)) and number <= most and number < math.inf:
@@ -61,15 +61,15 @@ def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf
 
 
 def fraction(name: str, value: Any, also: str = "") -> float:
-    """The argument `name` as a float in [0, 1).
+    """Returns the argument `name`, a number in [0, 1), as a float.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         value: an int or a float, of Python or NumPy.
         also: what else the caller takes, for the message.
 
     Raises:
-        SpecError: it is not one.
+        SpecError: it is no such number.
     """
     number = _number(value)
     if not 0 <= number < 1:
@@ -78,7 +78,7 @@ def fraction(name: str, value: Any, also: str = "") -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """The argument `name`, which is True or False.
+    """Returns the argument `name`, which is True or False.
 
     Raises:
         SpecError: it is neither.
@@ -89,19 +89,19 @@ def flag(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
-    """The argument `name`, which is one of `allowed`.
+    """Returns the argument `name`, which is one of `allowed`.
 
     Raises:
         SpecError: it is none of them.
     """
-    if not any(type(value) is type(one) and value == one for one in allowed):
-        *first, last = (f'"{one}"' if isinstance(one, str) else repr(one) for one in allowed)
+    if not any(type(value) is type(choice) and value == choice for choice in allowed):
+        *first, last = (f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in allowed)
         raise SpecError(f"{name} must be {', '.join(first)} or {last}, got {value!r:.80}")
     return value
 
 
 def environment(name: str, value: Any) -> dict[str, str]:
-    """The argument `name` as environment variables.
+    """Returns the argument `name` as environment variables.
 
     Raises:
         SpecError: it is not a mapping of text to text, or no process could have such variables.
@@ -110,14 +110,14 @@ def environment(name: str, value: Any) -> dict[str, str]:
         raise SpecError(f"{name} must be a mapping of environment variables, got {value!r:.80}")
     variables = dict(value)
     for key, text in variables.items():
-        texts = isinstance(key, str) and isinstance(text, str)
-        if not texts or not key or "=" in key or "\0" in key + text or not sendable(key + text):
+        both_text = isinstance(key, str) and isinstance(text, str)
+        if not both_text or not key or "=" in key or "\0" in key + text or not sendable(key + text):
             raise SpecError(f"{name}[{key!r}] = {text!r}: names and values are text without NUL, names without =")
     return variables
 
 
 def _number(value: Any) -> float:
-    """A number of Python or NumPy as a float; NaN when it is none."""
+    """Returns a number of Python or NumPy as a float; NaN for anything else."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
         return math.nan
     try:

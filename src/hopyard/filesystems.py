@@ -1,8 +1,8 @@
-"""File systems at URLs, by fsspec: opened in one place, so that one that cannot be reached is told in one way. Files of
-one directory there (`Directory`) are written whole, and listed as they are now.
+"""File systems at URLs, opened by fsspec in one place, so that every failure to reach one is reported in the same way.
+`Directory` writes the files of one directory whole, and lists them as they are now.
 
-Drivers raise what they like: an ImportError where a package is missing, an OSError of Java's, `requests`' or
-`botocore`'s own errors around that of a socket. And `exists`, `isdir` and `glob` take any of these for an absence.
+Drivers raise errors of many kinds: an ImportError where a package is missing, Java's OSErrors, errors of `requests` or
+`botocore` around that of a socket. `exists`, `isdir` and `glob` treat any of these as "does not exist".
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from hopyard.system.files import FULL
 from hopyard.text import escaped
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
-"""Protocols whose upload is seen when it is complete."""
+"""Protocols where an upload is visible only when it is complete."""
 PART = ".part-"
-"""Prefix of files that are being written, where an upload is seen before it is complete."""
-_WRITTEN = ("mtime", "LastModified", "last_modified", "updated")
-"""What file systems call the time at which a file was written."""
+"""Prefix of the names of files that are being written, where an upload is visible before it is complete."""
+_MODIFIED_KEYS = ("mtime", "LastModified", "last_modified", "updated")
+"""Keys under which file systems give the time at which a file was written."""
 SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
 
 
 def absolute(url: str | os.PathLike[str]) -> str:
-    """A path as an absolute one, a URL as it is; neither ends with a slash, but for the root "/"."""
+    """Returns a path as an absolute one, a URL unchanged; neither ends with a slash, except for the root "/"."""
     text = os.fspath(url)
-    protocol, mark, path = text.partition("://")
-    return f"{protocol}{mark}{path.rstrip('/')}" if mark else str(Path(text).expanduser().absolute())
+    protocol, separator, path = text.partition("://")
+    return f"{protocol}{separator}{path.rstrip('/')}" if separator else str(Path(text).expanduser().absolute())
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """(the file system at a path or URL, the path in it). Raises whatever its driver raises: see `reaching`."""
+    """Returns (the file system at a path or URL, the path in it). Raises whatever its driver raises: see `reaching`."""
     import fsspec  # 30 ms, and not needed by data in memory
 
-    if "://" not in url:  # of a path, "::" is a part
+    if "://" not in url:  # a path may contain "::", which is special in a URL
         system = fsspec.filesystem("file")
         return system, str(system._strip_protocol(url))
     system, path = fsspec.core.url_to_fs(url)
@@ -49,94 +49,94 @@ def open_url(url: str) -> tuple[Any, str]:
 
 
 def uploads_whole(system: Any) -> bool:
-    """Whether a file there is seen when it is complete; on all others it needs a temporary name and a move."""
-    names = system.protocol
-    return not _WHOLE.isdisjoint({names} if isinstance(names, str) else names)
+    """Whether files of this system are visible only when complete; others need a temporary name and a move."""
+    protocols = system.protocol
+    return not _WHOLE.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
 
 
 class Directory:
-    """Files by name, of one directory at a path or URL. Any number of processes may use it at once. Raises whatever the
-    driver of the file system raises: see `reaching`.
+    """The files of one directory at a path or URL, by name. Any number of processes may use it at once. Raises
+    whatever the driver of the file system raises: see `reaching`.
     """
 
     def __init__(self, url: str) -> None:
         self._system, root = open_url(url)
         self.url = url
         self._root = root.rstrip("/")
-        self._whole = uploads_whole(self._system)
+        self._uploads_whole = uploads_whole(self._system)
 
     def make(self) -> None:
-        """Makes the directory; no error when it is there."""
+        """Makes the directory; no error when it exists."""
         self._system.makedirs(self._root, exist_ok=True)
 
     def stream(self, name: str) -> Any:
-        """A new file, open for writing bytes. It may be seen before it is closed: its name must be known to nobody."""
+        """Opens a new file for writing bytes. Others may see it before it is closed: nobody else may know its name."""
         return self._system.open(self._path(name), "wb")
 
     def put(self, name: str, data: bytes) -> None:
-        """Writes a file that others see whole or not at all, and of which nothing is left where it fails."""
-        part = name if self._whole else f"{PART}{name}-{secrets.token_hex(4)}"
+        """Writes a file that others see whole or not at all; a failure leaves nothing of it behind."""
+        temporary = name if self._uploads_whole else f"{PART}{name}-{secrets.token_hex(4)}"
         try:
-            self._system.pipe_file(self._path(part), data)
-            if part != name:
-                self._system.mv(self._path(part), self._path(name))
+            self._system.pipe_file(self._path(temporary), data)
+            if temporary != name:
+                self._system.mv(self._path(temporary), self._path(name))
         except BaseException:
-            if part != name:
-                with suppress(Exception):  # what was raised first says why
-                    self.remove(part)
+            if temporary != name:
+                with suppress(Exception):  # the first error says why
+                    self.remove(temporary)
             raise
 
     def get(self, name: str) -> bytes:
-        """A whole file. Raises FileNotFoundError."""
+        """Returns a whole file. Raises FileNotFoundError."""
         return bytes(self._system.cat_file(self._path(name)))
 
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
-        """The bytes of a file, at most `size` at once. Raises FileNotFoundError."""
+        """Yields the bytes of a file, at most `size` at once. Raises FileNotFoundError."""
         self._system.invalidate_cache()  # or a file younger than the last listing counts as missing
         with self._system.open(self._path(name), "rb", block_size=size) as file:
             while block := file.read(size):
                 yield block
 
-    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """The bytes of each (name, start, stop); object stores are asked for all of them at once."""
-        names, starts, stops = (list(each) for each in zip(*wanted, strict=True))
-        found = self._system.cat_ranges([self._path(name) for name in names], starts, stops, on_error="raise")
-        return [bytes(part) for part in found]
+    def ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Returns the bytes of each (name, start, stop); object stores are asked for all of them at once."""
+        names, starts, stops = (list(each) for each in zip(*ranges, strict=True))
+        blocks = self._system.cat_ranges([self._path(name) for name in names], starts, stops, on_error="raise")
+        return [bytes(block) for block in blocks]
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by name; one listing, never from a cache."""
+        """Returns the bytes of each file, by name, from one fresh listing."""
         return {name: int(entry["size"] or 0) for name, entry in self._entries().items() if entry["type"] == "file"}
 
     def times(self) -> dict[str, float]:
-        """When each file was written, by name, in seconds since the epoch of Unix; without those of which the file
-        system does not tell.
+        """Returns when each file was written, by name, in seconds since the epoch of Unix. Files for which the file
+        system gives no time are left out.
         """
-        found = {}
+        times = {}
         for name, entry in self._entries().items():
-            written: Any = next((entry[key] for key in _WRITTEN if key in entry), None)
-            time = written.timestamp() if hasattr(written, "timestamp") else written
-            if isinstance(time, (int, float)):
-                found[name] = float(time)
-        return found
+            modified: Any = next((entry[key] for key in _MODIFIED_KEYS if key in entry), None)
+            timestamp = modified.timestamp() if hasattr(modified, "timestamp") else modified
+            if isinstance(timestamp, (int, float)):
+                times[name] = float(timestamp)
+        return times
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file, never from a cache."""
+        """Whether there is such a file; never answered from a cache."""
         self._system.invalidate_cache()
         return is_there(self._system, self._path(name))
 
     def remove(self, name: str) -> None:
-        """No error when it is not there."""
+        """Removes a file; no error when it does not exist."""
         try:
             self._system.rm_file(self._path(name))
         except FileNotFoundError:
             pass
 
     def drop(self) -> None:
-        """Removes the directory if nothing is in it."""
+        """Removes the directory if it is empty."""
         if not self.sizes():
             try:
                 self._system.rmdir(self._root)
-            except OSError:  # no such directory, or somebody has just put something there
+            except OSError:  # no such directory, or somebody has just put a file into it
                 pass
 
     def _path(self, name: str) -> str:
@@ -152,7 +152,7 @@ class Directory:
 
 
 def is_there(system: Any, path: str) -> bool:
-    """Whether there is a file or directory. Unlike `system.exists` it raises when that cannot be told."""
+    """Whether there is a file or directory. Unlike `system.exists` it raises when that cannot be found out."""
     try:
         system.info(path)
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def is_there(system: Any, path: str) -> bool:
 
 
 def matching(system: Any, pattern: str) -> list[str]:
-    """What a glob pattern matches, sorted. Unlike `system.glob` it raises when the place cannot be read at all."""
+    """Returns what a glob pattern matches, sorted. Unlike `system.glob` it raises when its folder cannot be read."""
     names = sorted(str(name) for name in system.glob(pattern))
     if not names:
         is_there(system, posixpath.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0]))
@@ -169,24 +169,24 @@ def matching(system: Any, pattern: str) -> list[str]:
 
 
 def names_of(paths: Sequence[str]) -> str:
-    """Files in a few words: the first, and how many."""
+    """Describes files in short: the first, and how many."""
     return paths[0] if len(paths) == 1 else f"{len(paths)} files, {paths[0]} and so on"
 
 
 @contextmanager
 def reaching(url: str, verb: str, raises: type[HopyardError], argument: str, otherwise: str = "") -> Iterator[None]:
-    """Turns what a file system raises into one sentence: the URL, the cause, the next step.
+    """Turns what a file system raises into an error that names the URL, the cause and the next step.
 
     Args:
-        url: of the file system, or a file in it.
-        verb: what is done, for the message: "open", "write to".
+        url: the URL of the file system, or of a file in it.
+        verb: the action, for the message: "open", "write to".
         raises: the class of the error.
-        argument: what named the URL: "store".
-        otherwise: the next step where the cause tells none.
+        argument: the argument that named the URL: "store".
+        otherwise: the next step where the cause does not give one.
 
     Raises:
-        ResourceError: no room there.
-        HopyardError: of the class `raises`, all else; those that are raised within go as they are.
+        ResourceError: the file system is full.
+        HopyardError: anything else, as an error of class `raises`; HopyardErrors from inside pass unchanged.
     """
     try:
         yield
@@ -203,7 +203,7 @@ def reaching(url: str, verb: str, raises: type[HopyardError], argument: str, oth
 
 
 def why(url: str, error: BaseException) -> tuple[str, str] | None:
-    """(cause, next step) of an error that is about reaching a file system; None: of another."""
+    """Returns (cause, next step) of an error in reaching a file system; None for any other error."""
     protocol = url.partition("://")[0] if "://" in url else ""
     text = line_of(error)
     if isinstance(error, ImportError):
@@ -219,10 +219,10 @@ def why(url: str, error: BaseException) -> tuple[str, str] | None:
             "set JAVA_HOME, HADOOP_HOME and CLASSPATH=$(hadoop classpath --glob), or give webhdfs://namenode:9870/…, "
             "which needs neither",
         )
-    for one in _chain(error):
+    for link in _chain(error):
         for kind, cause, step in _CAUSES:
-            if isinstance(one, kind):
-                return f"{cause} ({line_of(one)})", step
+            if isinstance(link, kind):
+                return f"{cause} ({line_of(link)})", step
     return None
 
 
@@ -236,7 +236,7 @@ _CAUSES: tuple[tuple[type[OSError], str, str], ...] = (
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, as far as that goes: the socket's own error is at the end."""
+    """Yields the error, its cause, the cause of that, and so on; the socket's own error is the last."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -245,6 +245,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def line_of(error: BaseException) -> str:
-    """The error in one line."""
+    """Returns the error in one line."""
     first = (str(error).strip().splitlines() or [""])[0]
     return escaped(f"{type(error).__name__}: {first}"[:500])

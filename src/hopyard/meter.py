@@ -1,7 +1,7 @@
-"""What this process has gone over, for who looks at it from outside: batches, bytes, and the phase of its work.
+"""Counts the progress of this process, to be watched from outside: batches, bytes, and the phase of its work.
 
-Called wherever rows and bytes are handled, in any package; where nobody counts (in the user's own process, in a script)
-the calls do nothing. It knows neither who counts nor what is made of it (`core/runs/liveness.py`).
+Any package calls it wherever rows and bytes are handled; where no counter is set (in the user's own process, in a
+script) the calls do nothing. It knows neither the counter nor how the counts are used (`core/runs/liveness.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hopyard.spec import Batch
 
 
 class Counter(Protocol):
-    """Who counts: an agent, for its heartbeats."""
+    """Receives the counts: an agent, for its heartbeats."""
 
     def advance(self, count: int) -> None:
-        """So many batches were finished, or bytes read."""
+        """Counts finished batches, or bytes read."""
         ...
 
     def enter(self, phase: str) -> None:
-        """This is what the process is at from now on: one of `core.liveness.PHASES`."""
+        """Begins a phase of the process: one of `core.runs.liveness.PHASES`."""
         ...
 
 
@@ -38,22 +38,22 @@ class _Process:
     counter: Counter = _Nobody()
     """Set once, by the agent whose process this is."""
     moved: ClassVar[dict[int, int]] = {}
-    """Thread → bytes that it moved."""
+    """Thread → bytes that it has moved."""
 
 
 def count_with(counter: Counter | None) -> None:
-    """Who counts from now on; None: nobody."""
+    """Sets the counter from now on; None: there is none."""
     _Process.counter = _Nobody() if counter is None else counter
 
 
 def advance(count: int = 1) -> None:
-    """So many batches were finished, or bytes read. Costs about 0.2 µs."""
+    """Counts finished batches, or bytes read. Costs about 0.2 µs."""
     _Process.counter.advance(count)
 
 
 def moved(count: int) -> None:
-    """So many bytes of a State went or came; 0: who takes or gives them showed that it is at work. That is progress in
-    the main thread, where a unit waits for it. What is stored in the background is not; `moved_by` tells of it."""
+    """Counts bytes of a State that were sent or received; 0: the other side showed that it is at work. This is progress
+    in the main thread, where a unit waits for it. Storing in the background is not; `moved_by` counts that."""
     thread = threading.get_ident()
     _Process.moved[thread] = _Process.moved.get(thread, 0) + count
     if thread == threading.main_thread().ident:
@@ -61,47 +61,47 @@ def moved(count: int) -> None:
 
 
 def moved_by(thread: int) -> int:
-    """The bytes of States that this thread has moved so far."""
+    """Returns the bytes of States that this thread has moved so far."""
     return _Process.moved.get(thread, 0)
 
 
 def enter(phase: str) -> None:
-    """This is what the process is at from now on: one of `core.liveness.PHASES`. A change is progress too."""
+    """Begins a phase of the process: one of `core.runs.liveness.PHASES`. A change is progress too."""
     _Process.counter.enter(phase)
 
 
 class Steps:
-    """The steps of one built model. The first of each kind and shape may compile, which takes what it takes: that is
-    the phase "compile"; the steps after it are "train" or "validate"."""
+    """The steps of one built model. The first of each kind and shape may compile, which may take any time: that is the
+    phase "compile"; the steps after it are "train" or "validate"."""
 
-    __slots__ = ("_seen",)
+    __slots__ = ("_compiled",)
 
     def __init__(self) -> None:
-        self._seen: set[Hashable] = set()
+        self._compiled: set[Hashable] = set()
 
     @contextmanager
     def step(self, phase: str, shape: Hashable = None, count: int = 1) -> Iterator[None]:
-        """Around a step, or a call that does `count` of them."""
+        """A context manager around a step, or around a call that does `count` of them."""
         key = phase, shape
-        fresh = key not in self._seen
-        if fresh:
+        first = key not in self._compiled
+        if first:
             enter("compile")
         yield
         advance(count)
-        if fresh:
-            self._seen.add(key)
+        if first:
+            self._compiled.add(key)
             enter(phase)
 
     def over(self, batches: Iterable[Batch], phase: str) -> Iterator[Batch]:
-        """The batches, each counted when the next one is asked for."""
-        seen = self._seen
+        """Yields the batches, and counts each when the next one is requested."""
+        compiled = self._compiled
         for batch in batches:
             key = phase, batch.rows
-            fresh = key not in seen
-            if fresh:
+            first = key not in compiled
+            if first:
                 enter("compile")
             yield batch
             advance()
-            if fresh:
-                seen.add(key)
+            if first:
+                compiled.add(key)
                 enter(phase)

@@ -1,8 +1,8 @@
 """Hyperparameter spaces: name → distribution, and how a point of one is drawn.
 
-A distribution is a frozen value with one job: turn a number in [0, 1) into a value (`at`), or list its values for a
-grid (`points`). Who makes that number is not known here; `Space.draw` takes a function name → number, so each
-parameter has a stream of its own and two uniform parameters can never walk together.
+A distribution is a frozen value that turns a number in [0, 1) into a value (`at`), or lists its values for a grid
+(`points`). This module does not generate that number: `Space.draw` takes a function name → number, so each parameter
+has a stream of its own and two uniform parameters are never correlated.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ def _range(name: str, low: Any, high: Any, grid: Any) -> None:
         whole(f"{name}: grid, the number of points that a grid takes,", grid, 1)
 
 
-def plain(value: Any, where: str) -> Any:
-    """The value as JSON has it: NumPy scalars become Python's, tuples lists.
+def plain(value: Any, label: str) -> Any:
+    """Returns the value as JSON has it: NumPy scalars become Python's, tuples lists.
 
     Raises:
-        SpecError: it cannot stand in a journal.
+        SpecError: it cannot be written to a journal.
     """
     if hasattr(value, "item") and not getattr(value, "shape", ()):
         value = value.item()
     if value is None or isinstance(value, (bool, int, str)):
         if fault := unwritable(value):
-            raise SpecError(f"{where}: {value!a}: {fault}")
+            raise SpecError(f"{label}: {value!a}: {fault}")
         return value
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        raise SpecError(f"{where}: {value!r} is not finite; leave the parameter out, or use None")
+        raise SpecError(f"{label}: {value!r} is not finite; leave the parameter out, or use None")
     if isinstance(value, (list, tuple)):
-        return [plain(item, where) for item in value]
+        return [plain(item, label) for item in value]
     raise SpecError(
-        f"{where}: {value!r} is a {type(value).__name__}; a configuration holds numbers, strings, booleans, None and "
+        f"{label}: {value!r} is a {type(value).__name__}; a configuration holds numbers, strings, booleans, None and "
         "lists of these. Give a name, and look the object up in the recipe"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a list, each as likely."""
+    """One value of a list, all equally likely."""
 
     values: tuple[Any, ...]
 
     def at(self, u: float) -> Any:
-        """The value for `u` in [0, 1)."""
+        """Returns the value for `u` in [0, 1)."""
         return self.values[min(int(u * len(self.values)), len(self.values) - 1)]
 
     def points(self) -> tuple[Any, ...]:
-        """All values, for a grid."""
+        """Returns all values, for a grid."""
         return self.values
 
 
@@ -81,7 +81,7 @@ class Uniform:
     grid: int | None = None
 
     def at(self, u: float) -> float:
-        """The value for `u` in [0, 1)."""
+        """Returns the value for `u` in [0, 1)."""
         if self.log:
             value = math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
             return min(max(value, self.low), math.nextafter(self.high, self.low))
@@ -91,7 +91,7 @@ class Uniform:
         return min(value, math.nextafter(self.high, self.low))
 
     def points(self) -> tuple[float, ...]:
-        """`grid` values from low to high, both included."""
+        """Returns `grid` values from low to high, both included."""
         if self.grid is None:
             raise SpecError(
                 f"a grid over the range {self.low:g} to {self.high:g} has no end: say how many points, for example "
@@ -100,8 +100,8 @@ class Uniform:
         if self.grid == 1:
             middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
             return (middle,)
-        a, b = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        inner = [a + (b - a) * i / (self.grid - 1) for i in range(1, self.grid - 1)]
+        first, last = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        inner = [first + (last - first) * i / (self.grid - 1) for i in range(1, self.grid - 1)]
         values = [self.low, *(math.exp(x) if self.log else x for x in inner), self.high]
         if self.q is not None:
             values = list(dict.fromkeys(round(x / self.q) * self.q for x in values))
@@ -117,11 +117,11 @@ class RandInt:
     grid: int | None = None
 
     def at(self, u: float) -> int:
-        """The value for `u` in [0, 1)."""
+        """Returns the value for `u` in [0, 1)."""
         return min(self.low + int(u * (self.high - self.low)), self.high - 1)
 
     def points(self) -> Sequence[int]:
-        """Every value, or `grid` of them evenly spread."""
+        """Returns every value, or `grid` of them, evenly spread."""
         if self.grid is None or self.grid >= self.high - self.low:
             return range(self.low, self.high)
         if self.grid == 1:
@@ -141,7 +141,7 @@ def choice(values: list[Any]) -> Choice:
 
 
 def uniform(low: float, high: float, grid: int | None = None) -> Uniform:
-    """A real number in [low, high). `grid`: how many points when a Grid meets it."""
+    """A real number in [low, high). `grid`: the number of points that a Grid uses."""
     _range("uniform", low, high, grid)
     return Uniform(float(low), float(high), grid=grid)
 
@@ -175,9 +175,9 @@ def randint(low: int, high: int, grid: int | None = None) -> RandInt:
 
 
 class Space:
-    """Name → distribution, a constant, or a function of the configuration so far that gives one of these.
+    """Name → distribution, a constant, or a function of the configuration so far that returns one of these.
 
-    A function that gives None leaves the parameter out:
+    A function that returns None leaves the parameter out:
     `Space(optimizer=choice(["sgd", "adam"]), momentum=lambda c: uniform(0, 1) if c["optimizer"] == "sgd" else None)`.
     Parameters are decided in the order they are written.
     """
@@ -196,18 +196,18 @@ class Space:
         return f"Space({', '.join(f'{name}={value!r}' for name, value in self.parameters.items())})"
 
     def draw(self, u: Callable[[str], float]) -> Config:
-        """One configuration; `u(name)` is a number in [0, 1) for each parameter."""
+        """Returns one configuration; `u(name)` is a number in [0, 1) for each parameter."""
         config: Config = {}
         for name in self.parameters:
-            found = self._distribution(name, config)
-            if isinstance(found, Distribution):
-                config[name] = found.at(u(name))
-            elif found is not None or not callable(self.parameters[name]):
-                config[name] = found
+            parameter = self._distribution(name, config)
+            if isinstance(parameter, Distribution):
+                config[name] = parameter.at(u(name))
+            elif parameter is not None or not callable(self.parameters[name]):
+                config[name] = parameter
         return config
 
     def grid(self) -> Iterator[Config]:
-        """Every configuration, the last parameter fastest.
+        """Yields every configuration; the last parameter changes fastest.
 
         Raises:
             SpecError: a range without `grid=n`.
@@ -219,22 +219,22 @@ class Space:
             yield dict(config)
             return
         name, *rest = names
-        found = self._distribution(name, config)
-        if found is None and callable(self.parameters[name]):
+        parameter = self._distribution(name, config)
+        if parameter is None and callable(self.parameters[name]):
             yield from self._grid(rest, config)
             return
-        for value in found.points() if isinstance(found, Distribution) else (found,):
+        for value in parameter.points() if isinstance(parameter, Distribution) else (parameter,):
             yield from self._grid(rest, {**config, name: value})
 
     def _distribution(self, name: str, config: Config) -> Any:
-        found = self.parameters[name]
-        if isinstance(found, Distribution) or not callable(found):
-            return found
+        parameter = self.parameters[name]
+        if isinstance(parameter, Distribution) or not callable(parameter):
+            return parameter
         try:
-            found = found(dict(config))
+            parameter = parameter(dict(config))
         except Exception as error:
             raise SpecError(
                 f"Space({name}=…): the function failed on the configuration so far, {config!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        return found if isinstance(found, Distribution) else plain(found, f"Space({name}=…)")
+        return parameter if isinstance(parameter, Distribution) else plain(parameter, f"Space({name}=…)")

@@ -1,8 +1,7 @@
-"""The frozen values that every package speaks in: Ref, Unit, Part, RunSpec, Batch, Hopper.
+"""The frozen values that all packages share: Ref, Unit, Part, RunSpec, Batch, Hopper.
 
-They hold no behaviour beyond their own validation, and know nothing of clocks, files or frameworks. Those that cross
-the wire or enter the journal are msgspec Structs; their field names are the journal's vocabulary and never change
-meaning.
+They have no behaviour beyond their own validation, and know nothing of clocks, files or frameworks. Those that are sent
+or journaled are msgspec Structs; their field names are part of the journal's format and never change meaning.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hopyard.errors import SpecError
 from hopyard.text import unwritable
 
 FORMAT = 1
-"""Version of the journal. A reader refuses what is newer than itself."""
+"""Version of the journal. A reader refuses a newer journal than it knows."""
 
 Config = dict[str, Any]
 """One point of a Space: parameter name → number, string, boolean, None, or a list of these."""
@@ -34,8 +33,8 @@ Sums = dict[str, tuple[Values, float]]
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An additive array as messages, the journal and the machine hold it: as a list, a number takes 32 bytes of memory
-    and up to 20 of text. In JSON `data` is base64.
+    """An additive array as messages, the journal and the machine hold it. (In a list, a number takes 32 bytes of memory
+    and up to 20 of text.) In JSON `data` is base64.
     """
 
     size: int
@@ -45,13 +44,13 @@ class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Array:
-        """These numbers, to the last bit."""
+        """Packs these numbers, to the last bit."""
         data = struct.pack(f"<{len(numbers)}d", *numbers)
-        small = zlib.compress(data, 6)
-        return cls(len(numbers), small if len(small) < len(data) else data)
+        compressed = zlib.compress(data, 6)
+        return cls(len(numbers), compressed if len(compressed) < len(data) else data)
 
     def numbers(self) -> list[float]:
-        """The numbers as they were."""
+        """Returns the numbers as they were packed."""
         data = self.data
         if len(data) != 8 * self.size:
             data = zlib.decompressobj().decompress(data, 8 * self.size)
@@ -59,49 +58,49 @@ class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 PackedSums = dict[str, tuple[float | Array, float]]
-"""Sums whose arrays are packed."""
+"""Sums with packed arrays."""
 
 
 def packed(sums: Sums) -> PackedSums:
-    """The sums with their arrays packed."""
+    """Returns the sums with their arrays packed."""
     return {name: (Array.of(total) if isinstance(total, list) else total, rows) for name, (total, rows) in sums.items()}
 
 
 Kind = Literal["train", "validate", "fold"]
 Fault = Literal["user", "data", "system", "store", "memory"]
-"""Whose fault it was: the recipe's, the rows', the system's (network, disk, a lost worker), that of the place where
-States are kept, or that memory ran out."""
+"""The cause of a fault: the recipe, the rows, the system (network, disk, a lost worker), the store of States, or that
+memory ran out."""
 Encrypt = bool | Literal["between hosts"]
-"""Whether States that go by network are encrypted."""
+"""Whether States are encrypted when they are sent over the network."""
 Status = Literal["waiting", "running", "completed", "failed"]
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The address of a State: it exists, under this name, from the moment it is made; a digest seals it later."""
+    """The address of a State, which has it from the moment it is produced; a digest seals the State later."""
 
     trial: int
     step: int
     """Partitions finished."""
     attempt: int
-    """The lease under which it was made: a State that is made again gets another address and the same digest."""
+    """The lease that produced it: a State that is produced again gets another address and the same digest."""
 
     def __str__(self) -> str:
         return f"{self.trial}-{self.step}-{self.attempt}"
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a call of a trial's recipe gave, for workers that have built a model like it already."""
+    """The model that a trial's recipe returned, for workers that have built one of equal key already."""
 
     sharing_key: str
-    """Equal for models that differ in nothing but their State; "": like none of another trial."""
+    """Equal for models that differ only in their State; "": equal to no model of another trial."""
     batch_size: int
 
 
 class Unit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One piece of work: from State `start`, go over `partitions` of `epoch`; give a new State and metric sums.
+    """One piece of work: from State `start`, go over `partitions` of `epoch`; produce a new State and metric sums.
 
-    `start` None is a fresh build, seeded by (run seed, trial). A "train" unit makes
-    `Ref(trial, start.step + len(partitions), lease)`; "validate" makes sums only; "fold" has no partitions and turns
+    `start` None is a fresh build, seeded by (run seed, trial). A "train" unit produces
+    `Ref(trial, start.step + len(partitions), lease)`; "validate" only sums; "fold" has no partitions and turns
     additive arrays into metric values (`totals`).
     """
 
@@ -112,12 +111,12 @@ class Unit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     partitions: tuple[int, ...]
     start: Ref | None
     memory_key: str = ""
-    """Where the State lies in shared memory, if it still does; an opaque word of the agent that made it."""
+    """Where the State is in shared memory, if it still is; an opaque key of the agent that produced it."""
     digest: str = ""
-    """BLAKE3 of the stored State when it is durable, else empty."""
+    """BLAKE3 of the stored State when it is durable, otherwise empty."""
     totals: dict[str, tuple[Array, float]] | None = None
     model: ModelInfo | None = None
-    """What the trial's recipe gives, where a worker has said so."""
+    """The model that the trial's recipe returns, if a worker has reported it."""
 
     @property
     def step(self) -> int:
@@ -126,7 +125,7 @@ class Unit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one partition of a unit gave."""
+    """The result of one partition of a unit."""
 
     partition: int
     sums: PackedSums
@@ -134,16 +133,17 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """When a worker counts as lost. They decide no result, so a resume may change them."""
+    """Limits after which a worker counts as lost. They do not affect results, so a resume may change them."""
 
     heartbeat_timeout: float = 15.0
     """Seconds without a heartbeat."""
     stall_timeout: float = 600.0
     """Seconds without progress (`core/runs/liveness.py`)."""
     unit_timeout: float | None = None
-    """Seconds that one unit may take, whatever progress it makes; None: any number."""
+    """Seconds that one unit may take, whatever progress it makes; None: no limit."""
     durable_timeout: float = 600.0
-    """Seconds until the State at the end of an epoch is stored, without those in which the store is away for all."""
+    """Seconds until the State at the end of an epoch must be stored, not counting those when no worker can reach the
+    store."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -153,7 +153,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a run that decides its results and its schedule; the first line of its journal holds it."""
+    """Everything that decides the results and the schedule of a run; the first line of its journal holds it."""
 
     epochs: int
     partitions: int
@@ -161,7 +161,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     validation: int
     """Validation partitions; 0 when there is no validation data."""
     trials: int | None = None
-    """How many the search proposes in all; None when it does not know."""
+    """How many trials the search proposes in all; None when it does not know."""
     seed: int = 0
     metric: str | None = None
     mode: Literal["min", "max"] = "min"
@@ -172,13 +172,13 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     group_seconds: float = 1.0
     """Units over consecutive partitions are grouped up to about this much work; 0: never."""
     group: int = 0
-    """Partitions of a unit, fixed; 0: by `group_seconds`."""
+    """Partitions of each unit; 0: by `group_seconds`."""
     strikes: int = 3
     """A unit that lost this many slots ends its trial as poison."""
     retries: int = 8
-    """How often a unit is tried again after faults of the system, each time after a longer wait."""
+    """How often a unit is retried after faults of the system, each time after a longer wait."""
     timeouts: Timeouts = Timeouts()
-    """Of this run's first driver; later ones may have others (`Resumed.timeouts`)."""
+    """Timeouts of this run's first driver; later ones may have others (`Resumed.timeouts`)."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -198,13 +198,13 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> int:
-        """Partitions a trial goes over in the whole run."""
+        """Partitions that a trial goes over in the whole run."""
         return self.epochs * self.partitions
 
 
 def better(mode: str, a: float | None, b: float | None) -> bool:
-    """Whether metric value `a` is strictly better than `b` (`mode` "min" or "max"); None and what is not finite are
-    worst."""
+    """Whether metric value `a` is strictly better than `b` (`mode` "min" or "max"); None and values that are not finite
+    are worst."""
     if a is None or not math.isfinite(a):
         return False
     if b is None or not math.isfinite(b):
@@ -234,15 +234,15 @@ class Hopper:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows in the order of training. Arrays are NumPy, C-contiguous, 64-byte aligned; copy what you keep: buffers are
-    used again for later batches.
+    """Rows in the order of training. Arrays are NumPy, C-contiguous, 64-byte aligned; copy what you keep, because their
+    memory is used again for later batches.
 
     Attributes:
         inputs: array of shape (rows, …), or a dict of such by input name.
         targets: array of shape (rows, …), a dict of such, or None.
         weights: float32 array of shape (rows,), or None.
         rows: how many rows.
-        seed: keyed by (run seed, trial, epoch, partition); None when nothing random belongs to it (validation).
+        seed: keyed by (run seed, trial, epoch, partition); None when nothing about it is random (validation).
     """
 
     inputs: Any
@@ -254,14 +254,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a `recipe(config, ctx)` is told beside its config.
+    """What a `recipe(config, ctx)` receives in addition to its config.
 
     Attributes:
         device: "cpu" or "cuda".
         inputs: input name → (shape of one row, NumPy dtype name); a single input has the name "inputs".
         classes: number of classes when the label is one column of whole numbers ≥ 0 (largest + 1), else None.
-        seed: of this trial's build; torch, NumPy and random are already seeded with it.
-        trial: its number.
+        seed: the seed of this trial's build; torch, NumPy and random are already seeded with it.
+        trial: the number of the trial.
     """
 
     device: str

@@ -1,8 +1,8 @@
-"""What can be written down: journals, messages and manifests hold text of UTF-8 and integers of 64 bits, and no others.
+"""Which text and integers can be written: journals, messages and manifests hold UTF-8 and integers of 64 bits only.
 
-Text that came from bytes of another encoding (`os.fsdecode` of a Latin-1 file name) holds halves of characters, which
-UTF-8 lacks. As a value of a configuration such text is refused, as another value would be written than was used; in an
-error's words it is written with an escape. So are control characters there: a terminal would obey them.
+Text decoded from bytes of another encoding (`os.fsdecode` of a Latin-1 file name) holds lone surrogates, which UTF-8
+lacks. As a value of a configuration such text is refused, because another value would be written than was used; in the
+text of an error it is escaped. So are control characters there, because a terminal would obey them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import re
 from typing import Any
 
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
-"""Integers that MessagePack has."""
+"""The range of integers in MessagePack."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""Keras paints some of its errors for a terminal."""
+"""Keras colours some of its errors for a terminal."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """All control characters but tab and line feed."""
 
 
 def sendable(text: str) -> bool:
-    """Whether UTF-8 has it."""
+    """Whether the text can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -28,16 +28,16 @@ def sendable(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """The words of an error as they can be written and shown: what UTF-8 lacks is spelled out (\\udce9), and so are
-    control characters (\\x00), but for ends of lines and tabs. Colours are left out."""
+    """Returns the text of an error as it can be written and shown: characters that UTF-8 lacks are escaped (\\udce9),
+    and so are control characters (\\x00) except ends of lines and tabs. Colours are left out."""
     if _CONTROLS.search(text):
         text = _COLOURS.sub("", text).replace("\r\n", "\n")
-        text = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+        text = _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
     return text if text.isascii() or sendable(text) else text.encode(errors="backslashreplace").decode()
 
 
 def escaped_tree(tree: Any) -> Any:
-    """The same of all text in plain values: lists, tuples, dicts and what they hold."""
+    """Returns plain values (lists, tuples, dicts and their contents) with all text escaped."""
     if isinstance(tree, str):
         return escaped(tree)
     if isinstance(tree, dict):
@@ -48,7 +48,7 @@ def escaped_tree(tree: Any) -> Any:
 
 
 def unwritable(value: Any) -> str:
-    """What is wrong with a text or an integer that cannot be written; "" when it can, and of any other value."""
+    """Returns what is wrong with text or an integer that cannot be written; "" when it can, and for other values."""
     if isinstance(value, str) and not sendable(value):
         return "it has a character that UTF-8 lacks (of a file name, perhaps, in another encoding)"
     if isinstance(value, int) and not LEAST <= value <= MOST:

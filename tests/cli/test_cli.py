@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import types
 
 import pytest
@@ -231,6 +232,11 @@ def test_logs_follow_until_the_driver_is_gone(runs):
         with log.open("a") as file:
             file.write("more\n")
         assert process.stdout.readline() == "more\n"
+        with log.open("ab", buffering=0) as file:
+            file.write("½".encode()[:1])  # a line and a character that are written in two halves come out whole
+            time.sleep(1)
+            file.write("½".encode()[1:] + b" done\n")
+        assert process.stdout.readline() == "½ done\n"
     out, _ = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "")
 

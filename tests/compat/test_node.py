@@ -14,7 +14,7 @@ import pytest
 
 from hopyard.compat.tensorflowonspark import TFManager, TFNode, util
 from hopyard.compat.tensorflowonspark.marker import EndPartition
-from hopyard.compat.tensorflowonspark.TFSparkNode import Meta, TFNodeContext, context, hosted
+from hopyard.compat.tensorflowonspark.TFSparkNode import Meta, TFNodeContext, context, program_main
 from hopyard.errors import RunDirectoryError, SpecError
 
 # ------------------------------------------------------------------------------------------------ paths
@@ -199,7 +199,7 @@ def test_a_port_is_held_until_it_is_released() -> None:
 
 def test_a_list_of_arguments_is_the_programs_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["pytest"])
-    main = hosted(lambda args, ctx: (list(sys.argv), ctx.job_name), META)
+    main = program_main(lambda args, ctx: (list(sys.argv), ctx.job_name), META)
     assert main(["train.py", "--steps", "3"], program()) == (["train.py", "--steps", "3"], "worker")
     monkeypatch.setattr(sys, "argv", ["pytest"])
     assert main({"steps": 3}, program()) == (["pytest"], "worker")

@@ -181,7 +181,7 @@ def test_a_number_far_ahead_is_not_kept() -> None:
     assert inbox.take(7, b"seven") == [] and inbox.take(6, b"six") == [] and inbox.take(5, b"five") == []
     assert [inbox.take(number, b"%d" % number) for number in (1, 2, 3)] == [[b"1"], [b"2"], [b"3"]]
     assert inbox.take(4, b"4") == [b"4", b"five"]
-    assert inbox.taken == 5
+    assert inbox.delivered == 5
 
 
 def test_a_confirmation_that_was_lost_is_told_again() -> None:

@@ -153,7 +153,7 @@ def test_jobs_are_as_many_as_slots(placed: Placed) -> None:
 
 def _is_of(placed: Placed, slot: int, pid: int) -> bool:
     """Whether the slot's agent is this supervisor's."""
-    supervisor = placed.agents._supervisors._of(slot)
+    supervisor = placed.agents._supervisors._supervisor_of(slot)
     return supervisor is not None and supervisor.connection.getpeername()[1] == _port(pid)
 
 

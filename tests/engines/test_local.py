@@ -91,7 +91,7 @@ def test_a_process_that_cannot_be_killed_does_not_stop_the_driver(
 ) -> None:
     """In uninterruptible sleep, as on a file server that is away."""
     monkeypatch.setattr(local, "END_SECONDS", 0.05)
-    monkeypatch.setattr(local, "_group_killed", lambda process: None)
+    monkeypatch.setattr(local, "_kill_group", lambda process: None)
     agents = hy.Local(workers=1, devices=None).open(LaunchInfo(lambda slot: b"", lambda slot: tmp_path / "log"))
     assert isinstance(agents, Processes)
     sleeper = subprocess.Popen(["sleep", "1000"], stdin=subprocess.PIPE)

@@ -372,7 +372,7 @@ class Bare:
             self.find(slot)
 
     def find(self, slot: int) -> None:
-        supervisor = until(lambda: self.supervisors._of(slot))
+        supervisor = until(lambda: self.supervisors._supervisor_of(slot))
         self.executor[slot] = int(supervisor.executor.rpartition("-")[2])
         self.agent[slot] = until(lambda: self._agent_below(self.executor[slot]))
         self.supervisor[slot] = parent(self.agent[slot])

@@ -35,7 +35,7 @@ from hopyard.engines.messages import (
     line_of,
     order_of,
 )
-from hopyard.engines.supervisor import Ticket, _Minder, attend, dial, environment
+from hopyard.engines.supervisor import Ticket, _AgentRunner, attend, dial, environment
 from hopyard.engines.supervisors import Supervisors
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
@@ -94,7 +94,7 @@ class Played:
 
 def executor_of(supervisors: Supervisors, slot: int) -> str:
     """Host and process of the executor where the agent of a slot is; "": nowhere yet."""
-    supervisor = supervisors._of(slot)
+    supervisor = supervisors._supervisor_of(slot)
     return "" if supervisor is None else supervisor.executor
 
 
@@ -108,12 +108,12 @@ def until(condition: Callable[[], Any], seconds: float = 5.0) -> Any:
 
 def test_slots_wait_for_seats_and_seats_for_slots(supervisors: Supervisors) -> None:
     supervisors.start(3)
-    assert supervisors.waits(3) and supervisors.missing == 1 and supervisors.taken == 0
+    assert supervisors.waits(3) and supervisors.missing == 1 and supervisors.occupied == 0
     one = Played(supervisors)
     assert one.hear() == Start(3)
-    assert not supervisors.waits(3) and supervisors.taken == 1
+    assert not supervisors.waits(3) and supervisors.occupied == 1
     two = Played(supervisors)
-    until(lambda: supervisors.came == 2)
+    until(lambda: supervisors.admitted_count == 2)
     supervisors.start(4)
     assert two.hear() == Start(4)
     assert supervisors.lost() == []
@@ -122,7 +122,7 @@ def test_slots_wait_for_seats_and_seats_for_slots(supervisors: Supervisors) -> N
 
 def test_who_comes_when_all_are_dismissed_is_let_in_and_told_to_leave(supervisors: Supervisors) -> None:
     one = Played(supervisors)
-    until(lambda: supervisors.came == 1)
+    until(lambda: supervisors.admitted_count == 1)
     supervisors.dismiss()
     two = Played(supervisors)
     assert one.hear() == two.hear() == Leave()
@@ -184,7 +184,7 @@ def test_a_seat_that_does_not_end_its_agent_is_given_up(
     one = Played(supervisors)
     one.hear()
     other = Played(supervisors)
-    until(lambda: supervisors.came == 2)
+    until(lambda: supervisors.admitted_count == 2)
     supervisors.end(0)
     supervisors.start(0)
     assert supervisors.abandoned() == set()
@@ -220,12 +220,12 @@ def test_a_job_that_does_not_end_after_its_seat(supervisors: Supervisors, monkey
     """Unless its task runs again, and has another one."""
     monkeypatch.setattr(module, "AWAY_SECONDS", 0.1)
     one, two = Played(supervisors), Played(supervisors)
-    until(lambda: supervisors.came == 2)
+    until(lambda: supervisors.admitted_count == 2)
     for played in (one, two):
         played.leave()
     until(lambda: not supervisors._supervisors)
     Played(supervisors, job=two.job)
-    until(lambda: supervisors.came == 3)
+    until(lambda: supervisors.admitted_count == 3)
     time.sleep(0.2)
     supervisors.lost()
     assert supervisors.abandoned() == {one.job}
@@ -236,14 +236,14 @@ def test_a_slot_that_waits_can_be_ended(supervisors: Supervisors) -> None:
     supervisors.end(0)
     assert supervisors.missing == 0
     Played(supervisors)
-    until(lambda: supervisors.came)
-    assert supervisors.taken == 0
+    until(lambda: supervisors.admitted_count)
+    assert supervisors.occupied == 0
 
 
 def test_a_seat_that_nobody_wants_is_given_back(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPARE_SECONDS", 0.1)
     one = Played(supervisors)
-    until(lambda: supervisors.came)
+    until(lambda: supervisors.admitted_count)
     time.sleep(0.2)
     supervisors.lost()
     assert one.hear() == Leave()
@@ -401,9 +401,9 @@ def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors
     """One of before is not told of the next."""
     ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
     line, its = socket.socketpair()
-    supervisor = _Minder(ticket, line, its, [], os.getpid())
+    supervisor = _AgentRunner(ticket, line, its, [], os.getpid())
     told: list[Any] = []
-    supervisor._say = told.append  # type: ignore[assignment]
+    supervisor._send = told.append  # type: ignore[assignment]
     for slot, count in enumerate((4, 4, 5)):
         supervisor._start(slot)
         assert supervisor._agent is not None
@@ -440,9 +440,9 @@ def test_a_task_that_steps_aside(supervisors: Supervisors) -> None:
     assert supervisors.release_cores([1]) == {two.job: 1}
     assert supervisors.release_cores([1]) == {}
     assert two.hear() == EndTask()
-    assert (supervisors.due, supervisors.taken) == (1, 2)
+    assert (supervisors.due, supervisors.occupied) == (1, 2)
     supervisors.reacquire_cores()
-    assert (supervisors.due, supervisors.taken) == (2, 2)
+    assert (supervisors.due, supervisors.occupied) == (2, 2)
     two.leave()
     assert until(supervisors.lost) == [(1, "its supervisor on there ended")]
     assert supervisors.due == 1
@@ -456,7 +456,7 @@ def test_a_slot_is_held_by_the_task_that_is_nearest(supervisors: Supervisors) ->
     assert len(supervisors.release_cores([0, 1])) == 2
     supervisors.reacquire_cores()
     near, far = Played(supervisors, executor="b"), Played(supervisors, executor="c")
-    until(lambda: supervisors.came == 4)
+    until(lambda: supervisors.admitted_count == 4)
     assert executor_of(supervisors, 1) == "b"
     assert supervisors.release_cores([1]) == {near.job: 1}
     assert near.hear() == Leave()
@@ -473,7 +473,7 @@ def test_a_task_that_holds_a_slot_takes_the_next_agent(supervisors: Supervisors)
     assert one.hear() == EndTask()
     supervisors.reacquire_cores()
     other = Played(supervisors)
-    until(lambda: supervisors.came == 2)
+    until(lambda: supervisors.admitted_count == 2)
     one.say(Ended(0, "process 7 was killed by SIGKILL"))
     assert until(supervisors.lost) == [(0, "process 7 was killed by SIGKILL")]
     assert one.hear() == Leave()
@@ -604,7 +604,7 @@ def attended(supervisors: Supervisors, executor: int) -> tuple[threading.Thread,
     thread = threading.Thread(target=attend, args=(ticket, dial(ticket), its, [], executor))
     supervisors.start(7)
     thread.start()
-    until(lambda: supervisors.taken)
+    until(lambda: supervisors.occupied)
     return thread, task
 
 

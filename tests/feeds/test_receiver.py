@@ -201,7 +201,7 @@ def test_two_attempts_at_once_are_one_partition(tmp_path: Path) -> None:
             part_of(second, BLOCKS[2:], 2)
             for line in (first, second):
                 line.send(END, b"", 3, 25)
-                line.acknowledged(25)
+                line.await_acknowledgement(25)
         server.queue("train").end()
         assert sorted(y(Feed(server.queue("train")))) == list(range(25))
 

@@ -21,7 +21,7 @@ from hopyard.feeds.protocol import ARROW, PICKLE, SCHEMA, machine
 from hopyard.feeds.reader import Feed
 from hopyard.feeds.receiver import FeedServer
 from hopyard.feeds.rows import packed, unpacked
-from hopyard.feeds.sender import Route, chosen, framed
+from hopyard.feeds.sender import Route, choose_worker, framed
 from hopyard.feeds.spark_tasks import FEEDING, cut, feeding, feeding_rows
 
 HERE = machine()
@@ -52,15 +52,15 @@ def test_whole_numbers_are_not_cut_from_answers() -> None:
 )
 def test_a_partition_goes_to_a_worker_of_its_machine(machines: list[str], expected: list[int]) -> None:
     servers = [Endpoint(name, "path") for name in machines]
-    assert [chosen(servers, partition) for partition in range(6)] == expected
+    assert [choose_worker(servers, partition) for partition in range(6)] == expected
 
 
 def test_a_partition_goes_to_a_worker_of_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = [Endpoint(HERE, "path", executor=f"host-{number // 2}") for number in range(4)]
     monkeypatch.setattr(feed_session, "executor", lambda: "host-1")
-    assert [chosen(servers, partition) for partition in range(4)] == [2, 3, 2, 3]
+    assert [choose_worker(servers, partition) for partition in range(4)] == [2, 3, 2, 3]
     monkeypatch.setattr(feed_session, "executor", lambda: "host-7")
-    assert [chosen(servers, partition) for partition in range(4)] == [0, 1, 2, 3]
+    assert [choose_worker(servers, partition) for partition in range(4)] == [0, 1, 2, 3]
 
 
 def test_large_batches_go_in_pieces() -> None:

@@ -227,11 +227,11 @@ def test_a_reader_keeps_few_mappings_and_lets_go_of_removed_files(tmp_path: Path
     for step, where in enumerate(wheres):
         taken = reader.take(tmp_path, where, ref(step))
         assert taken is not None and bytes(taken.data) == b"%d" % step
-    assert len(reader._held) == 3
+    assert len(reader._mapped) == 3
     for where in wheres[1:]:
         (tmp_path / file(where)).unlink()
     assert reader.take(tmp_path, wheres[0], ref(0)) is not None
-    assert len(reader._held) == 1
+    assert len(reader._mapped) == 1
 
 
 def test_a_state_overwritten_while_it_is_read_is_noticed(tmp_path: Path) -> None:

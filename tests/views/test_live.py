@@ -59,7 +59,7 @@ def picture(lines, width=120, height=30, after=0.5):
     machine = fold(lines)
     console = paper(width, height)
     table = Table(machine.spec, console)
-    table._face = "plain"  # fold without drawing
+    table._output = "plain"  # fold without drawing
     table._print = lambda text: None
     table.see(lines, machine)
     console.print(table.render(machine, lines[-1].at + after, height, width))

@@ -12,7 +12,7 @@ from hopyard.core.programs.events import CODEC, Assigned, Ended, Launched, Over,
 from hopyard.core.programs.placement import Place, Task
 from hopyard.errors import JournalError
 from hopyard.store.journal import read
-from hopyard.views.program import report, story
+from hopyard.views.program import report, summarize
 
 PLACE = Place(0, "a", 1, "10.0.0.1", (1, 2, 3))
 TASKS = (Task("worker", 0, 0, 0, 0, 2, 0), Task("worker", 1, 1, 1, 1, 2, 0))
@@ -29,7 +29,7 @@ LINES = [
 
 
 def test_the_report_says_how_each_task_stands() -> None:
-    text = report(story(LINES), Path("runs/p"))
+    text = report(summarize(LINES), Path("runs/p"))
     assert text.splitlines()[0] == "train: failed"
     assert "roles      2 worker, on local" in text and "restarts   1" in text
     assert "worker 0     done      a  slot-0.log  step 7  loss 0.5" in text
@@ -55,15 +55,15 @@ def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
 
 def test_a_journal_begins_with_the_launch() -> None:
     with pytest.raises(JournalError, match="begins with Launched, not Reserved"):
-        story(LINES[1:])
-    assert story([]).status == "reserving"
+        summarize(LINES[1:])
+    assert summarize([]).status == "reserving"
 
 
 def test_what_a_driver_left_in_the_midst_is_interrupted() -> None:
-    told = story(LINES[:5])
+    told = summarize(LINES[:5])
     assert (told.status, told.tasks[0].status, told.tasks[1].status) == ("running", "running", "starting")
-    told.stands("interrupted")
+    told.set_status("interrupted")
     assert [told.status, *(task.status for task in told.tasks.values())] == ["interrupted"] * 3
-    told = story(LINES[:6])
-    told.stands("interrupted")
+    told = summarize(LINES[:6])
+    told.set_status("interrupted")
     assert [task.status for task in told.tasks.values()] == ["done", "interrupted"]

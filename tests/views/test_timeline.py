@@ -83,7 +83,7 @@ def test_a_replacement_takes_the_lane_of_its_host():
             done(9, 0, 1, 0),  # too late: nobody
         ]
     )
-    assert [(seat.slot, seat.lane) for seat in found.seats] == [(0, 0), (1, 1), (2, 2), (3, 0)]
+    assert [(worker.slot, worker.lane) for worker in found.workers] == [(0, 0), (1, 1), (2, 2), (3, 0)]
     assert [(span.outcome, span.lane, span.end) for span in there] == [("lost", 0, 5), ("done", 0, 9)]
     assert found.redone == 1
     assert [mark.text for mark in found.lost] == ["worker 0 on a lost: signal 9"]

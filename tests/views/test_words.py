@@ -27,6 +27,13 @@ def test_number(value, text):
 
 def test_size_and_count():
     assert [words.size(n) for n in (0, 812, 1_200_000, 5e13)] == ["0 B", "812 B", "1.2 MB", "50 TB"]
+    assert [words.size(n) for n in (999, 1000, 999_499, 999_700, 999_700_000)] == [
+        "999 B",
+        "1 kB",
+        "999 kB",
+        "1 MB",
+        "1 GB",
+    ]
     assert [words.count(1, "trial"), words.count(2000, "trial"), words.count(2, "class")] == [
         "1 trial",
         "2,000 trials",

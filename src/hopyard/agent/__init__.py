@@ -1,1 +1,1 @@
-"""What runs in a worker: dials home, takes units, trains, hands States on."""
+"""The agent, which runs in a worker: it connects to the driver, takes units, trains and passes States on."""

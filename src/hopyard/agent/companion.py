@@ -1,22 +1,23 @@
-"""An agent's companion: a small process that tells the driver that the agent lives, and clears up when it does not.
+"""An agent's companion: a small process that tells the driver that the agent lives, and cleans up when it does not.
 
 It is a process of its own because a thread is not enough. A call into C that holds the interpreter's lock keeps every
 other thread of the agent from running, for minutes where a library is careless; and a process that is stopped or
-killed can do nothing about what it has started.
+killed can do nothing about the processes that it has started.
 
 - It sends a heartbeat every few seconds, with the counters that the agent leaves in a page of shared memory
-  (`progress.py`). Of an agent that is stopped (SIGSTOP) it sends none, so the driver hears of it by silence.
+  (`progress.py`). For an agent that is stopped (SIGSTOP) it sends none, so that the driver notices the silence.
 - It holds the agent's standard input, whose end means that the driver is gone. It also watches the process that started
   the agent, as other children of that process may hold the other end of the pipe. Then it ends the agent and all that
   the agent has started: stopped processes too, and those that have made a session or a group of their own.
-- Of an agent that will be ended because it makes no progress it says where its threads are, in the agent's log.
+- If the agent makes no progress and will be ended for it, the companion has the stacks of its threads written to the
+  agent's log.
 - When the agent has ended, in whatever way, it ends the rest of the agent's process group, and removes the run's folder
   in shared memory if no process of the run is left on this host.
 
 It is forked while the agent is small: before a framework is imported, before there are threads, and before there is a
 socket. It has a process group of its own, so that it outlives the agent's group, which engines end as a whole. If it
-ends itself, or is stopped, the driver hears nothing any more, and replaces the agent; the agent's end then lets a
-companion that was stopped go on.
+ends itself, or is stopped, the driver receives no heartbeat any more, and replaces the agent; the agent's end then lets
+a companion that was stopped go on.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from hopyard.system.processes import Tree, ended, state_of, watched
 STOPPED = frozenset("Tt")
 """States of a process that is stopped, or held by a debugger."""
 LOOK_SECONDS = 0.2
-"""Between two looks at processes, where the system has no descriptors of them."""
-TOLD = 0.75
+"""Seconds between two checks of processes, where the system has no descriptors for them."""
+STACKS_SHARE = 0.75
 """Part of `stall_timeout` after which the agent's stacks are written. Not sooner, as the signal for that may interrupt
 what the agent waits for."""
 END_SECONDS = 5.0
-"""For killed processes to be gone, and for those that share the memory."""
+"""Time for killed processes, and for those that share the memory, to end."""
 NAME = "hopyard-companion"
 STACKS = signal.SIGUSR1
-"""Makes an agent write its threads' stacks, also while C code keeps the interpreter's lock."""
+"""Signal that makes an agent write its threads' stacks, also while C code keeps the interpreter's lock."""
 
 
 def accompany(card: Card, progress: Progress) -> None:
@@ -62,13 +63,13 @@ def accompany(card: Card, progress: Progress) -> None:
 
     Args:
         card: of the agent.
-        progress: what it writes.
+        progress: the page that the agent writes.
     """
     agent, driver = os.getpid(), os.getppid()
     companion = os.fork()
     if not companion:
         _live(card, progress, agent, driver)
-    progress.companion = companion  # here alone: the page is that of both
+    progress.companion = companion  # only here: both processes have the page
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -91,13 +92,13 @@ def _end_with(driver: int) -> None:
 
 
 def _live(card: Card, progress: Progress, agent: int, driver: int) -> NoReturn:
-    """The life of the companion."""
+    """Run the companion in the forked process."""
     code = 1
     try:
         gc.freeze()  # leave the pages of memory that are shared with the agent alone
         os.setpgid(0, 0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
-            signal.signal(number, signal.SIG_IGN)  # what they end is the agent, whose end is seen here
+            signal.signal(number, signal.SIG_IGN)  # they end the agent, and the companion notices that
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(NAME)
         signal_with(agent, signal.SIGCONT)
@@ -111,7 +112,7 @@ def _live(card: Card, progress: Progress, agent: int, driver: int) -> NoReturn:
 
 
 class _Companion:
-    """Owner of one agent's heartbeats, and of its end."""
+    """Sends one agent's heartbeats, and cleans up after its end."""
 
     def __init__(self, card: Card, progress: Progress, agent: int, driver: int) -> None:
         self._card, self._progress = card, progress
@@ -119,23 +120,23 @@ class _Companion:
         self._tree = Tree(agent)
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
-        self._files = {process: watched(process) for process in (agent, driver)}
-        for file in self._files.values():
+        self._descriptors = {process: watched(process) for process in (agent, driver)}
+        for file in self._descriptors.values():
             if file >= 0:
                 self._poll.register(file, select.POLLIN)
         self._socket = self._dial()
         self._watch = Watch(time.monotonic())
-        self._told = False
+        self._stacks_written = False
 
     def _dial(self) -> zmq.Socket[bytes]:
-        return dial(zmq.Context(), self._card, "b", {zmq.LINGER: 0, zmq.SNDHWM: 2})  # old ones are of no use
+        return dial(zmq.Context(), self._card, "b", {zmq.LINGER: 0, zmq.SNDHWM: 2})  # old heartbeats are of no use
 
     def run(self) -> None:
-        """Until the agent has ended, or the driver."""
+        """Run until the agent or the driver has ended."""
         due = time.monotonic()
         while True:
             wait = max(0.0, due - time.monotonic())
-            if -1 in self._files.values():
+            if -1 in self._descriptors.values():
                 wait = min(wait, LOOK_SECONDS)
             self._poll.poll(math.ceil(wait * 1000))
             if self._has_ended(self._agent):
@@ -149,7 +150,7 @@ class _Companion:
         self._clear_up()
 
     def _has_ended(self, process: int) -> bool:
-        file = self._files[process]
+        file = self._descriptors[process]
         return _readable(file) if file >= 0 else ended(process)
 
     def _is_orphaned(self) -> bool:
@@ -171,30 +172,30 @@ class _Companion:
         with contextlib.suppress(zmq.Again):
             self._socket.send(pack(Beat(self._card.slot, progress.advanced, phase, cpu, progress.taken)), zmq.NOBLOCK)
         self._watch.see(Sample(time.monotonic(), progress.advanced, PHASES[phase], cpu))
-        self._say_where()
+        self._write_stacks()
 
-    def _say_where(self) -> None:
-        """Once for each stall."""
+    def _write_stacks(self) -> None:
+        """Have the agent's stacks written, once for each stall."""
         seconds = self._watch.stall.seconds
-        late = 0 < TOLD * self._card.stall <= seconds
-        if late and not self._told:
+        late = 0 < STACKS_SHARE * self._card.stall <= seconds
+        if late and not self._stacks_written:
             phase = self._watch.stall.phase
             sys.stderr.write(f"no progress for {seconds:.0f} seconds in phase {phase!r}; where it is:\n")
             sys.stderr.flush()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._agent, STACKS)
-        self._told = late
+        self._stacks_written = late
 
     def _clear_up(self) -> None:
-        """The agent has ended. If the driver has, others of the run are ending as well, and the last one removes the
-        memory."""
+        """Clean up after the agent. If the driver has ended too, other agents of the run are ending as well, and the
+        last one removes the memory."""
         self._tree.end_group()
         if (folder := self._progress.folder) is None:
             return
         from hopyard.store.arena import remove_if_alone
 
-        until = time.monotonic() + (END_SECONDS if self._is_orphaned() else 0.0)
-        while not remove_if_alone(folder) and time.monotonic() < until:
+        deadline = time.monotonic() + (END_SECONDS if self._is_orphaned() else 0.0)
+        while not remove_if_alone(folder) and time.monotonic() < deadline:
             time.sleep(0.01)
 
 

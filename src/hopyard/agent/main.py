@@ -1,12 +1,12 @@
-"""An agent: a process that dials home, is told what it is for, and does that until it is told to end.
+"""An agent: a process that connects to the driver, receives its task, and works on it until it is told to end.
 
 It runs units (`runs/service.py`), or hosts a task of a program (`programs/supervisor.py`).
 
-Three threads where it runs units. The main one takes a unit, runs it and answers. A second seals and stores States. The
-third is the connection's (`connection.py`).
+Where it runs units it has three threads. The main one takes a unit, runs it and answers. A second seals and stores
+States. The third is the connection's (`connection.py`).
 
-Keys come on standard input, first line; its end means that the driver is gone, and the agent with it. To see to that,
-and to tell the driver that the agent lives, is the work of a companion process (`companion.py`).
+Its keys come in the first line of standard input. The end of standard input means that the driver is gone; then the
+agent ends as well. A companion process (`companion.py`) sees to that, and tells the driver that the agent lives.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from hopyard.core.programs.messages import Host
 
 
 def serve(card: Card, progress: Progress) -> None:
-    """The life of an agent."""
+    """Connect to the driver and do the agent's work until the driver ends it."""
     connection = Connection(card, progress)
     try:
         connection.send(Hello(card.slot))
-        first = connection.receive()
-        if isinstance(first, Host):
+        message = connection.receive()
+        if isinstance(message, Host):
             from hopyard.agent.programs.supervisor import TaskSupervisor
 
-            progress.enter("idle")  # the task has a process of its own
-            TaskSupervisor(card, connection, first, progress.companion).run()
-        elif isinstance(first, Setup):
+            progress.enter("idle")  # the task runs in a process of its own
+            TaskSupervisor(card, connection, message, progress.companion).run()
+        elif isinstance(message, Setup):
             from hopyard.agent.runs.service import work
 
             meter.count_with(progress)
-            work(card, connection, first, progress)
+            work(card, connection, message, progress)
         else:
-            raise TypeError(f"the first message is Setup or Host, not {type(first).__name__}")
+            raise TypeError(f"the first message is Setup or Host, not {type(message).__name__}")
     finally:
         connection.close()
 
 
 def main() -> None:
     """`python -m hopyard.agent`, started by an engine."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each mapped column of each partition is a file
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each mapped column of each partition is a file
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the driver decides
-    # The kernel sends it to the group of a stopped agent whose driver has ended. An agent that died of it would leave
+    # The kernel sends it to the group of a stopped agent whose driver has ended. An agent that died from it would leave
     # orphans that its companion does not know. (A handler, unlike SIG_IGN, is not inherited by what the agent starts.)
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     faulthandler.enable()  # a crash leaves its stack in the log
     faulthandler.register(STACKS)
     data = b""
     while not data.endswith(b"\n"):
-        more = os.read(0, 1)
-        if not more:
+        byte = os.read(0, 1)
+        if not byte:
             os._exit(1)
-        data += more
+        data += byte
     card = msgspec.structs.replace(msgspec.json.decode(data, type=Card), incarnation=secrets.randbits(63))
     progress = Progress()
     accompany(card, progress)

@@ -1,7 +1,7 @@
-"""What an agent tells its companion: a page of memory that both have, since the one was forked from the other.
+"""An agent's progress, for its companion: a page of memory that both share, since one was forked from the other.
 
-The agent writes, the companion reads, nobody waits: each field is one aligned word. So it is read also while the agent
-computes in C and lets no other thread of its interpreter run.
+The agent writes, the companion reads, nobody waits: each field is one aligned word. So the companion can read it while
+the agent computes in C and lets no other thread of its interpreter run.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from pathlib import Path
 from hopyard.core.runs.liveness import PHASES
 
 _ADVANCED, _PHASE, _TAKEN, _COMPANION, _LENGTH = range(5)
-"""Words of 8 bytes."""
+"""Fields of the page, in words of 8 bytes."""
 _PATH = 512
-"""Where the path of the shared memory begins."""
+"""Offset of the path of the shared memory."""
 _INDEX = {name: number for number, name in enumerate(PHASES)}
 
 
 class Progress:
-    """The page. Owner: the agent."""
+    """The shared page. Owner: the agent."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._words = memoryview(self._page).cast("Q")
-        self.enter("build")  # all that is done before the first unit: what is imported, and the recipe
+        self.enter("build")  # includes all that comes before the first unit: imports, and the recipe
 
     def advance(self, count: int = 1) -> None:
-        """So many batches were finished, or bytes read."""
+        """Count batches that were finished, or bytes that were read."""
         self._words[_ADVANCED] = (self._words[_ADVANCED] + count) & 0xFFFFFFFFFFFFFFFF
 
     def enter(self, phase: str) -> None:
-        """This is what the agent is at from now on; the change is progress, also when the phase is an old one again
-        by the time of the next look."""
+        """Set the phase of the agent; the change counts as progress, even when the phase has changed back by the
+        time of the next look."""
         self._words[_PHASE] = _INDEX[phase]
         self.advance()
 
     @property
     def advanced(self) -> int:
-        """What was counted so far."""
+        """The count so far."""
         return self._words[_ADVANCED]
 
     @property
     def phase(self) -> int:
-        """Index into `core.liveness.PHASES`."""
+        """Index into `core.runs.liveness.PHASES`."""
         return self._words[_PHASE]
 
     @property
     def taken(self) -> int:
-        """The highest number of a message from the driver that the agent took."""
+        """The highest number of a message from the driver that the agent has received."""
         return self._words[_TAKEN]
 
     @taken.setter
@@ -57,7 +57,7 @@ class Progress:
 
     @property
     def companion(self) -> int:
-        """Process id; 0: there is none."""
+        """Process id of the companion; 0: there is none."""
         return self._words[_COMPANION]
 
     @companion.setter
@@ -66,7 +66,7 @@ class Progress:
 
     @property
     def folder(self) -> Path | None:
-        """The run's folder in shared memory, which goes with the last process of the run."""
+        """The run's folder in shared memory, which the last process of the run removes."""
         length = self._words[_LENGTH]
         return Path(bytes(self._page[_PATH : _PATH + length]).decode()) if length else None
 

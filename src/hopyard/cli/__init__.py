@@ -1,8 +1,8 @@
-"""The command line: one word a verb.
+"""The command line: each verb is one word.
 
-Only here handlers for signals are installed and errors become exit codes: 0 good, 1 the run failed, 2 usage, 3 some
-trials failed, 4 no resources, 130 Ctrl-C, 143 TERM. Everything is imported when its verb needs it, so that
-`hopyard --help` is there at once.
+Only here are signal handlers installed, and only here do errors become exit codes: 0 good, 1 the run failed, 2 usage,
+3 some trials failed, 4 no resources, 130 Ctrl-C, 143 TERM. Everything is imported when its verb needs it, so that
+`hopyard --help` answers at once.
 """
 
 import typer

@@ -1,4 +1,4 @@
-"""The verb that tidies up: clean. What runs have left on this host, how large and how old it is; removed when asked."""
+"""The verb clean: lists what runs have left on this host, with its size and age, and removes it when asked."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that may be removed.
+    """A file or folder that may be removed.
 
     Attributes:
         kind: what it is.
-        path: where.
+        path: its path or URL.
         bytes: its size.
         used: when it was last used, in seconds since the epoch of Unix; None: not known.
         kept: why it stays, else empty.
-        remove: gives whether it could be removed.
+        remove: removes it and returns whether that worked.
     """
 
     kind: str
@@ -67,16 +67,16 @@ def clean(
     """List what runs have left here (cached rows, temporary files, shared memory), and remove it with --yes. Rows that
     an unfinished run needs are kept while its directory is where it was: not those of a run that was moved."""
     age, now = 0.0 if older_than is None else seconds(older_than), time.time()
-    items = [*_cached(), *_rows(paths or [], older_than is None), *_left()]
-    chosen = [
+    items = [*_cache_items(), *_row_items(paths or [], older_than is None), *_leftovers()]
+    selected = [
         item for item in items if not item.kept and (age == 0 or (item.used is not None and now - item.used >= age))
     ]
-    removed = [item for item in chosen if yes and item.remove()]
+    removed = [item for item in selected if yes and item.remove()]
     if as_json:
         typer.echo(as_text({"items": [_plain(item, item in removed) for item in items], "runs": _runs(runs)}))
         return
     _show(items, now)
-    _conclude(items, chosen, removed, yes)
+    _conclude(items, selected, removed, yes)
     count, size = _runs(runs)
     if count:
         from hopyard.views import words
@@ -86,15 +86,15 @@ def clean(
 
 
 def seconds(text: str) -> float:
-    """ "12h" in seconds; "0" needs no unit.
+    """Return "12h" in seconds; "0" needs no unit.
 
     Raises:
-        UsageError: it is no such text.
+        UsageError: the text is not an age.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", "0d" if text == "0" else text)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", "0d" if text == "0" else text)
+    if not match:
         raise UsageError(f"--older-than must be a number with s, m, h, d or w (for example 30d), got {text!r}")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _show(items: list[Item], now: float) -> None:
@@ -115,17 +115,17 @@ def _ago(age: float) -> str:
     return f"{age / 3600:.0f} h" if age >= 7200 else f"{max(0.0, age) / 60:.0f} min"
 
 
-def _conclude(items: list[Item], chosen: list[Item], removed: list[Item], yes: bool) -> None:
+def _conclude(items: list[Item], selected: list[Item], removed: list[Item], yes: bool) -> None:
     from hopyard.views import words
 
-    size = words.size(sum(item.bytes for item in (removed if yes else chosen)))
+    size = words.size(sum(item.bytes for item in (removed if yes else selected)))
     if yes:
         typer.echo(f"{len(removed)} of {len(items)} removed, {size}")
-        for item in chosen:
+        for item in selected:
             if item not in removed:
                 say(f"{item.path}: could not be removed; it is in use, or may not be written")
-    elif chosen:
-        typer.echo(f"nothing was removed; --yes removes {len(chosen)} of {len(items)}, {size}")
+    elif selected:
+        typer.echo(f"nothing was removed; --yes removes {len(selected)} of {len(items)}, {size}")
     else:
         typer.echo("nothing to remove")
 
@@ -135,11 +135,11 @@ def _plain(item: Item, removed: bool) -> dict[str, Any]:
     return {**{name: getattr(item, name) for name in names}, "removed": removed}
 
 
-# ---------------------------------------------------------------- what there is
+# ---------------------------------------------------------------- items
 
 
-def _cached() -> Iterator[Item]:
-    """Entries of this user's caches."""
+def _cache_items() -> Iterator[Item]:
+    """Yield the entries of this user's caches."""
     from hopyard.data.partitions.cache import default_root, entries, is_pinned, sweep
 
     for root in (default_root(), Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}" / "data"):
@@ -149,25 +149,25 @@ def _cached() -> Iterator[Item]:
         for entry in entries(root):
             name = entry.path.name
             kind = "rows" if name.startswith("spark-") else "fetched rows" if "-" in name else "partitions"
-            kept = _needed(entry.runs) or ("a process uses it" if is_pinned(entry.path) else "")
-            yield Item(kind, str(entry.path), entry.bytes, entry.used, kept, entry.remove)
+            reason = _needed_by(entry.runs) or ("a process uses it" if is_pinned(entry.path) else "")
+            yield Item(kind, str(entry.path), entry.bytes, entry.used, reason, entry.remove)
 
 
-def _needed(runs: list[str]) -> str:
+def _needed_by(runs: list[str]) -> str:
     return f"{runs[0]} may go on" + (f", and {len(runs) - 1} more" if len(runs) > 1 else "") if runs else ""
 
 
-def _rows(paths: list[str], young_stay: bool) -> Iterator[Item]:
-    """Folders that Dataset.spark wrote to these places."""
+def _row_items(paths: list[str], keep_young: bool) -> Iterator[Item]:
+    """Yield the folders that Dataset.spark wrote to these paths or URLs."""
     from hopyard.data.partitions.cache import rows_in
     from hopyard.filesystems import absolute
 
     for path in paths:
         for url in rows_in(absolute(path)):
-            yield _folder(url, young_stay)
+            yield _folder(url, keep_young)
 
 
-def _folder(url: str, young_stays: bool) -> Item:
+def _folder(url: str, keep_young: bool) -> Item:
     from hopyard.data.manifest import FILE
     from hopyard.data.partitions.cache import KILLED_SECONDS, remove_rows
     from hopyard.data.shared.needed import needed
@@ -176,12 +176,12 @@ def _folder(url: str, young_stays: bool) -> Item:
     folder = shared_directory(url)
     sizes, times = folder.sizes(), folder.times()
     used = max(times.values(), default=None)
-    kept = _needed(needed(url))
+    reason = _needed_by(needed(url))
     young = used is None or time.time() - used < KILLED_SECONDS
-    if not kept and young and FILE not in sizes:
-        kept = "it may be written right now"
-    elif not kept and young and young_stays:
-        kept = f"{'its age is unknown' if used is None else 'it is not a day old'}; --older-than 0 removes it"
+    if not reason and young and FILE not in sizes:
+        reason = "it may be written right now"
+    elif not reason and young and keep_young:
+        reason = f"{'its age is unknown' if used is None else 'it is not a day old'}; --older-than 0 removes it"
 
     def remove() -> bool:
         try:
@@ -191,34 +191,34 @@ def _folder(url: str, young_stays: bool) -> Item:
             return False
         return True
 
-    return Item("rows", url, sum(sizes.values()), used, kept, remove)
+    return Item("rows", url, sum(sizes.values()), used, reason, remove)
 
 
-def _left() -> Iterator[Item]:
-    """What processes that were killed have left in memory and in the temporary directory."""
+def _leftovers() -> Iterator[Item]:
+    """Yield what killed processes have left in shared memory and in the temporary directory."""
     from hopyard.store.arena import left
 
     temporary = Path(tempfile.gettempdir())
     for root in dict.fromkeys((Path("/dev/shm"), temporary)):  # noqa: S108
         for path in left(root):
             kind = "shared memory" if root != temporary else "temporary"
-            yield _place(kind, path, "", partial(_swept, root, path))
+            yield _path_item(kind, path, "", partial(_sweep, root, path))
     for path in temporary.glob("hopyard-*"):
         if re.fullmatch(rf"hopyard-{os.geteuid()}(-.*)?", path.name) or path.is_symlink() or not path.is_dir():
             continue  # a cache, or shared memory
         if path.lstat().st_uid == os.geteuid():
-            yield _place("temporary", path, _alive(path), partial(_remove, path))
+            yield _path_item("temporary", path, _in_use(path), partial(_remove, path))
 
 
-def _swept(root: Path, path: Path) -> bool:
+def _sweep(root: Path, path: Path) -> bool:
     from hopyard.store.arena import sweep
 
     sweep(root)
     return not path.exists()
 
 
-def _alive(path: Path) -> str:
-    """Why a folder in the temporary directory may be in use: its lock is held, or it has none and is young."""
+def _in_use(path: Path) -> str:
+    """Return why a folder in the temporary directory may be in use: its lock is held, or it has none and is young."""
     try:
         file = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -232,8 +232,8 @@ def _alive(path: Path) -> str:
     return ""
 
 
-def _place(kind: str, path: Path, kept: str, remove: Callable[[], bool]) -> Item:
-    return Item(kind, str(path), _bytes(path), path.lstat().st_mtime, kept, remove)
+def _path_item(kind: str, path: Path, reason: str, remove: Callable[[], bool]) -> Item:
+    return Item(kind, str(path), _bytes(path), path.lstat().st_mtime, reason, remove)
 
 
 def _remove(path: Path) -> bool:
@@ -253,9 +253,9 @@ def _bytes(path: Path) -> int:
 
 
 def _runs(parent: Path) -> tuple[int, int]:
-    """(how many runs and programs, bytes)."""
+    """Return how many runs and programs there are, and their bytes."""
     from hopyard.store.layout import Layout
 
-    every = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-    found = [path for path in every if Layout(path).exists or Layout(path).program.exists()]
-    return len(found), sum(_bytes(path) for path in found)
+    directories = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    runs = [path for path in directories if Layout(path).exists or Layout(path).program.exists()]
+    return len(runs), sum(_bytes(path) for path in runs)

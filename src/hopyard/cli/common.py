@@ -1,4 +1,4 @@
-"""What all verbs of the command line share: exit codes, errors as clear blocks, signals, tables."""
+"""What all verbs of the command line share: exit codes, printing of errors, signals, tables."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Plain values, for programs
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: ends a run as cleanly as Ctrl-C does."""
+    """Raised on SIGTERM: it ends a run as cleanly as Ctrl-C does."""
 
 
 def verb(work: Callable[P, int | None]) -> Callable[P, None]:
-    """A verb: what it gives is the exit code; what it raises becomes one, with a clear block on standard error."""
+    """Make `work` a verb: it returns the exit code; what it raises becomes one, and is printed to standard error."""
 
     @functools.wraps(work)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -48,12 +48,12 @@ def verb(work: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def say(text: str) -> None:
-    """On standard error."""
+    """Print to standard error."""
     typer.echo(text, err=True)
 
 
 def terminable() -> None:
-    """From now on SIGTERM raises `Terminated`."""
+    """Make SIGTERM raise `Terminated` from now on."""
     signal.signal(signal.SIGTERM, _term)
 
 
@@ -62,14 +62,14 @@ def _term(number: int, frame: FrameType | None) -> None:
 
 
 def as_text(value: Any) -> str:
-    """JSON; NaN and infinities, which it lacks, are null."""
+    """Return `value` as JSON; NaN and infinities, which JSON lacks, are null."""
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
 
 
 def columns(rows: Iterable[Iterable[str]], indent: str = "") -> None:
-    """A table of texts."""
+    """Print a table of texts."""
     table = [list(row) for row in rows]
     widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
     for row in table:

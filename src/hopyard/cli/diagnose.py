@@ -1,4 +1,4 @@
-"""Verbs that foretell and examine: sim, doctor."""
+"""Verbs that predict and examine: sim, doctor."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def sim(
     """How long would it take? The scheduler itself, in virtual time."""
     from hopyard.sim import predict
 
-    found = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise)
+    prediction = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise)
     if as_json:
-        typer.echo(as_text(asdict(found)))
+        typer.echo(as_text(asdict(prediction)))
         return
     from hopyard.views import words
 
     rows = [
-        ("makespan", words.duration(found.makespan)),
-        ("lower bound", f"{words.duration(found.bound)}, {found.ratio:.3f} times that is needed"),
-        ("idle share", f"{found.idle_share:.1%}"),
-        ("units", f"{found.units:,}"),
+        ("makespan", words.duration(prediction.makespan)),
+        ("lower bound", f"{words.duration(prediction.bound)}, {prediction.ratio:.3f} times that is needed"),
+        ("idle share", f"{prediction.idle_share:.1%}"),
+        ("units", f"{prediction.units:,}"),
     ]
     typer.echo(f"{words.count(trials, 'trial')} × {words.count(epochs, 'epoch')} on {words.count(slots, 'slot')}")
     columns([[name, text] for name, text in rows], indent="  ")
@@ -54,12 +54,12 @@ def doctor(
         for line in exports(os.environ):
             typer.echo(line)
         return
-    found = examine(spark=spark)
+    findings = examine(spark=spark)
     if as_json:
-        typer.echo(as_text([asdict(finding) for finding in found]))
+        typer.echo(as_text([asdict(finding) for finding in findings]))
         return
-    width = max(len(finding.name) for finding in found)
-    for finding in found:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
         colour = typer.colors.GREEN if finding.ok else typer.colors.YELLOW
         typer.secho("ok  " if finding.ok else "warn", fg=colour, nl=False)
         typer.echo(f"  {finding.name.ljust(width)}  {finding.text}")

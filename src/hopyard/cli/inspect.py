@@ -30,8 +30,8 @@ def list_runs(
 
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory; `hopyard ls DIR` lists the runs in DIR")
-    layouts = [Layout(path) for path in sorted(directory.iterdir()) if path.is_dir() and _is_there(Layout(path))]
-    if _is_there(Layout(directory)):
+    layouts = [Layout(path) for path in sorted(directory.iterdir()) if path.is_dir() and _exists(Layout(path))]
+    if _exists(Layout(directory)):
         layouts.insert(0, Layout(directory))
     rows = [_row(layout) for layout in layouts]
     if as_json:
@@ -47,19 +47,19 @@ def list_runs(
     for row in rows:
         best = "" if row.get("best") is None else f"{row['metric']} {words.number(row['best'])}"
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started"])) if row.get("started") else ""
-        lasted = words.duration(row.get("seconds")) if "seconds" in row else row.get("error", "")
+        duration = words.duration(row.get("seconds")) if "seconds" in row else row.get("error", "")
         trials = f"{row['completed']}/{row['trials']}" if "trials" in row else row.get("program", "")
-        lines.append([row["name"], row["status"], trials, str(row.get("epochs", "")), best, started, lasted])
+        lines.append([row["name"], row["status"], trials, str(row.get("epochs", "")), best, started, duration])
     columns(lines)
 
 
-def _is_there(layout: Layout) -> bool:
-    """Whether it is a run or a program."""
+def _exists(layout: Layout) -> bool:
+    """Return whether there is a run or a program."""
     return layout.exists or layout.program.exists()
 
 
 def _row(layout: Layout) -> dict[str, Any]:
-    """One run or program for `ls`."""
+    """Return the row of a run or program in `ls`."""
     if not layout.exists:
         return _program_row(layout)
     from hopyard.store import summary
@@ -69,12 +69,12 @@ def _row(layout: Layout) -> dict[str, Any]:
 
     facts = summary.read(layout)
     if facts is None:
-        found = Chart(keep=False)
+        timeline = Chart(keep=False)
         try:
-            machine = _fold(layout, found.see)
+            machine = _fold(layout, timeline.see)
         except HopyardError as error:
             return {"name": layout.root.name, "status": "damaged", "error": str(error)}
-        facts = brief(found, machine)
+        facts = brief(timeline, machine)
     status = standing(layout, facts.pop("folded"))
     return {"name": layout.root.name, "directory": str(layout.root), "status": status, **facts}
 
@@ -83,20 +83,20 @@ def _program_row(layout: Layout) -> dict[str, Any]:
     from hopyard.core.programs.events import CODEC
     from hopyard.store.journal import read
     from hopyard.store.standing import standing
-    from hopyard.views.program import story
+    from hopyard.views.program import summarize
 
     try:
-        told = story(read(layout.program, CODEC))
+        summary = summarize(read(layout.program, CODEC))
     except HopyardError as error:
         return {"name": layout.root.name, "status": "damaged", "error": str(error)}
     return {
         "name": layout.root.name,
         "directory": str(layout.root),
-        "status": standing(layout, told.status),
-        "program": told.name,
-        "tasks": len(told.tasks),
-        "started": told.began,
-        "seconds": told.last - told.began,
+        "status": standing(layout, summary.status),
+        "program": summary.name,
+        "tasks": len(summary.tasks),
+        "started": summary.began,
+        "seconds": summary.last - summary.began,
     }
 
 
@@ -132,9 +132,9 @@ def _show_program(layout: Layout, as_json: bool) -> None:
     from hopyard.store.standing import standing
     from hopyard.views import program
 
-    told = program.story(read(layout.program, CODEC))
-    told.stands(standing(layout, told.status))
-    typer.echo(as_text(asdict(told)) if as_json else program.report(told, layout.root), nl=as_json)
+    summary = program.summarize(read(layout.program, CODEC))
+    summary.set_status(standing(layout, summary.status))
+    typer.echo(as_text(asdict(summary)) if as_json else program.report(summary, layout.root), nl=as_json)
 
 
 @verb
@@ -149,16 +149,16 @@ def logs(
 
     layout = find(run, programs=True)
     if slot is not None and not layout.log(slot).exists() and not (follow and held(layout.lock)):
-        there = ", ".join(path.name for path in sorted(layout.logs.glob("*.log"))) or "none"
-        raise UsageError(f"{layout.root}: no log of slot {slot}; there are: {there}")
-    read: dict[Path, int] = {}
-    named = [""]
+        available = ", ".join(path.name for path in sorted(layout.logs.glob("*.log"))) or "none"
+        raise UsageError(f"{layout.root}: no log of slot {slot}; there are: {available}")
+    offsets: dict[Path, int] = {}
+    last_name = [""]
     while True:
-        live = follow and held(layout.lock)  # asked before reading: what was written until then is still shown
+        live = follow and held(layout.lock)  # asked before reading, so that everything written until then is shown
         paths = [layout.log(slot)] if slot is not None else sorted(layout.logs.glob("*.log"), key=_by_slot)
         for path in paths:
             if path.exists():
-                read[path] = _show_rest(path, read.get(path, 0), named, len(paths) > 1)
+                offsets[path] = _print_log(path, offsets.get(path, 0), last_name, len(paths) > 1, whole=live)
         if not live:
             return
         time.sleep(0.3)
@@ -169,23 +169,33 @@ def _by_slot(path: Path) -> tuple[int, str]:
     return (int(digits) if digits.isdigit() else -1), path.name
 
 
-def _show_rest(path: Path, start: int, named: list[str], several: bool) -> int:
-    """Print a log from `start` on, whole lines; under its name when there are several. Gives where it stopped."""
+def _print_log(path: Path, start: int, last_name: list[str], several: bool, whole: bool) -> int:
+    """Print a log from `start` on, under its name when there are several. Returns where it stopped.
+
+    Args:
+        path: of the log.
+        start: byte to begin with.
+        last_name: the name that was printed last, in a list of one, to be changed.
+        several: whether there are other logs.
+        whole: leave a line, or a state of a progress bar, that is not ended yet for the next call.
+    """
     with path.open("rb") as file:
         file.seek(start)
         data = file.read()
+    if whole:
+        data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
     if not data:
         return start
-    if several and named[0] != path.name:
+    if several and last_name[0] != path.name:
         typer.echo(f"==> {path.name} <==")
-        named[0] = path.name
+        last_name[0] = path.name
     text = data.decode(errors="replace")
-    typer.echo(text, nl=not text.endswith("\n"))
+    typer.echo(text, nl=not text.endswith(("\n", "\r")))
     return start + len(data)
 
 
 def _fold(layout: Layout, watch: Callable[[Line], object] = lambda line: None) -> Machine:
-    """The machine at the end of the journal; `watch` is shown each line on the way."""
+    """Return the machine at the end of the journal; `watch` is called with each line on the way."""
     from hopyard.core.runs.events import CODEC
     from hopyard.core.runs.machine import fold
     from hopyard.errors import RunDirectoryError

@@ -1,4 +1,4 @@
-"""`hopyard run --roles`: a script as a distributed program."""
+"""`hopyard run --roles`: runs a script as a distributed program."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from hopyard.errors import UsageError
 
 
 def roles_of(text: str, gpus: int) -> dict[str, Any]:
-    """ "worker=2:4,ps=1" as hy.launch takes it."""
+    """Return "worker=2:4,ps=1" as the `roles` of hy.launch."""
     from hopyard.core.programs.placement import SERVING, Role
 
-    made = {}
+    roles = {}
     for part in text.split(","):
         name, _, number = part.strip().partition("=")
-        if name in made:
-            raise UsageError(f"--roles {text}: {name} is there twice")
+        if name in roles:
+            raise UsageError(f"--roles {text}: {name} appears twice")
         least, _, most = number.rpartition(":")
         try:
             count = int(most)
             low = int(least) if least else None
         except ValueError:
-            raise UsageError(f"--roles {text!r}: {part.strip()!r} is none; worker=4,ps=1 is wanted") from None
+            raise UsageError(f"--roles {text!r}: {part.strip()!r} is no role; worker=4,ps=1 is wanted") from None
         if count or low:
-            made[name] = Role(count, low, 0 if name in SERVING else gpus)
-    if not made:
+            roles[name] = Role(count, low, 0 if name in SERVING else gpus)
+    if not roles:
         raise UsageError(f"--roles {text!r}: no process at all; worker=4,ps=1 is wanted")
-    return made
+    return roles
 
 
 @contextlib.contextmanager
 def engine_of(name: str, roles: dict[str, Any], master: str | None = None) -> Iterator[Any]:
-    """An engine with a slot for each task; a Spark session that was begun for it is stopped in the end.
+    """Yield an engine with a slot for each task; a Spark session that was started for it is stopped at the end.
 
     Args:
         name: "local" or "spark".
-        roles: of the program.
-        master: Spark's; None: what Spark itself is told, by spark-submit or its settings, else executors of this host.
+        roles: the program's.
+        master: Spark's; None: the one that spark-submit or Spark's settings name, else executors of this host.
 
     Raises:
-        UsageError: another name, a master for another engine, or Spark does not start with it.
+        UsageError: the name is another one, the engine takes no master, or Spark does not start with it.
     """
     from hopyard.engines.local import Local
 
@@ -67,7 +67,7 @@ def engine_of(name: str, roles: dict[str, Any], master: str | None = None) -> It
 
 @contextlib.contextmanager
 def _session(master: str | None, workers: int) -> Iterator[Any]:
-    """The Spark session of this process; where there is none, one that ends here."""
+    """Yield the Spark session of this process; where there is none, start one and stop it at the end."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -76,61 +76,61 @@ def _session(master: str | None, workers: int) -> Iterator[Any]:
 
     active = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName("hopyard")
-    here = master is None and active is None and not _has_master(os.environ)
+    start_local = master is None and active is None and not _has_master(os.environ)
     if master is not None:
         builder = builder.master(master)
-    elif here:
+    elif start_local:
         say(f"--engine spark: no master is named, so these are {workers} executors of this machine; --master {MASTERS}")
     try:
-        session = local.session(cores=1, executors=workers) if here else builder.getOrCreate()
+        session = local.session(cores=1, executors=workers) if start_local else builder.getOrCreate()
     except UsageError:
         raise
     except Exception as error:
-        where = "--engine spark" if master is None else f"--master {master!r}"
-        why = local.cause(error)
-        why = next((meaning for part, meaning in _KNOWN.items() if part in why), why)
+        flag = "--engine spark" if master is None else f"--master {master!r}"
+        reason = local.cause(error)
+        reason = next((meaning for part, meaning in _ERROR_MEANINGS.items() if part in reason), reason)
         raise UsageError(
-            f"{where}: Spark did not start: {why}; a master is {MASTERS}. What Spark said stands above, and `hopyard "
+            f"{flag}: Spark did not start: {reason}; a master is {MASTERS}. What Spark said stands above, and `hopyard "
             "doctor` looks at its Java"
         ) from error
     try:
         yield session
     finally:
-        if active is None:  # else Spark would hear of its end when the line breaks
+        if active is None:  # without this Spark would notice the end only when the connection breaks
             with contextlib.suppress(Exception):  # its Java may be gone
                 session.stop()
 
 
 MASTERS = "spark://host:7077, yarn, k8s://https://host:443 or local[2]"
-"""What a master of Spark looks like."""
-_KNOWN = {
-    "stopped SparkContext": "no master of Spark answers there",  # after a minute of its own tries
+"""Examples of Spark masters, for messages."""
+_ERROR_MEANINGS = {
+    "stopped SparkContext": "no master of Spark answers there",  # after it has tried for a minute
     "JAVA_GATEWAY_EXITED": "it ended while it came up",
 }
 """Part of an error of Spark → what it means here."""
 
 
 def _has_master(environ: Mapping[str, str]) -> bool:
-    """Whether Spark is told a master by somebody else. It cannot be asked: where nobody does, it takes local[*]."""
+    """Return whether something but --master names Spark's master. Spark cannot be asked: it defaults to local[*]."""
     from hopyard.spark.local.environment import pyspark
 
     if any(environ.get(name) for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER")):
         return True  # the first: spark-submit has started this process
     submitted = environ.get("PYSPARK_SUBMIT_ARGS", "")
-    if any(word in submitted for word in ("--master", "--remote", "--properties-file", "spark.master", "spark.remote")):
+    if any(name in submitted for name in ("--master", "--remote", "--properties-file", "spark.master", "spark.remote")):
         return True
     folder = Path(environ.get("SPARK_CONF_DIR") or pyspark(environ).home / "conf")
     settings = folder / "spark-defaults.conf"
     return settings.is_file() and bool(re.search(r"(?m)^\s*spark\.(master|remote)[\s=:]", settings.read_text()))
 
 
-def run_program(script: Path, arguments: list[str], roles: dict[str, Any], engine: Any, **how: Any) -> int:
-    """Run it to its end; the exit code."""
+def run_program(script: Path, arguments: list[str], roles: dict[str, Any], engine: Any, **options: Any) -> int:
+    """Run a program to its end and return the exit code."""
     from hopyard.driver.programs.api import launch
 
-    with launch(script, arguments, roles=roles, engine=engine, **how) as program:
+    with launch(script, arguments, roles=roles, engine=engine, **options) as program:
         typer.echo(f"{program.directory}: what it prints is shown by `hopyard logs {program.directory} -f`", err=True)
-        if how["tensorboard"]:
+        if options["tensorboard"]:
             typer.echo(f"TensorBoard: {program.show_tensorboard() or 'not up; see the logs'}", err=True)
         status = program.wait()
     typer.echo(f"{program.directory}: {status}", err=True)

@@ -50,13 +50,13 @@ def run(
         raise UsageError(f"{script}: no such file; the path of a Python script is wanted")
     terminable()
     if roles is not None:
-        wanted = roles_of(roles, gpus)
-        with engine_of(engine, wanted, master) as chosen:
+        program_roles = roles_of(roles, gpus)
+        with engine_of(engine, program_roles, master) as program_engine:
             return run_program(
                 script,
                 arguments or [],
-                wanted,
-                chosen,
+                program_roles,
+                program_engine,
                 until=until,
                 max_restarts=max_restarts,
                 restart_scope=restart_scope,
@@ -65,8 +65,8 @@ def run(
                 tensorflow1=tensorflow1,
                 directory=directory,
             )
-    given = (master, until, max_restarts, max_time, tensorboard, tensorflow1, gpus, directory)
-    if engine != "local" or restart_scope != "program" or any(given):
+    program_options = (master, until, max_restarts, max_time, tensorboard, tensorflow1, gpus, directory)
+    if engine != "local" or restart_scope != "program" or any(program_options):
         raise UsageError(
             "--engine, --master, --until, --max-restarts, --restart-scope, --max-time, --gpus, --tensorboard, "
             "--tensorflow1 and --directory go with --roles"
@@ -86,22 +86,22 @@ def run(
             return FAILED
     except (HopyardError, KeyboardInterrupt):
         raise
-    except Exception as error:  # noqa: BLE001 - the script's own, shown as Python shows it
+    except Exception as error:  # noqa: BLE001 - the script's own error, shown as Python shows it
         _script_trace(error, script)
         return FAILED
-    return _ended()
+    return _exit_code()
 
 
 def _script_trace(error: Exception, script: Path) -> None:
-    """The traceback, from the script's first line on: what is above it is ours."""
+    """Print the traceback, from the script's first line on: the frames above it are Hopyard's."""
     trace = error.__traceback__
     while trace is not None and Path(trace.tb_frame.f_code.co_filename) != script:
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace or error.__traceback__)
 
 
-def _ended() -> int:
-    """The exit code of the runs of this process; those in the background are waited for."""
+def _exit_code() -> int:
+    """Wait for the runs of this process that are in the background, and return the exit code of all its runs."""
     driver = sys.modules.get("hopyard.driver.runs.session")
     if driver is None:
         return GOOD
@@ -149,11 +149,11 @@ def resume(
     ] = None,
 ) -> int:
     """Go on with a run that was interrupted."""
-    from hopyard.driver.runs.api import resume as go_on
+    from hopyard.driver.runs.api import resume as resume_run
     from hopyard.engines.local import Local
 
     terminable()
-    found = go_on(
+    result = resume_run(
         run,
         engine=None if workers is None else Local(workers=workers),
         failed=failed,
@@ -162,19 +162,19 @@ def resume(
         unit_timeout=unit_timeout,
         durable_timeout=durable_timeout,
     )
-    typer.echo(f"{found.directory}: {found.status}")
-    return STATUS.get(found.status, GOOD)
+    typer.echo(f"{result.directory}: {result.status}")
+    return STATUS.get(result.status, GOOD)
 
 
 @verb
 def replay(run: RunName) -> int:
     """Do a run again from its journal and compare every State, bit by bit."""
-    from hopyard.driver.runs.replay import replay as do_again
+    from hopyard.driver.runs.replay import replay as replay_run
 
     terminable()
-    found = do_again(run)
-    if found.different:
-        say("\n".join([f"error: {len(found.different)} of {found.states} States differ", *found.different]))
+    result = replay_run(run)
+    if result.different:
+        say("\n".join([f"error: {len(result.different)} of {result.states} States differ", *result.different]))
         return FAILED
-    typer.echo(f"{found.states} States, each the same to the last bit")
+    typer.echo(f"{result.states} States, each the same to the last bit")
     return GOOD

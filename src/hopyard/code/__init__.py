@@ -1,1 +1,1 @@
-"""The user's code: whose a module is, its pickle by value, and the digest of what it does."""
+"""The user's code: which modules are the user's, their pickle by value, and the digest of what code does."""

@@ -1,7 +1,7 @@
 """Which modules are the user's own, and which a library's.
 
-A library is known by its name: wherever the code runs, it is installed. The user's modules go by value, as hosts
-elsewhere lack them or hold them as they were. A module is a library's when it is in the standard library or in a
+A library is known by its name: wherever the code runs, it is installed. The user's modules go by value, as other
+hosts lack them or have an older state of them. A module is a library's when it is in the standard library or in a
 folder of site packages, or when a distribution's metadata beside it says that it was installed into another folder:
 `pip install --target`, a folder on PYTHONPATH, an archive of `--py-files`.
 
@@ -26,11 +26,11 @@ MAIN = ("__main__", "__mp_main__")
 
 _SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _EVERYWHERE = ("hopyard", "pyspark", "py4j")
-"""Where workers run, these are installed, also where they have no metadata: Spark's own folder is a plain one."""
+"""Installed wherever workers run, also where they have no metadata: Spark's own folder is a plain one."""
 
 
 def users_modules() -> list[ModuleType]:
-    """Imported modules of the user's that have a file; `__main__` is not among them."""
+    """Return the imported modules of the user's that have a file; `__main__` is not among them."""
     return [
         module
         for name, module in sys.modules.copy().items()
@@ -39,31 +39,31 @@ def users_modules() -> list[ModuleType]:
 
 
 def is_users(name: str) -> bool:
-    """Whether a module is the user's own: one that is imported, or made by hand, or a package that is not imported yet
-    (which is then looked for, but not imported)."""
+    """Return whether a module is the user's own: one that is imported, or made by hand, or a package that is not
+    imported yet (which is then looked for, but not imported)."""
     package = top(name)
     if name in MAIN:
         return True
     if package in _EVERYWHERE:
         return False
-    places = _places(name) or _places(package)
-    if not places:
+    locations = _locations(name) or _locations(package)
+    if not locations:
         spec = getattr(sys.modules.get(name), "__spec__", None)
         return name not in sys.builtin_module_names and getattr(spec, "origin", None) not in ("built-in", "frozen")
-    if any(place.startswith(_roots()) or any(part in place for part in _SITES) for place in places):
+    if any(location.startswith(_roots()) or any(part in location for part in _SITES) for location in locations):
         return False
-    folders = {_folder(place, package) for place in _places(package)}
-    return not any(package in _brought(folder) for folder in folders if places[0].startswith(folder))
+    folders = {_folder(location, package) for location in _locations(package)}
+    return not any(package in _installed(folder) for folder in folders if locations[0].startswith(folder))
 
 
 def is_extension(name: str) -> bool:
-    """Whether a module is compiled, so that nobody sees what its functions do."""
+    """Return whether a module is compiled, so that nobody sees what its functions do."""
     file = _file(sys.modules.get(name))
     return file is not None and file.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def top(name: str) -> str:
-    """The package, or the module without one, that `name` is in."""
+    """Return the top-level package, or the module without one, that `name` is in."""
     return name.partition(".")[0]
 
 
@@ -78,8 +78,8 @@ def _roots() -> tuple[str, ...]:
     return tuple({paths[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-def _places(name: str) -> list[str]:
-    """Where a module is: its file; or the folders of a package without one. Imports nothing."""
+def _locations(name: str) -> list[str]:
+    """Return where a module is: its file, or the folders of a package without one. Imports nothing."""
     module = sys.modules.get(name)
     if (file := _file(module)) is not None:
         return [file]
@@ -94,20 +94,20 @@ def _places(name: str) -> list[str]:
     return list((spec and spec.submodule_search_locations) or ())
 
 
-def _folder(place: str, package: str) -> str:
-    """What is on the path, given the place of a package or of a module without one."""
-    folder, name = os.path.split(place)  # of an archive, too
+def _folder(location: str, package: str) -> str:
+    """Return the folder or archive on the path that has the package, or the module without one, at `location`."""
+    folder, name = os.path.split(location)  # works for an archive, too
     return folder if top(name) == package else os.path.dirname(folder)  # noqa: PTH120
 
 
 @lru_cache(1024)
-def _brought(folder: str) -> frozenset[str]:
-    """The packages and modules that an installer put into a folder, or an archive."""
-    found: set[str] = set()
+def _installed(folder: str) -> frozenset[str]:
+    """Return the packages and modules that an installer put into a folder, or an archive."""
+    names: set[str] = set()
     for distribution in importlib.metadata.distributions(path=[folder]):
         if distribution.read_text("METADATA") is None:  # an .egg-info has PKG-INFO
             continue
         files = distribution.files or []
-        found.update((distribution.read_text("top_level.txt") or "").split())
-        found.update(top(file.parts[0]) for file in files if not file.parts[0].endswith(".dist-info"))
-    return frozenset(found - {""})
+        names.update((distribution.read_text("top_level.txt") or "").split())
+        names.update(top(file.parts[0]) for file in files if not file.parts[0].endswith(".dist-info"))
+    return frozenset(names - {""})

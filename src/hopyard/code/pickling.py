@@ -1,6 +1,6 @@
 """Pickles in which the user's modules go by value and libraries by name.
 
-So workers need no copy of the user's files, and a resumed run trains what was started, not what the files say by then.
+So workers need no copy of the user's files, and a resumed run trains what was started, even if the files have changed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from hopyard.code.modules import top, users_modules
 log = logging.getLogger(__name__)
 
 _REGISTRY = threading.RLock()
-"""Held while cloudpickle's registry, one for the whole process, is ours: runs may be started from several threads."""
+"""Held while our modules are in cloudpickle's registry, one for the whole process: several threads may start runs."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle takes every attribute name of a function for a submodule that may be needed. `torch.classes` is one,
-    of a type of its own that it cannot pickle: a recipe that says `torch` and `ctx.classes` would fail.
+    """cloudpickle's pickler, without two of its faults.
+
+    cloudpickle takes every attribute name of a function for a submodule that may be needed. `torch.classes` is one, of
+    a type of its own that it cannot pickle: a recipe that uses `torch` and `ctx.classes` would fail.
 
     And it carries the globals that functions use, but not those that only the body of a class in a function uses:
     defaults, decorators, annotations.
 
     Attributes:
-        reached: the packages of the functions and classes that it met, in order.
+        reached: the packages of the functions and classes that it reached, in order.
     """
 
     def __init__(self, file: Any) -> None:
@@ -49,19 +51,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        made = super()._dynamic_function_reduce(func)
-        scope = made[2][1]["__globals__"]
+        reduction = super()._dynamic_function_reduce(func)
+        scope = reduction[2][1]["__globals__"]
         for name in _named_in_classes(func.__code__):
             if name in func.__globals__:
                 scope.setdefault(name, func.__globals__[name])
-        return made
+        return reduction
 
 
 def dumps(value: Any) -> bytes:
-    """The pickle of `value`.
+    """Return the pickle of `value`.
 
     A package of the user's folders that cannot go by value (a lock among its globals, a compiled part) goes by name,
-    which is said: workers then import it from files of their own.
+    and a warning says so: workers then import it from files of their own.
 
     Raises:
         Exception: whatever pickling raised, where that does not help.
@@ -72,19 +74,19 @@ def dumps(value: Any) -> bytes:
         try:
             return _dumps(value, modules, reached)
         except Exception as error:
-            suspects = [name for name in reversed(reached) if any(top(one.__name__) == name for one in modules)]
-            for named in [[name] for name in suspects] + ([suspects] if len(suspects) > 1 else []):
+            suspects = [name for name in reversed(reached) if any(top(module.__name__) == name for module in modules)]
+            for by_name in [[name] for name in suspects] + ([suspects] if len(suspects) > 1 else []):
                 try:
-                    made = _dumps(value, [one for one in modules if top(one.__name__) not in named], [])
+                    data = _dumps(value, [module for module in modules if top(module.__name__) not in by_name], [])
                 except Exception as other:  # noqa: BLE001 - the first one is raised below
-                    log.debug("not with %s by name either: %s", named, other)
+                    log.debug("not with %s by name either: %s", by_name, other)
                     continue
                 log.warning(
                     "%s cannot be pickled by value (%s: %s), so it goes by name: workers import it from files that "
                     "they must have, and a resumed run from what these say by then",
-                    " and ".join(named), type(error).__name__, error,
+                    " and ".join(by_name), type(error).__name__, error,
                 )  # fmt: skip
-                return made
+                return data
             raise
 
 
@@ -119,7 +121,7 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
 
 
 def _named_in_classes(code: CodeType) -> set[str]:
-    """The names that the bodies of classes in a function look up."""
-    found = {line.argval for line in dis.get_instructions(code) if line.opname in ("LOAD_NAME", "LOAD_CLASSDEREF")}
+    """Return the names that the bodies of classes in a function look up."""
+    names = {line.argval for line in dis.get_instructions(code) if line.opname in ("LOAD_NAME", "LOAD_CLASSDEREF")}
     inner = [_named_in_classes(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return found.union(*inner)
+    return names.union(*inner)

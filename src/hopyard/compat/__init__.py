@@ -1,4 +1,4 @@
-"""Libraries that Hopyard can stand for: their public names, thin, on top of its own.
+"""Stand-ins for other libraries: their public names, as a thin layer on top of Hopyard's own.
 
     import hopyard.compat
     hopyard.compat.install()                       # from here on, in this process and in those of its programs:
@@ -19,32 +19,32 @@ from types import ModuleType
 
 from hopyard.errors import SpecError
 
-KNOWN = ("tensorflowonspark",)
-"""Names that can be answered to."""
+LIBRARIES = ("tensorflowonspark",)
+"""Names of libraries that `install` can replace."""
 VARIABLE = "HOPYARD_COMPAT"
-"""Environment variable: what a process of a program answers to, comma separated; it calls `install` on it first."""
+"""Environment variable: names for which a process of a program first calls `install`, comma separated."""
 
 
 def install(names: str = "tensorflowonspark") -> None:
-    """Answers to the names of other libraries in this process, also where they are installed.
+    """Makes imports of other libraries in this process find Hopyard's stand-ins, also where they are installed.
 
-    Programs that are started from here by those names' own functions answer to them too. May be called again.
+    Programs that the stand-ins start from here find them too. May be called again.
 
     Args:
-        names: one of `KNOWN`, or several, comma separated.
+        names: one of `LIBRARIES`, or several, comma separated.
 
     Raises:
         SpecError: another name; or the other library itself has been imported in this process before.
     """
     for name in filter(None, (part.strip() for part in names.split(","))):
-        if name not in KNOWN:
-            raise SpecError(f"hopyard.compat stands for {', '.join(KNOWN)}, not for {name!r}")
+        if name not in LIBRARIES:
+            raise SpecError(f"hopyard.compat stands for {', '.join(LIBRARIES)}, not for {name!r}")
         if name in installed():
             continue
-        other = sys.modules.get(name)
-        if other is not None:
+        original = sys.modules.get(name)
+        if original is not None:
             raise SpecError(
-                f"{name} was imported from {getattr(other, '__file__', '?')} before hopyard.compat.install(): call "
+                f"{name} was imported from {getattr(original, '__file__', '?')} before hopyard.compat.install(): call "
                 "install() first, before whatever imports it"
             )
         sys.meta_path.insert(0, _Finder(name))
@@ -52,7 +52,7 @@ def install(names: str = "tensorflowonspark") -> None:
 
 
 def installed() -> list[str]:
-    """The names that this process answers to."""
+    """Returns the names of the libraries that are replaced in this process."""
     return [finder.name for finder in sys.meta_path if isinstance(finder, _Finder)]
 
 
@@ -66,25 +66,25 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Of this name and what is in it; None for the rest."""
+        """Returns the spec of this name and of what is in it; None for others."""
         if fullname != self.name and not fullname.startswith(f"{self.name}."):
             return None
         try:
-            found = importlib.util.find_spec(f"{__name__}.{fullname}")
+            spec = importlib.util.find_spec(f"{__name__}.{fullname}")
         except ModuleNotFoundError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             return None  # Python's own error names the module that was asked for
-        package = found.submodule_search_locations is not None
+        package = spec.submodule_search_locations is not None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The module under its own name; its spec is kept, as the import that is going on writes over it."""
+        """Returns the module under its own name; keeps its spec, which the import in progress overwrites."""
         module = importlib.import_module(f"{__name__}.{spec.name}")
         self._specs[spec.name] = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has been run: only its own spec is put back."""
+        """Puts back the module's own spec; the module has been run already."""
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name)

@@ -6,7 +6,7 @@ its sender has confirmed, so that most confirmations cost nothing; where nothing
 body carries it. What is not confirmed in time is sent again, each time after twice as long: a large message that is
 still on its way is not buried under copies of itself.
 
-A receiver may take messages first and confirm them later: the driver confirms what its journal holds.
+A receiver may take messages first and confirm them later: the driver confirms the messages that its journal holds.
 
 No clock, no sockets: time comes with the calls. `Delivery` is one end; the names of connections, which tell one process
 from the next under the same slot, are the wire's.
@@ -24,7 +24,7 @@ from hopyard.errors import HopyardError
 MESSAGES = 1000
 """Messages that may wait for their confirmation."""
 BYTES = 64 << 20
-"""Bytes of them; a single message may always wait."""
+"""Bytes of messages that may wait; a single message may always wait."""
 SPEED = 4 << 20
 """Bytes a second that a connection is trusted to carry before a large message is sent again."""
 LONGEST = 64.0
@@ -32,14 +32,14 @@ LONGEST = 64.0
 
 
 class Unconfirmed(HopyardError):
-    """More waits for its confirmation than is allowed."""
+    """More messages or bytes wait for their confirmation than are allowed."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
-    """What stands before the body of each frame."""
+    """The header of a frame; it stands before the body."""
 
     number: int
-    """Of the message; 0: the frame carries no numbered message."""
+    """Number of the message; 0: the frame carries no numbered message."""
     confirmed: int
     """Highest number that the sender of this frame confirms to the other end."""
 
@@ -58,12 +58,12 @@ class Waiting(msgspec.Struct, gc=False):
 
 
 class Outbox:
-    """What one end has sent and the other has not confirmed.
+    """The messages that one end has sent and the other has not confirmed.
 
     Args:
         patience: seconds before a small message is sent again.
         messages: how many may wait.
-        size: how many bytes of them.
+        size: how many bytes of messages may wait.
     """
 
     __slots__ = ("_bytes", "_messages", "_size", "_waiting", "due", "number", "patience")
@@ -71,7 +71,7 @@ class Outbox:
     def __init__(self, patience: float, messages: int = MESSAGES, size: int = BYTES) -> None:
         self.patience = patience
         self.number = 0
-        """Of the message that was added last."""
+        """Number of the message that was added last."""
         self._messages, self._size = messages, size
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
@@ -83,7 +83,7 @@ class Outbox:
 
     @property
     def share(self) -> float:
-        """How much of what may wait does, from 0 to 1."""
+        """The part of the allowed messages or bytes that waits, from 0 to 1."""
         return max(len(self._waiting) / self._messages, self._bytes / self._size)
 
     @property
@@ -106,15 +106,15 @@ class Outbox:
                 f"{self._messages:,} messages and {self._size:,} bytes may wait"
             )
         self.number += 1
-        carried = len(body) / SPEED
-        due = now + self.patience + carried
-        self._waiting.append(Waiting(self.number, body, due, 2 * self.patience + carried, now + carried))
+        transfer = len(body) / SPEED
+        due = now + self.patience + transfer
+        self._waiting.append(Waiting(self.number, body, due, 2 * self.patience + transfer, now + transfer))
         self._bytes += len(body)
         self.due = min(self.due, due)
         return self.number
 
     def confirm(self, number: int) -> None:
-        """The other end has all messages up to this number. One that was never sent says nothing."""
+        """Drop the messages up to this number: the other end has them. A number that was never sent is ignored."""
         if number > self.number:
             return
         waiting = self._waiting
@@ -122,77 +122,77 @@ class Outbox:
             self._bytes -= len(waiting.popleft().body)
 
     def overdue(self, now: float) -> list[tuple[int, bytes]]:
-        """(number, body) of what is to be sent again, in order; it is due later from now on."""
+        """Returns (number, body) of each message to be sent again, in order, and puts off when it is due next."""
         if now < self.due:
             return []
-        found = []
+        messages = []
         self.due = math.inf
         for waiting in self._waiting:
             if waiting.due <= now:
-                found.append((waiting.number, waiting.body))
+                messages.append((waiting.number, waiting.body))
                 waiting.due = now + waiting.pause
                 waiting.pause = min(2 * waiting.pause, LONGEST + len(waiting.body) / SPEED)
             self.due = min(self.due, waiting.due)
-        return found
+        return messages
 
 
 class Inbox:
-    """What one end has received: each message once, in order.
+    """The messages that one end receives: each once, in order.
 
     Args:
-        messages: how many that came too early may wait for what is missing before them.
-        size: how many bytes of them.
+        messages: how many that came too early may wait for the missing ones before them.
+        size: how many bytes those may have.
     """
 
-    __slots__ = ("_bytes", "_early", "_messages", "_size", "taken")
+    __slots__ = ("_bytes", "_early", "_messages", "_size", "delivered")
 
     def __init__(self, messages: int = MESSAGES, size: int = BYTES) -> None:
-        self.taken = 0
-        """The highest number that was taken; so were all below it."""
+        self.delivered = 0
+        """The highest number that was delivered; so were all below it."""
         self._messages, self._size = messages, size
         self._early: dict[int, bytes] = {}
         self._bytes = 0
 
     def take(self, number: int, body: bytes) -> list[bytes]:
-        """The messages that this one brings, in order: none, if it was taken before or comes too early."""
-        if number != self.taken + 1:
-            ahead = number - self.taken
+        """Returns the messages that can now be delivered, in order: none if this one came before or comes too early."""
+        if number != self.delivered + 1:
+            ahead = number - self.delivered
             if 0 < ahead <= self._messages and number not in self._early and self._bytes + len(body) <= self._size:
                 self._early[number] = body
                 self._bytes += len(body)
             return []
-        self.taken = number
-        found = [body]
-        while self.taken + 1 in self._early:
-            self.taken += 1
-            found.append(self._early.pop(self.taken))
-            self._bytes -= len(found[-1])
-        return found
+        self.delivered = number
+        messages = [body]
+        while self.delivered + 1 in self._early:
+            self.delivered += 1
+            messages.append(self._early.pop(self.delivered))
+            self._bytes -= len(messages[-1])
+        return messages
 
 
 class Delivery:
-    """One end of the line between the driver and one agent.
+    """One end of the connection between the driver and one agent.
 
     Args:
         patience: seconds before what is not confirmed is sent again.
     """
 
-    __slots__ = ("_inbox", "_outbox", "_told", "confirmed")
+    __slots__ = ("_inbox", "_outbox", "_sent_confirmation", "confirmed")
 
     def __init__(self, patience: float) -> None:
         self._outbox = Outbox(patience)
         self._inbox = Inbox()
         self.confirmed = 0
         """The highest number that this end confirms."""
-        self._told = 0
-        """The highest that it has told the other end, as far as it knows."""
+        self._sent_confirmation = 0
+        """The highest confirmation that this end has sent and that, as far as it knows, arrived."""
 
     def __len__(self) -> int:
         return len(self._outbox)
 
     @property
     def share(self) -> float:
-        """How much of what may wait for confirmation does, from 0 to 1."""
+        """The part of the messages or bytes allowed to wait for confirmation that waits, from 0 to 1."""
         return self._outbox.share
 
     @property
@@ -216,11 +216,11 @@ class Delivery:
 
     @property
     def untold(self) -> int:
-        """How many messages this end confirms without having told the other."""
-        return self.confirmed - self._told
+        """How many messages this end has confirmed without having sent the confirmation."""
+        return self.confirmed - self._sent_confirmation
 
     def send(self, body: bytes, now: float) -> Head:
-        """Number a message and keep it. Returns what stands before it.
+        """Number a message and keep it until it is confirmed. Returns its header.
 
         Raises:
             Unconfirmed: too much waits already.
@@ -228,30 +228,30 @@ class Delivery:
         return self._head(self._outbox.add(body, now))
 
     def receive(self, head: Head, body: bytes) -> list[bytes]:
-        """The messages that a frame brings, in order."""
+        """Returns the messages that can be delivered after this frame, in order."""
         self._outbox.confirm(head.confirmed)
         if not head.number:
             return []
-        if head.number <= self._told:  # who sends it again has not heard of its confirmation
-            self._told = head.number - 1
+        if head.number <= self._sent_confirmation:  # it was sent again: our confirmation did not arrive
+            self._sent_confirmation = head.number - 1
         return self._inbox.take(head.number, body)
 
     def heard(self, confirmed: int) -> None:
-        """The other end confirms this number, by a message of its own."""
+        """Handle a confirmation that the other end sent in another way than by a frame."""
         self._outbox.confirm(confirmed)
 
     def confirm(self) -> None:
-        """What was received so far is safe: frames say so from now on."""
-        self.confirmed = self._inbox.taken
+        """Confirm all messages received so far: frames carry their number from now on."""
+        self.confirmed = self._inbox.delivered
 
     def overdue(self, now: float) -> list[tuple[Head, bytes]]:
-        """The frames that are to be sent again."""
+        """Returns the frames that must be sent again."""
         return [(self._head(number), body) for number, body in self._outbox.overdue(now)]
 
     def confirmation(self) -> Head:
-        """What stands in a frame that does nothing but confirm."""
+        """Returns the header of a frame that only confirms."""
         return self._head(0)
 
     def _head(self, number: int) -> Head:
-        self._told = self.confirmed
+        self._sent_confirmation = self.confirmed
         return Head(number, self.confirmed)

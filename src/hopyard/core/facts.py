@@ -1,4 +1,4 @@
-"""What the journals of runs and of programs share: the base of their facts, two facts of both, words for numbers that
+"""What the journals of runs and of programs share: the base of their facts, two facts of both, text for numbers that
 JSON lacks, and what tells a journal of one from a journal of the other."""
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import msgspec
 from hopyard.text import escaped_tree
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding of anything may raise."""
+"""The errors that decoding may raise."""
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=True, gc=False):
-    """What every fact has: when it happened, in seconds since the epoch of Unix, by the driver's clock; 0: an agent,
-    which has another clock, leaves that to the driver."""
+    """The base of all facts. `at`: when it happened, in seconds since the epoch of Unix, by the driver's clock; 0: an
+    agent, which has another clock, leaves that to the driver."""
 
     at: float = 0.0
 
 
 class Lost(Fact, frozen=True):
-    """A slot is gone, and what only it held. `fault`: "system": the unit that it worked on may have ended it, which
+    """A slot is gone, with all that only it had. `fault`: "system": the unit that it worked on may have ended it, which
     counts against the unit; "memory": the system killed it because the memory of its host ran out; "data": its host
     cannot keep or read the rows; "store": it did not store a State in time. These two are no fault of the unit."""
 
@@ -44,7 +44,7 @@ Line = TypeVar("Line")
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[Line]):
-    """What a journal has to know of the product whose facts it holds.
+    """What a journal must know about the facts that it holds: those of a run or of a program.
 
     Attributes:
         format: the newest format that can be read.
@@ -65,35 +65,35 @@ _encoder = msgspec.json.Encoder()
 
 
 def as_json(fact: Any, finite: bool = True) -> bytes:
-    """A fact as JSON. `finite`: whether all its numbers are; those that are not become words."""
+    """Returns a fact as JSON. `finite`: whether all its numbers are finite; else the others become text."""
     if not finite:
-        return _encoder.encode(worded(msgspec.to_builtins(fact)))
+        return _encoder.encode(nonfinite_as_text(msgspec.to_builtins(fact)))
     try:
         return _encoder.encode(fact)
-    except UnicodeEncodeError:  # in the words of an error, or in the name of a directory
+    except UnicodeEncodeError:  # in the text of an error, or in the name of a directory
         return _encoder.encode(escaped_tree(msgspec.to_builtins(fact)))
 
 
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def worded(tree: Any) -> Any:
-    """The tree with NaN and infinities as words."""
+def nonfinite_as_text(tree: Any) -> Any:
+    """Returns the tree with NaN and infinities as text."""
     if isinstance(tree, float) and not math.isfinite(tree):
         return "NaN" if math.isnan(tree) else "Infinity" if tree > 0 else "-Infinity"
     if isinstance(tree, dict):
-        return {key: worded(value) for key, value in tree.items()}
+        return {key: nonfinite_as_text(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [worded(value) for value in tree]
+        return [nonfinite_as_text(value) for value in tree]
     return tree
 
 
-def reworded(tree: Any) -> Any:
-    """The reverse of `worded`, of metrics alone: a config may hold such a word itself."""
+def nonfinite_from_text(tree: Any) -> Any:
+    """The reverse of `nonfinite_as_text`, for metrics only: a config may hold such a text itself."""
     if isinstance(tree, str):
-        return _WORDS.get(tree, tree)
+        return _NONFINITE.get(tree, tree)
     if isinstance(tree, dict):
-        return {key: reworded(value) for key, value in tree.items()}
+        return {key: nonfinite_from_text(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [reworded(value) for value in tree]
+        return [nonfinite_from_text(value) for value in tree]
     return tree

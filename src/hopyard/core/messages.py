@@ -1,10 +1,10 @@
-"""What driver and agents say to each other: typed, versioned, MessagePack; never a pickle from an agent.
+"""The messages between driver and agents: typed, versioned, MessagePack; never a pickle from an agent.
 
 Up go `Hello`, `Ready`, `Unfit`, `NoRoom` and facts of the journal (`Checked`, `Done`, `Durable`, `Failed`, `Forgotten`,
 `StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Store`,
-`Examine` and `End`. An agent that is to host a program gets `Host` in the place of `Setup`, and then the messages of
-`programs/messages.py`. All of these are numbered, and resent until they are confirmed (`delivery.py`): two numbers,
-`Head`, stand before them. `GaveUp` has no number, nor has `Beat`, which has a socket of its own.
+`Examine` and `End`. An agent that is to host a program gets `Host` instead of `Setup`, and then the messages of
+`programs/messages.py`. All of these are numbered, and sent again until they are confirmed (`delivery.py`): two
+numbers, `Head`, stand before them. `GaveUp` has no number, nor has `Beat`, which has a socket of its own.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ CurveZMQ adds 33 bytes."""
 
 
 class Card(msgspec.Struct, frozen=True):
-    """What an agent is given when it is started, by pipe: who it is, where home is, and the keys that let it in. Never
-    on a command line, never in a log."""
+    """What an agent receives by pipe when it is started: its slot, the driver's address, and the keys with which it
+    may connect. Never on a command line, never in a log."""
 
     slot: int
     address: str
@@ -56,20 +56,20 @@ class Card(msgspec.Struct, frozen=True):
     stall: float = 0.0
     """Seconds without progress after which the driver ends the agent; 0: it need not make any."""
     incarnation: int = 0
-    """Which process of the slot this is: a number that the process draws for itself. What an earlier process of the
-    slot has sent, and is still on its way, is told from this by its name."""
+    """Which process of the slot this is: a number that the process draws for itself. Messages of an earlier process of
+    the slot that are still on their way are recognized by their socket's name."""
 
     def name(self, socket: str) -> bytes:
-        """By which the driver knows one of the agent's sockets."""
+        """Returns the name by which the driver knows one of the agent's sockets."""
         return f"{socket}{self.slot}.{self.incarnation}".encode()
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type", gc=False):
-    """What all messages are; the tag is the class's name."""
+    """The base of all messages; the tag is the class's name."""
 
 
 class Hello(Message, frozen=True):
-    """Up: an agent dialled."""
+    """Up: an agent has connected."""
 
     slot: int
     format: int = WIRE
@@ -83,7 +83,7 @@ class Ready(Message, frozen=True):
     pid: int
     fingerprint: dict[str, Any] = {}
     device: str = ""
-    """As of `Joined`."""
+    """As in `Joined`."""
     memory: str = ""
     """Equal for agents that share memory."""
     peer: str = ""
@@ -100,7 +100,7 @@ class Unfit(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Up, from an agent's companion: the agent lives, and has come so far. It may be lost: the next one tells more."""
+    """Up, from an agent's companion: the agent lives, and has come so far. It may be lost: the next one has more."""
 
     slot: int
     advanced: int = 0
@@ -108,13 +108,13 @@ class Beat(Message, frozen=True):
     phase: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Index into `liveness.PHASES`."""
     cpu_seconds: float = 0.0
-    """Of the training thread, compilers and child processes, while a model is built or compiled."""
+    """Processor time of the training thread, compilers and child processes, while a model is built or compiled."""
     taken: int = 0
     """The highest number of a message from the driver that the agent took."""
 
 
 class GaveUp(Message, frozen=True):
-    """Up, as the agent's last message: too much of what it said was never confirmed, so it ends."""
+    """Up, as the agent's last message: too much of what it sent was never confirmed, so it ends."""
 
     slot: int
     reason: str
@@ -131,14 +131,14 @@ class NoRoom(Message, frozen=True):
 
 
 class Bulk(msgspec.Struct, frozen=True):
-    """By what agents that may be on other hosts store, give and get States through a network."""
+    """How agents that may be on other hosts store, serve and fetch States through a network."""
 
     depot: str
-    """Address of the driver, for those that cannot reach the States' place; peers have addresses of their own."""
+    """Address of the driver, for agents that cannot reach the store of the States; peers have their own addresses."""
     token: str
-    """Lets in, at all of them."""
+    """The token that all these servers accept."""
     certificate: str = ""
-    """With its key, for connections that are encrypted; empty: none is."""
+    """Certificate with its key, for encrypted connections; empty: no connection is encrypted."""
     encrypt: Encrypt = "between hosts"
 
 
@@ -153,12 +153,12 @@ class Setup(Message, frozen=True):
     store: str
     """URL or path of the States."""
     memory: str
-    """Where shared memory is on the host, and under which name this run has its part of it."""
+    """Where shared memory is on the host, and the name of this run's part of it."""
     run: str
     threads: int
     device: str = "cpu"
     bulk: Bulk | None = None
-    """Of agents that may be on other hosts."""
+    """For agents that may be on other hosts."""
 
 
 class Work(Message, frozen=True):
@@ -167,13 +167,13 @@ class Work(Message, frozen=True):
     unit: Unit
     config: Config
     release: tuple[str, ...] = ()
-    """Places in shared memory that nobody will ask for again."""
+    """Keys in shared memory that nobody will ask for again."""
     peer: str | None = None
     """Address of the agent that has the unit's State, when it is in memory that this agent does not share."""
 
 
 class Store(Message, frozen=True):
-    """Down: store this State next, others cannot take it out of memory. Answered by `Durable` or `Forgotten`."""
+    """Down: store this State next, as others cannot take it out of memory. Answered by `Durable` or `Forgotten`."""
 
     ref: Ref
     memory_key: str
@@ -191,7 +191,7 @@ class End(Message, frozen=True):
 
 
 Hosted = Reserved | Running | Reported | Ended | FeedEndpoint | TensorBoardStarted | RowsTaken | BatchesReady
-"""What comes up from an agent that hosts a program."""
+"""The messages of an agent that hosts a program."""
 Facts = Checked | Done | Durable | Failed | Forgotten | StoreAway | StoreBack
 Up = Hello | Ready | Unfit | Beat | GaveUp | NoRoom | Facts | Hosted
 Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | StopRequested | FeedOrder
@@ -202,14 +202,14 @@ _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 
 def pack(message: Up | Down) -> bytes:
-    """The bytes of a message.
+    """Returns the bytes of a message.
 
     Raises:
-        SpecError: it is larger than LIMIT, so that nobody would take it; names what in it is large.
+        SpecError: it is larger than LIMIT, so that nobody would take it; names what is large in it.
     """
     try:
         data = _encoder.encode(message)
-    except UnicodeEncodeError:  # the words of an error may be anything
+    except UnicodeEncodeError:  # the text of an error may hold anything
         if not isinstance(message, (Checked, Failed, NoRoom, Unfit)):
             raise
         data = _encoder.encode(escaped_tree(msgspec.to_builtins(message)))
@@ -222,7 +222,7 @@ def pack(message: Up | Down) -> bytes:
 
 
 def largest(message: Up | Down) -> str:
-    """What in a message takes most, in words."""
+    """Returns which part of a message takes most bytes, as text for an error."""
     if isinstance(message, Done):
         sizes: dict[str, int] = {}
         for part in message.parts:
@@ -236,15 +236,15 @@ def largest(message: Up | Down) -> str:
 
 
 def framed(head: Head, body: bytes) -> bytes:
-    """What goes over the wire: two numbers of 8 bytes, then the message, if there is one."""
+    """Returns the frame for the wire: two numbers of 8 bytes, then the message, if there is one."""
     return head.number.to_bytes(8, "little") + head.confirmed.to_bytes(8, "little") + body
 
 
 def unframed(data: bytes) -> tuple[Head, bytes]:
-    """Head and message.
+    """Returns head and message of a frame.
 
     Raises:
-        HopyardError: it is none of this version.
+        HopyardError: the bytes are no message of this version.
     """
     if len(data) < HEAD_BYTES:
         raise HopyardError(f"no head of a message of format {WIRE}: {len(data)} bytes")
@@ -252,10 +252,10 @@ def unframed(data: bytes) -> tuple[Head, bytes]:
 
 
 def unpack_up(data: bytes) -> Up:
-    """The message of an agent.
+    """Returns the message of an agent.
 
     Raises:
-        HopyardError: it is none of this version.
+        HopyardError: the bytes are no message of this version.
     """
     try:
         return _up.decode(data)
@@ -264,10 +264,10 @@ def unpack_up(data: bytes) -> Up:
 
 
 def unpack_down(data: bytes) -> Down:
-    """The message of the driver.
+    """Returns the message of the driver.
 
     Raises:
-        HopyardError: it is none of this version.
+        HopyardError: the bytes are no message of this version.
     """
     try:
         return _down.decode(data)

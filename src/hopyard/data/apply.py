@@ -16,7 +16,7 @@ from hopyard.data.encoding.encoder import Encoder, RowOrigin
 from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import NAME, RowTracker
 from hopyard.data.manifest import Field, Manifest
-from hopyard.data.shared.fetch import fixed
+from hopyard.data.shared.fetch import fixed_vocabularies
 from hopyard.data.sources.memory import Arrays, Reader, Table
 from hopyard.data.sources.of import as_array, is_pandas, table_of
 from hopyard.data.sources.source import Source
@@ -26,7 +26,7 @@ from hopyard.formats.arrow import Array, require
 log = logging.getLogger(__name__)
 
 UNKNOWN = -1
-"""In the place of the number of a row that nobody can tell."""
+"""Stands for the number of a row that is not known."""
 TRUSTED = (
     f"the Dataset's transform does not give back the column {NAME!r} that numbers the rows (or not as it was): answers "
     "are taken to stand in the order of the rows that went in. A transform that keeps the columns that it is given has "
@@ -46,47 +46,49 @@ def apply(
     *,
     targets: bool = True,
 ) -> Columns:
-    """The rows of `data` in memory as a model sees them, and which of the rows that went in each of them is.
+    """Returns the rows of `data` in memory as a model sees them, and for each of them the number of its source row.
 
     Args:
         manifest: of the training data; its cache entry is not needed.
-        data: a Dataset (where it has a transform itself, that takes the other's place; its `validation` is not used), a
+        data: a Dataset (its own transform, if any, is used instead of `transform`; its `validation` is not used), a
             pandas DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a dict from column to array, a list of
             dicts, or one array: the single input, or, when that is a list of number columns, these side by side.
-        transform: that of the training Dataset, if it had one. A RowTracker keeps what it found out for the next call.
-        targets: whether to give targets and weights, where their columns are there. Without them (`predict`) the place
-            of each row must be known, with them (`evaluate`) it is enough to know how many there are.
+        transform: that of the training Dataset, if it had one. A RowTracker keeps its findings for the next call.
+        targets: whether to return targets and weights, if their columns exist. Without them (`predict`) the source row
+            of each row must be known; with them (`evaluate`) it is enough to know how many rows there are.
 
     Raises:
         DataError: a column is missing, has another type or shape, holds NaN, or a value that training never saw; the
-            transform doubles rows; it drops or moves some, and does not tell which (without `targets`).
+            transform duplicates rows; or, without `targets`, it drops or moves rows and does not show which.
     """
     if isinstance(data, Dataset) and data.transform is not None:
         transform = data.transform
     tracker = RowTracker(transform) if callable(transform) and not isinstance(transform, RowTracker) else transform
-    read = [c.name for field in manifest.fields if targets or field.role == "inputs" for c in field.columns]
-    chosen: list[Field] = []
+    model_columns = [c.name for field in manifest.fields if targets or field.role == "inputs" for c in field.columns]
+    fields: list[Field] = []
     encoder: Encoder | None = None
-    known = fixed(manifest)
+    vocabularies = fixed_vocabularies(manifest)
     blocks: list[list[Array]] = []
     finisher: FeatureFinalizer | None = None
     places = Places()
     rows = 0
-    for piece, where in _pieces(manifest, data, tracker is not None):
+    for piece, piece_origin in _pieces(manifest, data, tracker is not None):
         if not piece.num_rows:
             continue
-        batch, origin, numbers = piece, where, None
+        batch, origin, numbers = piece, piece_origin, None
         if tracker is not None:
-            origin = RowOrigin(where.name, rows, True)
-            batch, numbers = tracker(piece, places.source_rows, read, f"{where.name}, rows from {where.row}")
+            origin = RowOrigin(piece_origin.name, rows, True)
+            batch, numbers = tracker(
+                piece, places.source_rows, model_columns, f"{piece_origin.name}, rows from {piece_origin.row}"
+            )
         places.add(piece.num_rows, batch.num_rows, numbers)
         rows += batch.num_rows
         if not batch.num_rows:
             continue
         if encoder is None:
-            chosen = _fields(manifest, batch.schema, str(origin), targets)
-            encoder = Encoder(chosen, known, strict=False)
-            finisher = FeatureFinalizer(chosen, known, manifest.standardize)
+            fields = _fields(manifest, batch.schema, str(origin), targets)
+            encoder = Encoder(fields, vocabularies, strict=False)
+            finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize)
         raw = encoder.raw(batch, origin)
         if not encoder.faults and finisher is not None:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])
@@ -94,32 +96,32 @@ def apply(
         raise DataError("no rows were given; give at least one")
     if encoder is None or finisher is None:  # the transform dropped all
         finisher = FeatureFinalizer(
-            [field for field in manifest.fields if field.role == "inputs"], known, manifest.standardize
+            [field for field in manifest.fields if field.role == "inputs"], vocabularies, manifest.standardize
         )
     else:
         encoder.check()
-    found = places.result(rows, ordered=not targets)
+    source_places = places.result(rows, ordered=not targets)
     if tracker is not None and not targets and places.trusted and tracker.moves:
         raise DataError(MOVED)
     if tracker is not None and not targets and places.trusted and not tracker.warned:
         tracker.warned = True
         log.warning(TRUSTED)
-    made: dict[str, dict[str, Array]] = {"inputs": {}, "targets": {}, "weights": {}}
+    arrays: dict[str, dict[str, Array]] = {"inputs": {}, "targets": {}, "weights": {}}
     for number, (field, info) in enumerate(zip(finisher.fields, finisher.infos, strict=True)):
-        whole = aligned((rows, *info.shape), info.dtype)
+        column_array = aligned((rows, *info.shape), info.dtype)
         if blocks:
-            np.concatenate([block[number] for block in blocks], out=whole)
-        made[field.role][field.name] = whole
-    parts = (pack(made["inputs"], "inputs"), pack(made["targets"], "targets"), pack(made["weights"], "weights"))
-    return Columns(*parts, rows, source_rows=places.source_rows, places=found)
+            np.concatenate([block[number] for block in blocks], out=column_array)
+        arrays[field.role][field.name] = column_array
+    parts = (pack(arrays["inputs"], "inputs"), pack(arrays["targets"], "targets"), pack(arrays["weights"], "weights"))
+    return Columns(*parts, rows, source_rows=places.source_rows, places=source_places)
 
 
 class Places:
-    """Which of the rows that went in each row is, collected over batches.
+    """Collects, batch by batch, the number of the source row of each row of the transform's result.
 
     Attributes:
-        source_rows: how many went in so far.
-        trusted: whether the order of a batch was taken to be that of its rows, as the transform does not tell.
+        source_rows: how many rows went into the transform so far.
+        trusted: whether the rows of some batch were assumed to keep their order, as the transform does not show it.
     """
 
     def __init__(self) -> None:
@@ -128,7 +130,8 @@ class Places:
         self._parts: list[Array] = []
 
     def add(self, before: int, after: int, numbers: Array | None) -> None:
-        """A batch of `before` rows became `after` rows; None: nobody can tell which (or all as they were)."""
+        """Records that a batch of `before` rows became `after` rows. `numbers`: their source rows; None: not known, or
+        all rows in their order."""
         if numbers is None and before == after:
             numbers = np.arange(self.source_rows, self.source_rows + before)
             self.trusted = True
@@ -136,23 +139,23 @@ class Places:
         self.source_rows += before
 
     def result(self, rows: int, ordered: bool) -> Array | None:
-        """What `Columns.places` says of the rows.
+        """Returns the value of `Columns.places`.
 
         Raises:
-            DataError: some rows are doubled; or, when `ordered`, it is not known which rows they are.
+            DataError: some rows are duplicated; or, when `ordered`, it is not known which rows they are.
         """
         places = np.concatenate(self._parts)
         if np.array_equal(places, np.arange(self.source_rows)):
             return None
-        lost = int((places == UNKNOWN).sum())
-        known, counts = np.unique(places[places != UNKNOWN], return_counts=True)
+        unknown = int((places == UNKNOWN).sum())
+        numbers, counts = np.unique(places[places != UNKNOWN], return_counts=True)
         if (counts > 1).any() or rows > self.source_rows:
-            which = f"row {known[counts > 1][0]} is there {counts.max()} times; " if (counts > 1).any() else ""
+            repeated = f"row {numbers[counts > 1][0]} is there {counts.max()} times; " if (counts > 1).any() else ""
             raise DataError(
-                f"the Dataset's transform made {rows} rows of {self.source_rows}: {which}predict and evaluate need at "
-                "most one for each row; leave rows that are doubled out of transform=, and double them before"
+                f"the Dataset's transform made {rows} rows of {self.source_rows}: {repeated}predict and evaluate need "
+                "at most one for each row; leave rows that are doubled out of transform=, and double them before"
             )
-        if lost and ordered:
+        if unknown and ordered:
             raise DataError(
                 f"the Dataset's transform made {rows} rows of {self.source_rows}, and nobody can tell which: it does "
                 f"not give back the column {NAME!r} that numbers the rows, or does not give the same twice; let it "
@@ -161,22 +164,22 @@ class Places:
         return places
 
 
-def _fields(manifest: Manifest, schema: pa.Schema, where: str, targets: bool) -> list[Field]:
+def _fields(manifest: Manifest, schema: pa.Schema, source_label: str, targets: bool) -> list[Field]:
     inputs = [field for field in manifest.fields if field.role == "inputs"]
-    require(schema, [column.name for field in inputs for column in field.columns], where)
-    there = set(schema.names)
-    chosen = inputs
+    require(schema, [column.name for field in inputs for column in field.columns], source_label)
+    available = set(schema.names)
+    selected = inputs
     for role in ("targets", "weights"):
         fields = [field for field in manifest.fields if field.role == role]
-        if targets and all(column.name in there for field in fields for column in field.columns):
-            chosen = chosen + fields
-    return chosen
+        if targets and all(column.name in available for field in fields for column in field.columns):
+            selected = selected + fields
+    return selected
 
 
-def _pieces(manifest: Manifest, data: Any, every: bool) -> Iterator[tuple[Any, RowOrigin]]:
-    """The rows before any transform; `every`: all columns, not only those that a model reads."""
+def _pieces(manifest: Manifest, data: Any, all_columns: bool) -> Iterator[tuple[Any, RowOrigin]]:
+    """Yields the rows before any transform. `all_columns`: whether to read more columns than the model needs."""
     names, encoded = None, []
-    if isinstance(data, Dataset) and not every:
+    if isinstance(data, Dataset) and not all_columns:
         columns = [column for field in manifest.fields for column in field.columns]
         names = list(dict.fromkeys(column.name for column in columns))
         encoded = [column.name for column in columns if column.encode]
@@ -196,7 +199,7 @@ def _source(manifest: Manifest, data: Any) -> Source:
 
 
 def _split(manifest: Manifest, array: Array) -> dict[str, Array]:
-    """One array as the columns of the single input."""
+    """Returns one array as the columns of the single input."""
     fields = [field for field in manifest.fields if field.role == "inputs"]
     names = [column.name for field in fields for column in field.columns]
     if len(fields) != 1 or any(column.encode for column in fields[0].columns):
@@ -210,8 +213,8 @@ def _split(manifest: Manifest, array: Array) -> dict[str, Array]:
     widths = [math.prod(column.shape) for column in field.columns]
     if array.ndim != 2 or array.shape[1] != sum(widths):
         raise DataError(f"an array must have shape (rows, {sum(widths)}), for {names}, got {array.shape}")
-    made, start = {}, 0
-    for column, wide in zip(field.columns, widths, strict=True):
-        made[column.name] = array[:, start : start + wide].reshape(len(array), *column.shape)
-        start += wide
-    return made
+    columns, start = {}, 0
+    for column, width in zip(field.columns, widths, strict=True):
+        columns[column.name] = array[:, start : start + width].reshape(len(array), *column.shape)
+        start += width
+    return columns

@@ -15,7 +15,7 @@ ALIGN = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> Array:
-    """An uninitialised C-contiguous array of `shape` whose first byte lies at a multiple of 64."""
+    """Returns an uninitialised C-contiguous array of `shape` whose first byte lies at a multiple of 64."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     raw = np.empty(size + ALIGN, np.uint8)
@@ -37,8 +37,8 @@ class Columns:
         targets: array of shape (rows, …), a dict of such, or None.
         weights: float32 array of shape (rows,), or None.
         rows: how many.
-        source_rows: of what `predict` or `evaluate` was given, how many rows went in; None for a partition.
-        places: int64 array of shape (rows,): which of the rows that went in each row is; −1 where nobody can tell. None
+        source_rows: how many rows `predict` or `evaluate` was given; None for a partition.
+        places: int64 array of shape (rows,): the number of the source row of each row; −1 where it is not known. None
             where row i is row i.
         pin: keeps the cache entry from eviction for as long as this object lives; None when there is no entry.
     """
@@ -53,12 +53,12 @@ class Columns:
 
 
 def own(part: Any) -> Any:
-    """A dict of arrays as a dict of its own: who takes entries out of it changes no other. All else as it is."""
+    """Returns a copy of a dict of arrays, so that removing entries changes no other dict; anything else unchanged."""
     return dict(part) if isinstance(part, dict) else part
 
 
 def pack(arrays: dict[str, Array], single: str) -> Any:
-    """Arrays by name as Columns has them: none is None, one that has the name `single` is bare, else the dict."""
+    """Returns arrays as Columns has them: None if there are none, one array if its name is `single`, else the dict."""
     if not arrays:
         return None
     return arrays[single] if list(arrays) == [single] else arrays

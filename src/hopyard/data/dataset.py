@@ -1,4 +1,4 @@
-"""What the user names: rows, which columns of them, and how they are cut. Nothing is read before `prepare`."""
+"""Data sets as the user names them: rows, columns, and how they are cut. Nothing is read before `prepare`."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class Dataset:
 
     Which row goes where depends on (seed, row number) alone: a keyed hash of (seed, n) picks the validation rows, n
     counting rows after the transform; of what remains, the j-th row goes to partition j mod P. Partitions differ by at
-    most one row. With key=, and always of a Spark DataFrame, whose rows have no number, a row's name takes the number's
-    place: a keyed hash of its key, or of all that is read of it (features, label, weight, validation), after the
+    most one row. With key=, and always for a Spark DataFrame, whose rows have no number, a row's name is used
+    instead: a keyed hash of its key, or of all that is read of it (features, label, weight, validation), after the
     transform. It picks the validation rows and the partition, and orders the rows, so neither files nor the order of
     rows matter, and partitions differ as independent draws do. Without key=, another choice of columns is another
     split.
 
-    A pickle of it is small: files go as paths; rows in memory stay behind, and the copy finds them in the cache.
+    A pickle of it is small: files are pickled as paths; rows in memory are not, and the copy finds them in the cache.
     """
 
     rows: InputRows
@@ -127,8 +127,8 @@ class Dataset:
         transform, columns that some of the files lack are null there; without one, each file needs what is read.
 
         Args:
-            source: a path, glob, directory or fsspec URL, or a list of these. Of directories and globs, what begins
-                with "_" or "." is left out.
+            source: a path, glob, directory or fsspec URL, or a list of these. In directories and globs, names that
+                begin with "_" or "." are left out.
 
         Raises:
             SpecError, DataError: a value is not allowed, no file matches, or a column is not there.
@@ -151,9 +151,9 @@ class Dataset:
         one that a record lacks is null there. Names that end with ".gz" are decompressed.
 
         Args:
-            source: a path, glob, directory or fsspec URL, or a list of these. Of directories and globs, what begins
-                with "_" or "." is left out.
-            binary_features: features of bytes that are no text.
+            source: a path, glob, directory or fsspec URL, or a list of these. In directories and globs, names that
+                begin with "_" or "." are left out.
+            binary_features: features of bytes that are not text.
 
         Raises:
             SpecError, DataError: a value is not allowed, or no file matches. A file that is damaged or no TFRecord
@@ -164,7 +164,7 @@ class Dataset:
     @classmethod
     @takes(TableOptions)
     def arrow(cls, source: Any, **options: Unpack[TableOptions]) -> Dataset:
-        """Rows of Arrow.
+        """Rows from Arrow.
 
         Args:
             source: a pyarrow Table, RecordBatch or RecordBatchReader, or an iterable of record batches (read once,
@@ -175,7 +175,7 @@ class Dataset:
     @classmethod
     @takes(TableOptions)
     def pandas(cls, frame: Any, **options: Unpack[TableOptions]) -> Dataset:
-        """Rows of pandas.
+        """Rows from pandas.
 
         Args:
             frame: a DataFrame; its index is not used.
@@ -235,14 +235,14 @@ class Dataset:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], *, cache_bytes: int = CACHE_BYTES) -> Dataset:
-        """What Dataset.spark wrote, from any process that can read it.
+        """Opens what Dataset.spark wrote, from any process that can read it.
 
         Args:
             url: its `.url`: a path or fsspec URL, the same for all hosts.
             cache_bytes: the cache evicts what was used longest ago beyond this.
 
         Raises:
-            DataError: there is none.
+            DataError: there is no data set.
         """
         source = MaterializedSource(absolute(url))
         source.prepare(cache_bytes)
@@ -251,7 +251,7 @@ class Dataset:
     @classmethod
     @takes(ItemOptions)
     def _of(cls, source: Source, schema: pa.Schema | None, **options: Unpack[ItemOptions]) -> Dataset:
-        """Rows that this process reads; `schema`: before any transform, if it is known."""
+        """Returns a Dataset of rows that this process reads. `schema`: that before any transform, if it is known."""
         validation, assign = options["validation"], options["assign"]
         second = validation if isinstance(validation, Dataset) else None
         build = _build_options(options, validation, "a Dataset", second=second is not None, assign=assign)
@@ -263,7 +263,7 @@ class Dataset:
         return cls(rows, build, None if second is None else second.rows, options["cache_bytes"])
 
     def _check_validates(self, first: BuildOptions) -> None:
-        """Raises SpecError unless these rows can validate what trains on others."""
+        """Raises SpecError unless these rows can be the validation rows of `first`."""
         if self.options is None:
             assert self.url is not None
             refuse(self.url)
@@ -276,12 +276,12 @@ class Dataset:
 
     @property
     def transform(self) -> Transform | None:
-        """The user's."""
+        """The user's transform, if any."""
         return self.rows.transform
 
     @property
     def url(self) -> str | None:
-        """Where a data set of Dataset.spark or Dataset.open is, or will be."""
+        """The path or URL where a data set of Dataset.spark or Dataset.open is, or will be."""
         source = self.rows.source
         return source.url if isinstance(source, SupportsPrepare) else None
 
@@ -305,18 +305,18 @@ class Dataset:
         return self
 
     def __deepcopy__(self, memo: Any) -> Dataset:
-        """Nothing in it changes, and a copy by pickle would leave rows in memory behind."""
+        """Returns itself: nothing in it changes, and a copy by pickle would lose rows in memory."""
         return self
 
 
 def _build_options(
-    options: ItemOptions | FrameOptions, validation: Any, other: str, *, second: bool, assign: Assign
+    options: ItemOptions | FrameOptions, validation: Any, alternative: str, *, second: bool, assign: Assign
 ) -> BuildOptions:
-    """What the keywords say of how rows are cut; `second`: whether `validation` is `other`, a source of its own."""
+    """Returns the options of the keywords; `second`: whether `validation` is `alternative`, a source of its own."""
     column = validation if isinstance(validation, str) else None
     share = 0.0
     if column is None and not second:
-        share = fraction("validation", validation, f"the name of a column of true and false, or {other}")
+        share = fraction("validation", validation, f"the name of a column of true and false, or {alternative}")
     spec = columns(
         features=options["features"],
         label=options["label"],

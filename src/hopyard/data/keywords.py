@@ -83,15 +83,15 @@ def takes(options: type) -> Callable[[F], F]:
     """
 
     def default(name: str) -> Any:
-        known = OPTIONS[name].default
+        value = OPTIONS[name].default
         required = name in options.__required_keys__  # type: ignore[attr-defined]
-        return None if known is Parameter.empty and not required else known
+        return None if value is Parameter.empty and not required else value
 
     def decorate(function: F) -> F:
-        bare = signature(function)
-        own = [one for one in bare.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        own_signature = signature(function)
+        own_parameters = [one for one in own_signature.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
         names = [name for name in OPTIONS if name in options.__annotations__]
-        more = [
+        shared_parameters = [
             Parameter(
                 name,
                 Parameter.KEYWORD_ONLY,
@@ -100,21 +100,21 @@ def takes(options: type) -> Callable[[F], F]:
             )
             for name in names
         ]
-        full = bare.replace(parameters=[*own, *more])
+        full_signature = own_signature.replace(parameters=[*own_parameters, *shared_parameters])
 
         @wraps(function)
         def called(*positional: Any, **named: Any) -> Any:
-            for name in named.keys() - full.parameters.keys():
-                others = [other for other in full.parameters if other != "cls"]
+            for name in named.keys() - full_signature.parameters.keys():
+                others = [other for other in full_signature.parameters if other != "cls"]
                 raise TypeError(f"{function.__qualname__} takes no argument {name!r}{closest(name, others)}")
             try:
-                bound = full.bind(*positional, **named)
+                bound = full_signature.bind(*positional, **named)
             except TypeError as error:
                 raise TypeError(f"{function.__qualname__}: {error}") from None
             bound.apply_defaults()
             return function(*bound.args, **bound.kwargs)
 
-        called.__signature__ = full  # type: ignore[attr-defined]
+        called.__signature__ = full_signature  # type: ignore[attr-defined]
         called.__doc__ = _with_texts(cleandoc(function.__doc__ or ""), names)
         return cast(F, called)
 

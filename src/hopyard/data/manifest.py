@@ -1,4 +1,4 @@
-"""What a prepared data set is: its partitions, the shape of its columns, and how to encode more rows the same way.
+"""Describes a prepared data set: its partitions, the shape of its columns, and how to encode more rows the same way.
 
 The manifest is one JSON file. Its copies (in run directories, beside saved models) are as good as the first: they
 point at the cache entry, and `data.apply` needs nothing but the manifest.
@@ -24,7 +24,7 @@ FORMAT = 2
 FILE = "manifest.json"
 
 Value = bool | int | float | str
-"""What a vocabulary may hold."""
+"""A value of a vocabulary."""
 
 Role = Literal["inputs", "targets", "weights"]
 
@@ -120,7 +120,7 @@ class RowNames(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A materialisation: rows that lie in a shared place, and come to a host when they are needed there."""
+    """A materialisation: rows on shared storage, which a host fetches when it needs them."""
 
     url: str
     """The folder: an absolute path that all hosts share, or a URL."""
@@ -142,8 +142,8 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     key: Key
     """Names the cache entry: a hash of what it was made from."""
     path: str
-    """Absolute directory of the cache entry. Where `stored` is given: a directory in the cache that partitions go to;
-    empty: each host's own."""
+    """Absolute directory of the cache entry. With `stored`: the cache directory for fetched partitions; empty: each
+    host's own."""
     digest: str
     """BLAKE3 over everything that decides the content: equal digests, equal batches."""
     train: list[PartitionInfo]
@@ -162,7 +162,7 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     """Columns of the source that are used."""
     sources: list[SourceInfo]
     stored: Stored | None = None
-    """Where the rows are, when not in the cache entry."""
+    """Where the rows are, if not in the cache entry."""
     row_names: RowNames | None = None
     """How rows went to partitions by their names; None: they went by their number."""
 
@@ -216,7 +216,7 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
 
 
 def split(manifest: Manifest) -> str:
-    """What decided which rows validate, and which partition a row is in, in words."""
+    """Describes what decided which rows validate, and which partition a row is in."""
     if manifest.row_names is None:
         return "by the number of the row"
     if manifest.row_names.key:
@@ -225,7 +225,7 @@ def split(manifest: Manifest) -> str:
 
 
 def difference(then: Manifest, now: Manifest) -> str:
-    """How two data sets differ, in words; empty: they do not."""
+    """Describes how two data sets differ; empty: they do not."""
     if then.digest == now.digest:
         return ""
     if more := now.rows - then.rows:
@@ -238,7 +238,7 @@ def difference(then: Manifest, now: Manifest) -> str:
 
 
 def gone(manifest: Manifest) -> str:
-    """The message for a cache entry that is not there any more."""
+    """Returns the message for a cache entry that no longer exists."""
     return (
         f"the prepared partitions are gone: {manifest.path} (evicted, deleted, or made on another host); "
         f"call prepare() on the Dataset again, on this host"
@@ -246,25 +246,25 @@ def gone(manifest: Manifest) -> str:
 
 
 def folder_name(kind: str, partition: int) -> str:
-    """The folder of one partition within its cache entry."""
+    """Returns the name of the folder of one partition within its cache entry."""
     return f"{kind}-{partition:05d}"
 
 
 def file_name(role: str, number: int) -> str:
-    """The file of one array within its partition: numbered, because names of inputs may be anything."""
+    """Returns the name of the file of one array within its partition: numbered, as names of inputs may be anything."""
     return f"{role}-{number}.npy"
 
 
 def file_names(fields: Sequence[Field]) -> list[str]:
-    """The files of the arrays of these fields, in their order."""
+    """Returns the names of the files of the arrays of these fields, in their order."""
     roles = [field.role for field in fields]
     return [file_name(role, roles[:at].count(role)) for at, role in enumerate(roles)]
 
 
 def content_digest(manifest: Manifest) -> str:
-    """The digest of what decides the batches: row shapes, dtypes and digests of partitions, and the encoding."""
-    keep = (
-        1,  # of what is kept here; another number is another digest for every data set
+    """Returns the digest of what decides the batches: row shapes, dtypes, digests of partitions, and the encoding."""
+    parts = (
+        1,  # version of this tuple; another number changes the digest of every data set
         [(part.rows, part.digest) for part in manifest.train],
         [(part.rows, part.digest) for part in manifest.validate],
         manifest.inputs,
@@ -278,4 +278,4 @@ def content_digest(manifest: Manifest) -> str:
             for f in manifest.fields
         ],
     )
-    return blake3(msgspec.json.encode(keep, order="deterministic")).hexdigest()
+    return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()

@@ -23,13 +23,13 @@ HEADER = 256
 
 _BLOCK = 1 << 20
 """Bytes that are read at once to be compared: they stay in the second-level cache."""
-_SAME: dict[tuple[int, int], tuple[int, int]] = {}
+_VERIFIED: dict[tuple[int, int], tuple[int, int]] = {}
 """Size and time of each file whose data this process has written or compared, by device and inode. `Appender` and
 `compare` alone use it."""
 
 
 def header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """The first HEADER bytes of a .npy file, format 1.0."""
+    """Returns the first HEADER bytes of a .npy file, format 1.0."""
     text = f"{{'descr': {np.lib.format.dtype_to_descr(dtype)!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + text.ljust(HEADER - 11).encode() + b"\n"
 
@@ -45,26 +45,26 @@ class Appender:
         self._write([bytes(HEADER)])
 
     def append(self, rows: Array) -> None:
-        """Takes C-contiguous rows of shape (n, *shape)."""
+        """Appends C-contiguous rows of shape (n, *shape)."""
         data = rows.reshape(-1).view(np.uint8).data
         self._hash.update(data)
         self._write([data])
         self.rows += len(rows)
 
     def finish(self) -> str:
-        """Writes the header, closes, gives the BLAKE3 of the data."""
+        """Writes the header, closes the file and returns the BLAKE3 of the data."""
         self.close()
         file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.pwrite(file, header((self.rows, *self._shape), self._dtype), 0)
-            which, mark = _marks(file)
-            _SAME[which] = mark
+            inode, version = _inode_and_version(file)
+            _VERIFIED[inode] = version
         finally:
             os.close(file)
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """No error when closed already."""
+        """Closes the file; may be called twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -73,9 +73,9 @@ class Appender:
         if self._file < 0:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         for part in parts:
-            left = memoryview(part)
-            while left:
-                left = left[os.write(self._file, left) :]
+            unwritten = memoryview(part)
+            while unwritten:
+                unwritten = unwritten[os.write(self._file, unwritten) :]
         if not self._keep:
             self.close()
 
@@ -84,15 +84,15 @@ def compare(path: Path, digest: str) -> None:
     """Compares the data of a file with the digest that `Appender.finish` gave. A file that this process wrote or
     compared is not read again while it has the same inode, size and time.
 
-    The file is read, not mapped: what a broken disk says is an error then, and no signal.
+    The file is read, not mapped: a broken disk then causes an error, not a signal.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: its data is other than what was written.
+        ValueError: its data is not what was written.
     """
     with path.open("rb", buffering=0) as file:
-        which, mark = _marks(file.fileno())
-        if _SAME.get(which) == mark:
+        inode, version = _inode_and_version(file.fileno())
+        if _VERIFIED.get(inode) == version:
             return
         hasher, block = blake3(), memoryview(bytearray(_BLOCK))
         file.seek(HEADER)
@@ -101,20 +101,20 @@ def compare(path: Path, digest: str) -> None:
             meter.advance(count)
     if hasher.hexdigest() != digest:
         raise ValueError(f"the data of {path.name} has another digest than when it was written")
-    _SAME[which] = mark
+    _VERIFIED[inode] = version
 
 
-def _marks(file: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    there = os.fstat(file)
-    return (there.st_dev, there.st_ino), (there.st_size, there.st_mtime_ns)
+def _inode_and_version(file: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    status = os.fstat(file)
+    return (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
 
 
 def map_npy(path: Path, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """The rows of a file that Appender wrote, mapped privately: shape (rows, *shape), 64-byte aligned.
+    """Maps the rows of a file that Appender wrote, privately: shape (rows, *shape), 64-byte aligned.
 
     Raises:
         OSError: no such file.
-        ValueError: its size or header is another.
+        ValueError: its size or header is wrong.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

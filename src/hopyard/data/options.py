@@ -1,4 +1,4 @@
-"""What the user says of a data set, checked when it is made: its columns by name, and how it is cut. Knows no types."""
+"""The options of a data set, checked when it is named: its columns by name, and how it is cut. Knows no types."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BuildOptions:
         assign: how rows go to partitions.
         validates: whether there are to be validation rows.
         fraction: share of the rows that validate; 0: none, or a column or a second data set names them.
-        seed: of that choice.
+        seed: decides which rows those are.
 
     Raises:
         SpecError: a value is not allowed.
@@ -92,7 +92,7 @@ class BuildOptions:
 def columns(
     *, features: Any, label: Any, weight: Any, validation: str | None, encode: Any, standardize: Any, key: Any = None
 ) -> ColumnSpec:
-    """Checks what the user wrote and gives it one form.
+    """Checks what the user wrote and returns it in one form.
 
     Raises:
         SpecError: names the argument, its value and what is allowed.

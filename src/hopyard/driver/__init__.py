@@ -1,1 +1,1 @@
-"""What runs in the user's process: the loop around the machine, and what the user holds of a run."""
+"""What runs in the user's process: the loops around the machines, and the user's objects of runs and programs."""

@@ -1,8 +1,8 @@
-"""How facts take effect, in a run and in a program: machine, journal, then what follows from them.
+"""How facts take effect, in a run and in a program: first the machine, then the journal, then the effects.
 
 All facts that one receive brought, and the decisions that follow from them, reach the disk by one `fdatasync` before
 any of them has an effect. If the disk is full the loop ends: the machine is ahead of the journal then, and is thrown
-away; who goes on from the journal folds it anew.
+away; a driver that goes on from the journal folds it anew.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Command = TypeVar("Command")
 
 
 class Clock:
-    """Seconds since the epoch of Unix that never run backwards, but stand while the driver does."""
+    """Seconds since the Unix epoch that never run backwards, and stand still while the driver does."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
 
     def now(self) -> float:
-        """The time, in whole microseconds: a journal has millions of times."""
+        """Return the time in whole microseconds, which keeps it short: a journal has millions of times."""
         return round(self._offset + time.monotonic(), 6)
 
     def skip(self, seconds: float) -> None:
-        """Time in which the driver did not run does not count: no deadline passes in it."""
+        """Leave out time in which the driver did not run: no deadline passes in it."""
         self._offset -= seconds
 
 
@@ -41,13 +41,13 @@ def commit(
     journal: Journal[Line],
     link: Link,
 ) -> tuple[list[Line], list[Command]]:
-    """Tell a machine of events, journal them, and confirm to the agents what they said.
+    """Pass events to a machine, journal them, and confirm to the agents what they sent.
 
     Args:
-        events: one after the other, each asked for when the machine has the one before it.
-        handle: of the machine: what it commands then.
-        journaled: the lines of an event and of what was commanded.
-        journal: takes them all at once.
+        events: the events; each is asked for when the machine has handled the one before it.
+        handle: method of the machine that returns its commands for an event.
+        journaled: returns the lines of an event and of its commands.
+        journal: gets all lines at once.
         link: to the agents.
 
     Returns:
@@ -59,9 +59,9 @@ def commit(
     lines: list[Line] = []
     commands: list[Command] = []
     for event in events:
-        followed = handle(event)
-        commands += followed
-        lines += journaled(event, followed)
+        decided = handle(event)
+        commands += decided
+        lines += journaled(event, decided)
     journal.append(lines)
     link.confirm()
     return lines, commands

@@ -1,4 +1,4 @@
-"""The directory of a run or a program: locked before anything in it is looked at, left alone by whoever is refused."""
+"""The directory of a run or a program: locked before it is read; a driver that is refused leaves it as it is."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hopyard.system.files import FULL
 
 @contextlib.contextmanager
 def claimed(directory: str | Path | None) -> Iterator[tuple[Layout, Lock]]:
-    """The directory, made if need be, and its lock, which stays held. Whoever raises inside leaves no trace of having
-    been there: what was made is removed, and the lock given back.
+    """Make the directory if need be, and lock it; the lock stays held. If the body raises, no trace is left: the lock
+    is freed, and the directory is removed if it was made here.
 
     Args:
-        directory: None: one under `runs/` that nobody has.
+        directory: its path; None: one under `runs/` that nobody has.
 
     Raises:
         RunDirectoryError: another driver holds the lock; no directory can be made there.
         ResourceError: there is no room.
     """
-    layout, lock, made = _claim(directory)
+    layout, lock, created = _claim(directory)
     try:
         yield layout, lock
     except BaseException:
         with contextlib.suppress(OSError):
             lock.withdraw()
-            if made:
+            if created:
                 layout.root.rmdir()  # unless something was written there
         raise
 
@@ -41,28 +41,28 @@ def _claim(directory: str | Path | None) -> tuple[Layout, Lock, bool]:
         with room(layout.root):
             try:
                 layout.root.mkdir(parents=True)
-                made = True
+                created = True
             except FileExistsError:
                 if directory is None:  # another process has drawn the same name
                     continue
-                made = False
+                created = False
             if not layout.root.is_dir():
                 raise refused(layout)
             try:
-                return layout, Lock(layout.lock), made
-            except FileNotFoundError:  # removed by whoever was refused there
+                return layout, Lock(layout.lock), created
+            except FileNotFoundError:  # a driver that was refused has removed it
                 continue
 
 
 def refused(layout: Layout) -> RunDirectoryError:
-    """There is something else in the directory."""
+    """Return the error for a directory that holds something else."""
     return RunDirectoryError(
         f"directory = {str(layout.root)!r} exists: give another, or resume=True to go on with the run in it"
     )
 
 
 def not_whole(path: Path, error: Exception) -> RunDirectoryError:
-    """A file of a run directory is missing, or damaged."""
+    """Return the error for a file of a run directory that is missing or damaged."""
     why = error.strerror if isinstance(error, OSError) else error
     return RunDirectoryError(
         f"{path}: {why}; the run directory is not whole: copy it again from where it is, or start the run in another"
@@ -71,7 +71,8 @@ def not_whole(path: Path, error: Exception) -> RunDirectoryError:
 
 @contextlib.contextmanager
 def room(root: Path) -> Iterator[None]:
-    """A full disk is no defect: exit 4, not a traceback; nor is a place that this user may not write to."""
+    """Turn an `OSError` into an error for the user: a full disk is no defect (exit 4, not a traceback), nor is a
+    directory that this user may not write to."""
     try:
         yield
     except OSError as error:
@@ -88,7 +89,7 @@ def room(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def freed_on_error(lock: Lock) -> Iterator[None]:
-    """Whoever fails before the loop has the lock gives it back."""
+    """Free the lock when the body raises, before the loop has taken it over."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""The link of a run without processes: its worker runs in this very one."""
+"""The link of a run without other processes: its worker runs in this one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hopyard.training.build import undisturbed
 
 
 class InProcess:
-    """The worker in this process: what is sent is run when the answer is asked for."""
+    """The worker in this process: it handles a message when its answer is asked for."""
 
     def __init__(self, setup: Callable[[str], Setup]) -> None:
         self._setup = setup("cpu")
@@ -39,16 +39,16 @@ class InProcess:
         self._slot = slot
         try:
             self._service = assemble(slot, self._setup, self._outbox.put)
-        except Exception as error:  # noqa: BLE001 - told to the user as any agent would
+        except Exception as error:  # noqa: BLE001 - reported to the user as any agent would
             self._outbox.put(unfit(slot, error))
             return
         with undisturbed():
             self._service.worker.prepare()
-            told = fingerprint()
-        self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), told))
+            worker_fingerprint = fingerprint()
+        self._outbox.put(Ready(slot, socket.gethostname(), os.getpid(), worker_fingerprint))
 
     def end(self, slot: int) -> None:
-        """Let go of the worker; what it has to store is stored."""
+        """Close the worker, once it has stored what it has to store."""
         self._slot = -1
         if self._service is not None:
             self._service.close()
@@ -60,7 +60,7 @@ class InProcess:
             self._inbox.append((slot, message))
 
     def receive(self, seconds: float) -> list[Up | Gone]:
-        """Run what is in the inbox, or wait for the background to say something."""
+        """Handle a message of the inbox if there is one, then return what the worker and its background sent."""
         if self._inbox:
             _, message = self._inbox.popleft()
             if self._service is not None and isinstance(message, (Work, Store, Examine)):
@@ -68,25 +68,25 @@ class InProcess:
                     answers = self._service.do(message)
                 for answer in answers:
                     self._outbox.put(answer)
-        heard: list[Up | Gone] = []
+        messages: list[Up | Gone] = []
         with contextlib.suppress(queue.Empty):
-            heard.append(self._outbox.get(timeout=max(seconds, 0.001)))
+            messages.append(self._outbox.get(timeout=max(seconds, 0.001)))
             while True:
-                heard.append(self._outbox.get_nowait())
-        return heard
+                messages.append(self._outbox.get_nowait())
+        return messages
 
     def confirm(self) -> None:
-        """Nothing is lost on the way here."""
+        """Do nothing: no message is lost here."""
 
     def paused(self) -> float:
-        """Nobody waits for anybody here."""
+        """Return 0: nobody waits for anybody here."""
         return 0.0
 
     def stalls(self) -> dict[int, Stall]:
-        """Nobody looks at a worker while it works."""
+        """Return none: nobody looks at a worker while it works."""
         return {}
 
     def close(self) -> None:
-        """Store what is an epoch's end, give shared memory back."""
+        """Store the States of epochs' ends, and give shared memory back."""
         if self._service is not None:
             self._service.close()

@@ -1,4 +1,4 @@
-"""What the loops of a run and of a program talk to their agents through."""
+"""The protocol by which the loops of a run and of a program talk to their agents."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Link(Protocol):
-    """What the loop talks through."""
+    """The connection of a loop to its agents."""
 
     def start(self, slot: int) -> None:
-        """Bring up an agent; `Ready` follows."""
+        """Start an agent; `Ready` follows."""
         ...
 
     def end(self, slot: int) -> None:
@@ -31,25 +31,25 @@ class Link(Protocol):
         ...
 
     def send(self, slot: int, message: Down) -> None:
-        """Say something to an agent."""
+        """Send a message to an agent."""
         ...
 
     def receive(self, seconds: float) -> list[Up | Gone]:
-        """All that arrived, waiting up to `seconds` for the first of it."""
+        """Return all that arrived, after waiting up to `seconds` for the first message."""
         ...
 
     def confirm(self) -> None:
-        """All that `receive` gave is on disk: the agents may forget it."""
+        """Confirm all that `receive` returned, which is on disk now: the agents may forget it."""
         ...
 
     def paused(self) -> float:
-        """Seconds since last asked in which this process did not run (stopped, or the machine was): nobody's fault."""
+        """Return the seconds since the last call in which this process, or the machine, was stopped: nobody's fault."""
         ...
 
     def stalls(self) -> dict[int, Stall]:
-        """Slots of which people should know that they make no progress."""
+        """Return the slots of which people should know that they make no progress."""
         ...
 
     def close(self) -> None:
-        """Tell all to end, see that they do."""
+        """Tell all agents to end, and see that they do."""
         ...

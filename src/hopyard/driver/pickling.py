@@ -1,4 +1,4 @@
-"""The one pickle of a run directory: recipe, data set, space, search and engine, as the user gave them.
+"""The one pickle of a run directory: recipe, data set, space, search and engine, as the user passed them.
 
 The user's modules go by value and libraries by name, see `code.pickling`.
 """
@@ -21,7 +21,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """What the user gave."""
+    """The parts of a run that the user passed."""
 
     recipe: Any
     data: Any
@@ -30,8 +30,8 @@ class RunInputs:
     engine: Any
 
 
-def dump(value: Any, what: str, where: str = "the recipe") -> bytes:
-    """Its pickle.
+def dump(value: Any, name: str, function: str = "the recipe") -> bytes:
+    """Pickle a value. An error calls it `name`, and says that open files and the like can be made inside `function`.
 
     Raises:
         SpecError: it cannot be pickled; names the reason.
@@ -40,13 +40,13 @@ def dump(value: Any, what: str, where: str = "the recipe") -> bytes:
         return dumps(value)
     except Exception as error:
         raise SpecError(
-            f"{what} cannot be pickled: {type(error).__name__}: {error}. It must not hold open files, locks, "
-            f"connections, sessions or generators: make them inside {where}"
+            f"{name} cannot be pickled: {type(error).__name__}: {error}. It must not hold open files, locks, "
+            f"connections, sessions or generators: make them inside {function}"
         ) from error
 
 
 def load(path: Path, python: str) -> Any:
-    """What `dump` gave, from a file of a run that Python `python` wrote.
+    """Read what `dump` pickled from a file of a run that Python `python` wrote.
 
     Raises:
         RunDirectoryError: another Python, no file, or a module that it needs is not there.

@@ -1,6 +1,6 @@
-"""The driver's end of the wire: a socket that agents dial.
+"""The driver's end of the wire: a ZeroMQ socket to which agents connect.
 
-ZeroMQ with CURVE keys made for the run: whoever does not know them is dropped before a byte of theirs is decoded.
+Its CURVE keys are made for the run: a peer that does not know them is dropped before a byte of its messages is decoded.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from hopyard.system.network import address_to_bind, joined
 log = logging.getLogger(__name__)
 
 BEATS = 6
-"""Heartbeats in `heartbeat_timeout`, and in `stall_timeout`, at least."""
+"""Least number of heartbeats in `heartbeat_timeout`, and in `stall_timeout`."""
 LOOK_AT_LEAST = 1.0
-"""Seconds after which all agents are looked at though nothing arrived: not every time-out of an engine has a
-descriptor that ends the waiting."""
+"""Seconds after which all agents are checked even if nothing arrived: not every time-out of an engine has a descriptor
+that ends the waiting."""
 LOOK_SECONDS = 0.05
-"""Between two looks at all agents, at most, however much arrives: each look costs some µs for each of them."""
+"""Least seconds between two checks of all agents while messages arrive: a check costs some µs for each agent."""
 UNCONFIRMED = 600.0
-"""Seconds in which an agent that need not make progress, as one of a program, must confirm what it is told."""
+"""Seconds in which an agent that need not make progress, such as one of a program, must confirm a message."""
 _POLLIN, _EVENTS, _RCVMORE = int(zmq.POLLIN), int(zmq.EVENTS), int(zmq.RCVMORE)
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
-"""As plain numbers: to combine two of pyzmq's costs more than the call for which it is done."""
+"""Plain integers: to combine two of pyzmq's flags costs more than the call for which it is done."""
 BEAT_SECONDS = 2.5
-"""Between heartbeats, at most: a worker that hangs is found within two of them."""
+"""Most seconds between two heartbeats: a worker that hangs is found within two of them."""
 
 
 SIDE_MESSAGES: tuple[type[Any], ...] = (Store,)
-"""What an agent is told in the middle of a unit."""
+"""Messages that an agent reads in the middle of a unit."""
 
 
 class Peer:
-    """An agent that has dialled, by two sockets: one for units, and one that it reads at any time."""
+    """An agent that has connected, with two sockets: one for units, and one that it reads at any time."""
 
     __slots__ = ("delivery", "excused", "main", "name", "side", "slot")
 
@@ -76,10 +76,10 @@ class Peer:
         self.main, self.side = b"w" + name, b"s" + name
         self.delivery = Delivery(patience)
         self.excused = -math.inf
-        """Until when nobody could expect that it confirms what it was told."""
+        """The time until which nobody could expect it to confirm messages."""
 
     def mute(self, now: float, stall_timeout: float | None) -> str:
-        """Why it counts as out of reach; "" when it does not."""
+        """Return why it counts as out of reach; "" when it does not."""
         seconds = now - max(self.delivery.since, self.excused)
         if seconds < (UNCONFIRMED if stall_timeout is None else stall_timeout):
             return ""
@@ -91,15 +91,15 @@ class Peer:
 
 
 class Router:
-    """A socket for agents that dial home. What is sent to an agent arrives, once and in order, and so does what the
-    agent sends (`core/delivery.py`), as long as both live.
+    """The socket to which agents connect. Messages to an agent arrive once and in order, and so do messages from it
+    (`core/delivery.py`), as long as both live.
 
     Args:
-        engine: brings agents up.
-        setup: slot's device → what each agent is told once: of a run, or of a program.
+        engine: starts the agents.
+        setup: device of a slot → the message that its agent gets once, about a run or a program.
         log_of: slot → its log.
-        heartbeat_timeout: seconds after which an agent that says nothing is lost.
-        stall_timeout: seconds after which one that makes no progress is lost; None: it need not make any.
+        heartbeat_timeout: seconds after which an agent that sends nothing is lost.
+        stall_timeout: seconds after which an agent that makes no progress is lost; None: it need not make any.
     """
 
     def __init__(
@@ -132,32 +132,32 @@ class Router:
         self._router.setsockopt(zmq.RCVHWM, 0)
         for option, value in KEEPALIVE.items():
             self._router.setsockopt(option, value)
-        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who dials again, as its connection broke, is let in at once
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent whose connection broke is let in again at once
         try:
             host, port = engine.address
             port = _bound(self._router, host, port)
 
-            def card(slot: int) -> bytes:
+            def card_of(slot: int) -> bytes:
                 keys = server_public.decode(), public.decode(), secret.decode()
-                home = f"tcp://{joined(host, port)}"
-                return msgspec.json.encode(Card(slot, home, *keys, beat=beat, stall=stall_timeout or 0.0)) + b"\n"
+                url = f"tcp://{joined(host, port)}"
+                return msgspec.json.encode(Card(slot, url, *keys, beat=beat, stall=stall_timeout or 0.0)) + b"\n"
 
-            self._agents: Agents = engine.open(LaunchInfo(card, log_of))
+            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of))
         except BaseException:
             self._close_sockets()
             raise
         self._timeouts = Timeouts(heartbeat_timeout, stall_timeout)
         self._peers: dict[int, Peer] = {}
         self._by_name: dict[bytes, Peer | None] = {}
-        """By name, without the letter of a socket; None: of a slot that was started anew since."""
+        """Name without the letter of a socket → its peer; None: the slot was started anew since."""
         self._unconfirmed: set[Peer] = set()
-        """Who is to be told that its messages are confirmed."""
+        """Peers whose messages are to be confirmed."""
         self._overfull: dict[int, Gone] = {}
-        """By slot, until it is told, or the slot has another process."""
+        """Slot → its end, until `receive` returns it or the slot has another process."""
         self._setups: dict[str, bytes] = {}
-        """Device → what agents with such a device are told once; it may be large, and they be many."""
+        """Device → the packed setup for agents with it: it may be large, and they be many."""
         self._poller: tuple[zmq.Poller, list[int]] = zmq.Poller(), []
-        """And the files that it looks at, beside the socket."""
+        """The poller, and the files that it looks at beside the socket."""
         self._checked = time.monotonic()
         self._looked = self._checked
         self._lag = 0.0
@@ -168,7 +168,7 @@ class Router:
         return self._agents
 
     def start(self, slot: int) -> None:
-        """Bring up an agent."""
+        """Start an agent."""
         self._forget(slot)
         self._timeouts.start(slot)
         self._agents.start(slot)
@@ -179,15 +179,15 @@ class Router:
         self._agents.end(slot)
 
     def send(self, slot: int, message: Down) -> None:
-        """Say something to an agent; to one that is gone it is said in vain."""
+        """Send a message to an agent; one that is gone does not get it."""
         if (peer := self._peers.get(slot)) is not None:
             self._send(peer, pack(message), isinstance(message, SIDE_MESSAGES))
 
-    def receive(self, seconds: float, also: int = -1) -> list[Up | Gone]:
-        """All that arrived. Something to read from the file `also` ends the waiting, too."""
+    def receive(self, seconds: float, wake_file: int = -1) -> list[Up | Gone]:
+        """Return all that arrived. The waiting ends, too, when there is something to read from `wake_file`."""
         self._send_confirmations()
         wait = max(0.0, min(seconds, LOOK_AT_LEAST, self._heartbeat_timeout / 4))
-        ready = dict(self._polled(also).poll(math.ceil(wait * 1000)))
+        ready = dict(self._polled(wake_file).poll(math.ceil(wait * 1000)))
         arrived: list[Up | Gone] = list(self._arrived()) if self._router in ready else []
         now = time.monotonic()
         look = not arrived or len(ready) > 1 or not 0 <= now - self._looked < LOOK_SECONDS
@@ -207,9 +207,9 @@ class Router:
             arrived += self._timed_out(now)
         return arrived
 
-    def _polled(self, also: int) -> zmq.Poller:
-        """Looks at the socket and at all files of which one becomes readable when there is something to do."""
-        files = [also, *self._agents.watch()]
+    def _polled(self, wake_file: int) -> zmq.Poller:
+        """Return a poller of the socket and of all files that become readable when there is something to do."""
+        files = [wake_file, *self._agents.watch()]
         if files != self._poller[1]:
             poller = zmq.Poller()
             for file in files:
@@ -220,7 +220,7 @@ class Router:
         return self._poller[0]
 
     def _add_lost(self, arrived: list[Up | Gone]) -> None:
-        """Add those that ended to what arrived.
+        """Add the slots that ended to `arrived`.
 
         Raises:
             ResourceError: no agent can ever come up, and nothing arrived.
@@ -230,7 +230,7 @@ class Router:
         except ResourceError:
             if not arrived:
                 raise
-            return  # it says so again next time
+            return  # the engine raises it again next time
         gone = {message.slot for message in arrived if isinstance(message, Gone)}
         for slot, reason in lost:
             self._forget(slot)
@@ -238,18 +238,18 @@ class Router:
                 arrived.append(Gone(slot, reason, isinstance(reason, OutOfMemory)))
 
     def _timed_out(self, now: float) -> list[Gone]:
-        """Slots that are silent, or make no progress."""
-        found = []
+        """Return the slots that are silent, or make no progress."""
+        timed_out = []
         for slot, why in self._timeouts.expired(now, self._agents.waits):
             peer = self._peers.get(slot)
             if reason := why or ("" if peer is None else peer.mute(now, self._stall_timeout)):
-                found.append(Gone(slot, reason))
-        for gone in found:
+                timed_out.append(Gone(slot, reason))
+        for gone in timed_out:
             self._forget(gone.slot)
-        return found
+        return timed_out
 
     def _forget(self, slot: int) -> None:
-        """What this slot's process still says, or was told, is of no interest any more."""
+        """Drop what is known of this slot's process; nothing that it still sends counts."""
         self._timeouts.forget(slot)
         self._overfull.pop(slot, None)
         peer = self._peers.pop(slot, None)
@@ -258,11 +258,11 @@ class Router:
             self._unconfirmed.discard(peer)
 
     def stalls(self) -> dict[int, Stall]:
-        """Those that are past `liveness.SHOWN`."""
+        """Return the slots that are past `liveness.SHOWN`."""
         return self._timeouts.stalls()
 
     def _arrived(self) -> Iterator[Up | Gone]:
-        """All that has arrived."""
+        """Yield all that has arrived."""
         router = self._router
         while int(router.get(_EVENTS)) & _POLLIN:  # an exception, after the last one, would cost twice as much
             name, data = router.recv(_NOBLOCK), router.recv(_NOBLOCK)
@@ -275,7 +275,7 @@ class Router:
                 yield from self._numbered(name, data)
 
     def _heartbeat(self, name: bytes, body: bytes) -> None:
-        """A heartbeat, the only message without a number: the agent lives, and has come so far."""
+        """Handle a heartbeat, the only message without a number: the agent lives, and has come so far."""
         message = self._read(name, body)
         if message is None:
             return
@@ -284,8 +284,8 @@ class Router:
             return
         peer = self._by_name.get(name[1:])
         if message.slot not in self._timeouts or (peer is None and name[1:] in self._by_name):
-            return  # of an agent that was ended
-        self._timeouts.heard(message.slot)
+            return  # its agent was ended
+        self._timeouts.on_message(message.slot)
         if peer is not None:
             peer.delivery.heard(message.taken)
         if not message.phase < len(PHASES):
@@ -297,7 +297,7 @@ class Router:
         self._timeouts.advanced(message.slot, Sample(now, message.advanced, phase, message.cpu_seconds))
 
     def _numbered(self, name: bytes, data: bytes) -> Iterator[Up | Gone]:
-        """What a numbered message brings: itself, or nothing, or more that waited for it."""
+        """Yield what a numbered message brings: itself, nothing, or also messages that waited for it."""
         try:
             head, body = unframed(data)
         except HopyardError as error:
@@ -308,18 +308,18 @@ class Router:
             return
         peer = self._by_name[name[1:]]
         if peer is None or peer.slot not in self._timeouts:
-            return  # of an agent that was ended
-        self._timeouts.heard(peer.slot)
+            return  # its agent was ended
+        self._timeouts.on_message(peer.slot)
         self._unconfirmed.add(peer)
-        for each in peer.delivery.receive(head, body):
-            if (message := self._read(name, each)) is not None:
+        for next_body in peer.delivery.receive(head, body):
+            if (message := self._read(name, next_body)) is not None:
                 yield message
         if body and not head.number and isinstance(message := self._read(name, body), GaveUp):
             self._forget(peer.slot)
             yield Gone(peer.slot, message.reason)
 
     def _read(self, name: bytes, body: bytes) -> Up | None:
-        """The message of whoever has this name; None: it is none of theirs."""
+        """Return the message of the sender with this name; None: it is not valid, or not that sender's."""
         try:
             message = unpack_up(body)
             if not name[1:].startswith(b"%d." % message.slot):
@@ -330,10 +330,10 @@ class Router:
         return message
 
     def _admit(self, name: bytes, head: Head, body: bytes) -> None:
-        """An agent dialled: it is told what it is for."""
+        """Admit an agent that connected, and send it its setup."""
         message = self._read(name, body)
         if not isinstance(message, Hello) or message.slot not in self._timeouts:
-            return  # of an agent that was never started, or was ended
+            return  # its agent was never started, or was ended
         if message.format != WIRE:
             log.error("slot %d speaks format %d, this driver %d", message.slot, message.format, WIRE)
             return
@@ -342,7 +342,7 @@ class Router:
         self._overfull.pop(message.slot, None)
         peer = Peer(message.slot, name[1:], 2 * self._beat)
         self._peers[message.slot] = self._by_name[peer.name] = peer
-        self._timeouts.heard(message.slot)
+        self._timeouts.on_message(message.slot)
         peer.delivery.receive(head, body)
         peer.delivery.confirm()
         device = self._agents.device(message.slot)
@@ -351,19 +351,19 @@ class Router:
         self._send(peer, self._setups[device])
 
     def confirm(self) -> None:
-        """All that `receive` gave is on disk: what is sent from now on says so."""
+        """Confirm all that `receive` returned, which is on disk now, with whatever is sent from now on."""
         for peer in self._unconfirmed:
             peer.delivery.confirm()
 
     def _send_confirmations(self) -> None:
-        """Confirm to those to whom nothing was sent since."""
+        """Send confirmations to the peers to which nothing else was sent since."""
         for peer in self._unconfirmed:
             if peer.delivery.untold:
                 self._write(peer.side, peer.delivery.confirmation(), b"")
         self._unconfirmed.clear()
 
     def _resend(self, now: float) -> list[Gone]:
-        """Send again what was not confirmed in time. Those who have confirmed too little are gone."""
+        """Send again what was not confirmed in time; return the peers that have confirmed too little, as gone."""
         for peer in self._peers.values():
             if now >= peer.delivery.due:
                 for head, body in peer.delivery.overdue(now):
@@ -373,9 +373,9 @@ class Router:
             self._forget(gone.slot)
         return overfull
 
-    def _send(self, peer: Peer, body: bytes, aside: bool = False) -> None:
+    def _send(self, peer: Peer, body: bytes, side: bool = False) -> None:
         try:
-            self._write(peer.side if aside else peer.main, peer.delivery.send(body, time.monotonic()), body)
+            self._write(peer.side if side else peer.main, peer.delivery.send(body, time.monotonic()), body)
         except Unconfirmed as error:
             self._peers.pop(peer.slot, None)
             self._by_name[peer.name] = None
@@ -386,12 +386,12 @@ class Router:
         self._router.send(framed(head, body))
 
     def paused(self) -> float:
-        """What `receive` found of it."""
+        """Return the seconds since the last call in which this process did not run, as `receive` found."""
         lag, self._lag = self._lag, 0.0
         return lag
 
     def close(self) -> None:
-        """Tell all to end, see that they do."""
+        """Tell all agents to end, and see that they do."""
         for slot in list(self._peers):
             self.send(slot, End())
         self._agents.close()
@@ -404,25 +404,25 @@ class Router:
 
 
 def _bound(router: zmq.Socket[bytes], host: str, port: int) -> int:
-    """The port that the socket listens on, for those who dial `host`.
+    """Bind the socket for agents that connect to `host`; return its port.
 
     Raises:
-        ResourceError: the port is taken.
+        ResourceError: the port is in use.
     """
     address = address_to_bind(host)
     router.ipv6 = ":" in address
-    where = f"tcp://[{address}]" if router.ipv6 else f"tcp://{address or '*'}"
+    endpoint = f"tcp://[{address}]" if router.ipv6 else f"tcp://{address or '*'}"
     try:
         if not port:
-            return int(router.bind_to_random_port(where))
-        router.bind(f"{where}:{port}")
+            return int(router.bind_to_random_port(endpoint))
+        router.bind(f"{endpoint}:{port}")
     except zmq.ZMQError as error:
         raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
     return port
 
 
 class _Allowed:
-    """The keys of this run, and no others (ZAP)."""
+    """Lets in the key of this run, and no other (ZAP)."""
 
     def __init__(self, public: bytes) -> None:
         self._public = public

@@ -1,1 +1,1 @@
-"""Where agents run."""
+"""Engines: the places where agents run."""

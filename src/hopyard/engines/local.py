@@ -1,7 +1,7 @@
 """Agents as plain processes of this host.
 
-Each is started as `python -m hopyard.agent` with its card on standard input, which stays open: its end tells the
-agent's companion that the driver is gone, whatever way it went. What an agent prints goes to its log.
+Each is started as `python -m hopyard.agent` with its card on standard input, which stays open: its end shows the
+agent's companion that the driver is gone, however it went. What an agent prints goes to its log.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ AGENT = (sys.executable, "-P", "-m", "hopyard.agent")
 may not look at all: a file `queue.py` there would be imported in the place of Python's own."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 START_SECONDS = 120.0
-"""For the processes of a program to come up."""
+"""How long the processes of a program may take to come up."""
 END_SECONDS = 2.0
-"""That a killed process is waited for. One in uninterruptible sleep, as on a file server that is away, ends later."""
+"""How long to wait for a killed process. One in uninterruptible sleep, as on a file server that is away, ends later."""
 COMPANION_SECONDS = 1.0
-"""For an agent's companion to end after it."""
+"""How long an agent's companion may take to end after it."""
 
 
 def python_path() -> str:
-    """Where this process looks for modules, for PYTHONPATH: an agent finds the same ones. An interactive session, whose
-    path has "", looks in the current folder."""
+    """Return where this process looks for modules, as PYTHONPATH, so that an agent finds the same ones. An
+    interactive session, whose path has "", looks in the current folder."""
     paths = []
     for path in sys.path:
         with contextlib.suppress(FileNotFoundError):  # the current folder was removed
@@ -51,15 +51,15 @@ def python_path() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpus() -> list[str]:
-    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
     devices = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
     return sorted(devices, key=int)
 
@@ -119,7 +119,7 @@ class Local:
         object.__setattr__(self, "devices", tuple(devices))
 
     def open(self, launch: LaunchInfo) -> Agents:
-        """The agents, with nobody started yet."""
+        """Return the agents, of which none is started yet."""
         return Processes(self, launch)
 
 
@@ -131,11 +131,11 @@ class Processes:
         self._launch = launch
         self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._dying: list[tuple[subprocess.Popen[bytes], int]] = []
-        """Processes that have not ended, though their slots were."""
+        """Killed processes that have not ended yet, though their slots are free."""
         self._devices: dict[int, str] = {}
         self._kills = Kills()
         self._counters: dict[int, tuple[Path, int] | None] = {}
-        """Slot → what counts the processes of its cgroup that were killed for want of memory, and how many before."""
+        """Slot → what counts the processes of its cgroup that were killed for want of memory, and its count before."""
 
     def start(self, slot: int) -> None:
         """Start a process for this slot.
@@ -177,99 +177,99 @@ class Processes:
 
     def end(self, slot: int) -> None:
         """Kill the process and wait for its end, though not for long. A stopped one (SIGSTOP) ends too."""
-        process, file = self._running.pop(slot, (None, -1))
+        process, descriptor = self._running.pop(slot, (None, -1))
         self._counters.pop(slot, None)
         self._devices.pop(slot, None)
         if process is None:
             return
-        _group_killed(process)
+        _kill_group(process)
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._dying.append((process, file))
+            self._dying.append((process, descriptor))
         else:
-            self._forget(process, file)
+            self._forget(process, descriptor)
 
     def lost(self) -> list[tuple[int, str]]:
-        """Those that ended since last asked, with the reason."""
-        ended = []
-        for process, file in [each for each in self._dying if each[0].poll() is not None]:
-            self._dying.remove((process, file))
-            self._forget(process, file)
-        for slot, (process, file) in list(self._running.items()):
+        """Return (slot, reason) of the agents that ended since the last call."""
+        lost = []
+        for process, descriptor in [each for each in self._dying if each[0].poll() is not None]:
+            self._dying.remove((process, descriptor))
+            self._forget(process, descriptor)
+        for slot, (process, descriptor) in list(self._running.items()):
             code = process.poll()
             if code is not None:
                 del self._running[slot]
                 self._devices.pop(slot, None)
-                _group_killed(process)
-                self._forget(process, file)
+                _kill_group(process)
+                self._forget(process, descriptor)
                 reason = f"process {process.pid} {story(code)}"
                 counter = self._counters.pop(slot, None)
                 if code == -signal.SIGKILL and self._kills.killed(counter):
                     reason = OutOfMemory(f"{reason}{RAN_OUT}")
-                ended.append((slot, reason))
-        return ended
+                lost.append((slot, reason))
+        return lost
 
     def watch(self) -> list[int]:
-        """One descriptor a process; empty where the system has none (then `lost` is asked now and then)."""
-        return [file for _, file in self._running.values() if file >= 0]
+        """Return a descriptor for each process; none where the system has none (then `lost` is called now and then)."""
+        return [descriptor for _, descriptor in self._running.values() if descriptor >= 0]
 
     def waits(self, slot: int) -> bool:
-        """Never: a process is started or it is not."""
+        """Return False: a process is started or it is not."""
         return False
 
     def device(self, slot: int) -> str:
-        """ "cuda" when the worker has a GPU of its own or shares one."""
+        """Return "cuda" when the worker has a GPU of its own or shares one, else "cpu"."""
         return "cuda" if slot in self._devices else "cpu"
 
     def close(self) -> None:
-        """End all. Those that were told to end have a moment to do so by themselves."""
-        patience = time.monotonic() + 0.5
+        """End all. Agents that were ordered to end have a moment to do so by themselves."""
+        deadline = time.monotonic() + 0.5
         for process, _ in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, patience - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
         for process, _ in self._running.values():
-            _group_killed(process)
+            _kill_group(process)
         for slot in list(self._running):
             self.end(slot)
         self.lost()
-        for process, file in self._dying:
+        for process, descriptor in self._dying:
             log.warning("process %d was killed and has not ended: it may wait for a file server", process.pid)
-            if file >= 0:
-                os.close(file)
+            if descriptor >= 0:
+                os.close(descriptor)
         self._dying.clear()
 
     def _free_device(self) -> str:
-        """The device that the fewest workers have."""
+        """Return the device that the fewest workers have; "" where there are none."""
         devices = list(self._engine.devices or ())
         if not devices:
             return ""
-        taken = list(self._devices.values())
+        in_use = list(self._devices.values())
         for device in devices:
-            if taken.count(str(device)) < devices.count(device):
+            if in_use.count(str(device)) < devices.count(device):
                 return str(device)
-        return str(min(devices, key=lambda device: taken.count(str(device))))
+        return str(min(devices, key=lambda device: in_use.count(str(device))))
 
     @staticmethod
-    def _forget(process: subprocess.Popen[bytes], file: int) -> None:
+    def _forget(process: subprocess.Popen[bytes], descriptor: int) -> None:
         if process.stdin is not None and not process.stdin.closed:
-            ends = select.poll()
-            ends.register(process.stdin, 0)
-            ends.poll(COMPANION_SECONDS * 1000)  # the companion, which alone can read from it, ends by itself
+            poll = select.poll()
+            poll.register(process.stdin, 0)
+            poll.poll(COMPANION_SECONDS * 1000)  # the companion, which alone can read from it, ends by itself
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-        if file >= 0:
-            os.close(file)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
-def _group_killed(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def story(code: int) -> str:
-    """How a process ended, from its exit code."""
+    """Return how a process ended, from its exit code."""
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"

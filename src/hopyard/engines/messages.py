@@ -1,7 +1,7 @@
-"""What the driver and its supervisors say to each other: one line of JSON for each message.
+"""The messages between the driver and its supervisors: one line of JSON for each.
 
-A supervisor says `Hello`; then it is told to start and to end agents, and says what becomes of them. Both ends are of
-one version of Hopyard: a supervisor of another one is not used.
+A supervisor sends `Hello`; then the driver orders it to start and to end agents, and it reports what becomes of them.
+Both ends have one version of Hopyard: a supervisor with another one is not used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
-    """What all others are."""
+    """The base of all other messages."""
 
 
 class Start(Message, frozen=True):
@@ -38,13 +38,13 @@ class Start(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """To a supervisor: end the agent of this slot, then say `Free`."""
+    """To a supervisor: end the agent of this slot, then report `Free`."""
 
     slot: int
 
 
 class EndTask(Message, frozen=True):
-    """To a supervisor: let the task end alone; go on."""
+    """To a supervisor: let the task end alone, and go on."""
 
 
 class Leave(Message, frozen=True):
@@ -52,7 +52,7 @@ class Leave(Message, frozen=True):
 
 
 class Printed(Message, frozen=True):
-    """To the driver: the agent of this slot printed it."""
+    """To the driver: the agent of this slot printed this text."""
 
     slot: int
     text: str
@@ -73,7 +73,7 @@ class Ended(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """To the driver: the last words of a supervisor."""
+    """To the driver: the supervisor leaves, for this reason."""
 
     reason: str
 
@@ -85,27 +85,27 @@ _encoder = msgspec.json.Encoder()
 hello_of = msgspec.json.Decoder(Hello).decode
 order_of = msgspec.json.Decoder(Order).decode
 report_of = msgspec.json.Decoder(Report).decode
-"""Bytes of a line → the message. Raise one of `core.facts.UNREADABLE`."""
+"""Bytes of a line → the message. They raise one of `core.facts.UNREADABLE`."""
 
 
 def line_of(message: Hello | Order | Report) -> bytes:
-    """The message as a line."""
+    """Return the message as a line."""
     return _encoder.encode(message) + b"\n"
 
 
 class Lines:
-    """Puts together again what a socket brings in pieces."""
+    """Puts lines together from the pieces that a socket brings."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._buffer = b""
 
     def __len__(self) -> int:
-        """Bytes that wait for the end of their line."""
-        return len(self._rest)
+        """Return how many bytes wait for the end of their line."""
+        return len(self._buffer)
 
     def add(self, data: bytes) -> Iterator[bytes]:
-        """The lines that are whole now, one by one."""
-        self._rest += data
-        while b"\n" in self._rest:
-            line, _, self._rest = self._rest.partition(b"\n")
+        """Add these bytes, and yield the lines that are whole now."""
+        self._buffer += data
+        while b"\n" in self._buffer:
+            line, _, self._buffer = self._buffer.partition(b"\n")
             yield line

@@ -1,4 +1,4 @@
-"""Agents on the executors of a Spark session: a job of one task for each, whose supervisor minds it (`supervisor.py`).
+"""Agents on the executors of a Spark session: a job of one task for each, whose supervisor runs it (`supervisor.py`).
 
 Spark places and isolates; Hopyard adds no daemon. Works with a classic session, by an RDD, and with Spark Connect, by
 `mapInArrow`. Jobs that end are submitted again as long as a slot wants a supervisor; a task that Spark runs again, or
@@ -34,13 +34,13 @@ from hopyard.system.network import LOOPBACK, address_towards
 log = logging.getLogger(__name__)
 
 FEWER_SECONDS = 10.0
-"""After the first supervisor, until it is said that there are fewer than asked for."""
+"""Time after the first supervisor until a warning says that there are fewer than requested."""
 FAILURES = 3
 """Jobs that may fail one after the other while no supervisor comes, until the run gives up."""
 AGAIN_SECONDS = 1.0
-"""Before a job that failed is submitted again."""
+"""Time before a job that failed is submitted again."""
 RELEASE_SECONDS = 5.0
-"""How long jobs that were told to end alone may take."""
+"""How long jobs whose tasks were ordered to end alone may take."""
 COMING_SECONDS = 1.0
 """At the end: how long tasks that begin may take to dial in, before those that Spark has no slot for are cancelled."""
 MORE = (
@@ -102,31 +102,31 @@ class Spark:
         object.__setattr__(self, "env", environment("Spark(env=)", self.env))
         object.__setattr__(self, "start_timeout", seconds("Spark(start_timeout=)", self.start_timeout))
         if self.session is not None:
-            _alive(self.session)
+            _check_session(self.session)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where the executors dial."""
-        return self.host or _reached_by(_present(self.session)), self.port
+        """(host, port) that executors dial."""
+        return self.host or _driver_host(_active_session(self.session)), self.port
 
     @property
     def supervisors_port(self) -> int:
-        """Where supervisors dial."""
+        """The port that supervisors dial."""
         return self.port + 1 if self.port else 0
 
     @property
     def states_port(self) -> int:
-        """Where States are asked for."""
+        """The port at which States are stored and read."""
         return self.port + 2 if self.port else 0
 
     def open(self, launch: LaunchInfo) -> Agents:
-        """The agents, with nobody started yet."""
-        executors = Executors(self, _present(self.session), launch)
+        """Return the agents, of which none is started yet."""
+        executors = Executors(self, _active_session(self.session), launch)
         if not self.driver_workers:
             return executors
-        env = {"CUDA_VISIBLE_DEVICES": "", **self.env}  # the driver's are not for roles that ask for GPUs
-        near = Processes(Local(workers=self.driver_workers, threads=self.threads, devices=None, env=env), launch)
-        return Split(executors, near, range(self.workers - self.driver_workers, self.workers))
+        env = {"CUDA_VISIBLE_DEVICES": "", **self.env}  # the driver's GPUs are not for roles that ask for GPUs
+        local = Processes(Local(workers=self.driver_workers, threads=self.threads, devices=None, env=env), launch)
+        return Split(executors, local, range(self.workers - self.driver_workers, self.workers))
 
     def __reduce__(self) -> tuple[Any, ...]:
         rest = self.start_timeout, self.driver_workers
@@ -154,42 +154,43 @@ class Executors:
         """Job whose core is being released → the slot that it held."""
         self._failures = 0
         self._opened = time.monotonic()
-        self._first = 0.0
+        self._first_arrival = 0.0
         self._warned = False
         self._closed = False
 
     def start(self, slot: int) -> None:
-        """Ask for a supervisor, where none is free."""
+        """Ask for an agent, and for a supervisor where none is free."""
         self._supervisors.start(slot)
         self._submit()
 
     def end(self, slot: int) -> None:
-        """End its agent."""
+        """End the agent of this slot."""
         self._supervisors.end(slot)
 
     def lost(self) -> list[tuple[int, str]]:
-        """Those that ended since last asked.
+        """Return (slot, reason) of the agents that ended since the last call.
 
         Raises:
             ResourceError: Spark gives no slot, or its executors cannot run agents.
         """
-        self._look()
+        self._check_slots()
         return self._supervisors.lost()
 
     def watch(self) -> list[int]:
-        """Readable when an agent ended."""
+        """Return a descriptor that is readable when an agent has ended."""
         return self._supervisors.watch()
 
     def waits(self, slot: int) -> bool:
-        """Whether Spark has not given it a slot yet."""
+        """Whether Spark has not granted a place for this slot yet."""
         return self._supervisors.waits(slot)
 
     def device(self, slot: int) -> str:
-        """ "cuda" when its task has GPUs (`spark.task.resource.gpu.amount`)."""
+        """Return "cuda" when its task has GPUs (`spark.task.resource.gpu.amount`), else "cpu"."""
         return self._supervisors.device(slot)
 
     def release_cores(self, slots: Collection[int]) -> None:
-        """Free what these slots hold in Spark's books, until `reacquire_cores`; their agents go on. Takes about 70 ms.
+        """Release the cores that Spark counts for these slots, until `reacquire_cores`; their agents go on. Takes about
+        70 ms.
 
         Raises:
             ResourceError: Spark did not end a task of theirs in time.
@@ -199,10 +200,10 @@ class Executors:
         with self._lock:
             self._leaving.update((job, slot) for job, slot in jobs.items() if job in self._jobs)
             self._lock.wait_for(lambda: slots.isdisjoint(self._leaving.values()), RELEASE_SECONDS)
-            held = sorted(slots & set(self._leaving.values()))
-        if held:
+            unreleased = sorted(slots & set(self._leaving.values()))
+        if unreleased:
             raise ResourceError(
-                f"slots {', '.join(map(str, held))}: Spark did not end the tasks that hold them within "
+                f"slots {', '.join(map(str, unreleased))}: Spark did not end the tasks that hold them within "
                 f"{RELEASE_SECONDS:.0f} seconds, so there may be no room for another job; the executors' logs, or the "
                 "stages that are active in Spark's UI, say what keeps them"
             )
@@ -219,12 +220,12 @@ class Executors:
         with self._lock:
             self._closed = True
         self._supervisors.dismiss()
-        with self._lock:  # a task that begins just now finds the driver there: Spark would print an error otherwise
+        with self._lock:  # a task that begins just now still finds the driver: Spark would print an error otherwise
             self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
         self._interrupt(self._tag)
         self._supervisors.close()
-        patience = time.monotonic() + 10
-        while (jobs := list(self._jobs.values())) and time.monotonic() < patience:
+        deadline = time.monotonic() + 10
+        while (jobs := list(self._jobs.values())) and time.monotonic() < deadline:
             jobs[0].join(0.5)
             self._interrupt(self._tag)  # one that was about to be submitted
 
@@ -237,8 +238,9 @@ class Executors:
                 self._session.sparkContext.cancelJobsWithTag(tag)
 
     def _mark(self, job: int) -> None:
-        """Jobs of this thread can be interrupted, all and one. A classic session's own tags are known to the thread
-        alone that set them (Spark 4), so `interruptTag` of another thread ends nothing there, and says nothing."""
+        """Tag the jobs of this thread, so that one, or all of the run, can be interrupted. A classic session's own tags
+        are known only to the thread that set them (Spark 4), so `interruptTag` in another thread ends nothing there,
+        and reports nothing."""
         for tag in (self._tag, f"{self._tag}-{job}"):
             if is_connect(self._session):
                 self._session.addTag(tag)
@@ -248,34 +250,34 @@ class Executors:
             self._session.sparkContext.setJobDescription("Hopyard: holds the slot of one worker")
 
     def _cancel(self, jobs: set[int]) -> None:
-        """Jobs whose supervisor does not answer, or is gone while its task is not: others are submitted in their
+        """Cancel jobs whose supervisor does not answer, or is gone while its task is not, and submit others in their
         place."""
         with self._lock:
-            chosen = [job for job in jobs if job in self._jobs and job not in self._cancelled]
-            self._cancelled.update(chosen)
-        for job in chosen:  # in threads, as a server may take its time
+            cancelling = [job for job in jobs if job in self._jobs and job not in self._cancelled]
+            self._cancelled.update(cancelling)
+        for job in cancelling:  # in threads, as a server may take its time
             threading.Thread(target=self._interrupt, args=(f"{self._tag}-{job}",), daemon=True).start()
-        if chosen:
+        if cancelling:
             self._submit()
 
-    def _look(self) -> None:
-        """Wait for the first worker no longer than allowed; say it when there are fewer than asked for."""
+    def _check_slots(self) -> None:
+        """Cancel abandoned jobs, give up if no worker came in time, and warn when there are fewer than requested."""
         self._cancel(self._supervisors.abandoned())
         now, missing = time.monotonic(), self._supervisors.missing
-        if self._supervisors.came and not self._first:
-            self._first = now
-        if missing and not self._first and now - self._opened > self._start_timeout:
+        if self._supervisors.admitted_count and not self._first_arrival:
+            self._first_arrival = now
+        if missing and not self._first_arrival and now - self._opened > self._start_timeout:
             self._supervisors.give_up(
                 f"Spark gave no slot within {self._start_timeout:.0f} seconds (Spark(start_timeout=…)): all its cores "
                 f"are taken, or it has no executors; {MORE}"
             )
-        if missing and self._first and not self._warned and now - self._first > FEWER_SECONDS:
+        if missing and self._first_arrival and not self._warned and now - self._first_arrival > FEWER_SECONDS:
             self._warned = True
-            log.warning("%d workers, %d more wait for a slot of Spark: %s", self._supervisors.taken, missing, MORE)
+            log.warning("%d workers, %d more wait for a slot of Spark: %s", self._supervisors.occupied, missing, MORE)
 
     def _submit(self) -> None:
-        """As many jobs as there are slots that want a supervisor or have one, but those whose cores are released. Jobs
-        that were cancelled do not count, as their slots are taken from them before they end."""
+        """Submit jobs until there is one for each slot that wants a supervisor or has one, except those whose cores are
+        released. Cancelled jobs do not count, as their slots are taken from them before they end."""
         with self._lock:
             if self._closed:
                 return
@@ -288,9 +290,9 @@ class Executors:
                 job.start()
 
     def _job(self, number: int) -> None:
-        """One job of one task: for as long as its supervisor stays, and its core is not released. Spark's calls are
-        tied to the thread."""
-        came = self._supervisors.came
+        """Run one job of one task, for as long as its supervisor stays and its core is not released. Spark ties its
+        calls to the thread."""
+        admitted_before = self._supervisors.admitted_count
         try:
             self._mark(number)
             ticket = replace(self._ticket, job=number)
@@ -299,9 +301,9 @@ class Executors:
             else:  # no plan to make, no code to generate, and neither pandas nor Arrow to import in the task
                 self._session.sparkContext.parallelize([number], 1).mapPartitions(supervise_in_rdd(ticket)).collect()
             self._failures = 0
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises is told, or tried again
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises is reported, or tried again
             if not self._closed and number not in self._cancelled:
-                self._failed(error, came)
+                self._failed(error, admitted_before)
         finally:
             with self._lock:
                 del self._jobs[number]
@@ -311,16 +313,16 @@ class Executors:
         if not self._closed:
             self._submit()
 
-    def _failed(self, error: Exception, came: int) -> None:
-        """A job failed, and Spark does not try it again."""
+    def _failed(self, error: Exception, admitted_before: int) -> None:
+        """A job failed, and Spark does not try it again: give up, or wait before it is submitted again."""
         text = str(error)
-        self._failures = 1 if self._supervisors.came > came else self._failures + 1
-        why = _explained(text, _python_of(self._session))
+        self._failures = 1 if self._supervisors.admitted_count > admitted_before else self._failures + 1
+        explanation = _explained(text, _python_of(self._session))
         if is_stopped(self._session):
             self._supervisors.give_up(_STOPPED)
-        elif why and not self._supervisors.taken:
-            self._supervisors.give_up(why)
-        elif self._failures >= FAILURES and not self._supervisors.taken:
+        elif explanation and not self._supervisors.occupied:
+            self._supervisors.give_up(explanation)
+        elif self._failures >= FAILURES and not self._supervisors.occupied:
             self._supervisors.give_up(f"Spark cannot run workers: {_short(text)}")
         else:
             log.warning("a Spark task that held a worker's slot failed; it is asked for again: %s", _short(text))
@@ -331,7 +333,7 @@ _STOPPED = (
     "the Spark session was stopped while the run went on. Nothing is lost: hopyard.resume(directory, "
     "engine=hopyard.Spark(spark, workers=…)) goes on with another session"
 )
-_KNOWN = {
+_MEANINGS = {
     UNREACHED: "an executor {detail}: give hy.Spark(host=…) an address of this machine that executors can dial, and "
     "port=… where a firewall lets three ports in a row through",
     "PYTHON_VERSION_MISMATCH": "executors run another Python than this process: {detail} Set PYSPARK_PYTHON (or "
@@ -349,17 +351,17 @@ _KNOWN = {
 
 
 def _python_of(session: Any) -> str:
-    """The Python that the session's executors run, as Spark was told it; empty: a server of Connect knows it."""
+    """Return the Python that the session's executors run, by its settings; empty: a server of Connect knows it."""
     return "" if is_connect(session) else str(getattr(session.sparkContext, "pythonExec", ""))
 
 
 def _explained(text: str, python: str = "") -> str:
-    """What an error of Spark means, where it is a known one; `python`: of the executors."""
-    for part, meaning in _KNOWN.items():
+    """Return what an error of Spark means, "" where that is not known; `python`: of the executors."""
+    for part, meaning in _MEANINGS.items():
         if part in text:
             line = next((line.strip() for line in text.splitlines() if part in line), "")
-            named = f", which is {python!r}" if python else ""
-            return meaning.format(detail=line.rpartition("Error: ")[2][:400], python=named, ours=sys.executable)
+            python_note = f", which is {python!r}" if python else ""
+            return meaning.format(detail=line.rpartition("Error: ")[2][:400], python=python_note, ours=sys.executable)
     return ""
 
 
@@ -368,8 +370,8 @@ def _short(text: str) -> str:
     return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))[:600]
 
 
-def _present(session: Any) -> Any:
-    """The session, or the one that is active in this process."""
+def _active_session(session: Any) -> Any:
+    """Return the session, or the one that is active in this process."""
     if session is not None:
         return session
     with contextlib.suppress(ImportError):
@@ -385,14 +387,14 @@ def _present(session: Any) -> Any:
     )
 
 
-def _alive(session: Any) -> None:
-    """Raises SpecError when the session was stopped."""
+def _check_session(session: Any) -> None:
+    """Raise SpecError when the session was stopped."""
     if is_stopped(session):
         raise SpecError("Spark(session): the session was stopped; make another with SparkSession.builder.getOrCreate()")
 
 
-def _reached_by(session: Any) -> str:
-    """The host by which executors reach this process."""
+def _driver_host(session: Any) -> str:
+    """Return the host by which executors reach this process."""
     if not is_connect(session):
         return str(session.conf.get("spark.driver.host", LOOPBACK))
     return address_towards(str(getattr(session.client, "host", LOOPBACK)))

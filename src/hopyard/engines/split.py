@@ -1,6 +1,6 @@
-"""Agents of one run in two places: most where another engine puts them, the last few slots beside the driver.
+"""Agents of one run in two places: most where another engine puts them, those of the last few slots beside the driver.
 
-For those that need no place in the cluster: parameter servers, which do little but wait for the network.
+The latter need no slot of the cluster: parameter servers, for example, do little but wait for the network.
 """
 
 from __future__ import annotations
@@ -12,61 +12,61 @@ from hopyard.ports import Agents, ReleasesCores
 
 
 class Split:
-    """The agents of both.
+    """The agents of both places.
 
     Args:
-        far: takes all slots but these.
-        near: takes these.
-        slots: their numbers.
+        cluster: takes all slots but these.
+        local: takes these.
+        slots: numbers of the slots beside the driver.
     """
 
-    def __init__(self, far: ReleasesCores, near: Agents, slots: range) -> None:
-        self._far, self._near, self._slots = far, near, slots
+    def __init__(self, cluster: ReleasesCores, local: Agents, slots: range) -> None:
+        self._cluster, self._local, self._slots = cluster, local, slots
 
-    def _of(self, slot: int) -> Agents:
-        return self._near if slot in self._slots else self._far
+    def _agents_of(self, slot: int) -> Agents:
+        return self._local if slot in self._slots else self._cluster
 
     def start(self, slot: int) -> None:
         """Begin to bring up an agent."""
-        self._of(slot).start(slot)
+        self._agents_of(slot).start(slot)
 
     def end(self, slot: int) -> None:
         """End an agent."""
-        self._of(slot).end(slot)
+        self._agents_of(slot).end(slot)
 
     def lost(self) -> list[tuple[int, str]]:
-        """Those that ended since last asked, of both."""
-        lost = self._near.lost()
+        """Return (slot, reason) of the agents of both that ended since the last call."""
+        lost = self._local.lost()
         try:
-            return [*lost, *self._far.lost()]
-        except ResourceError:  # it says so again
+            return [*lost, *self._cluster.lost()]
+        except ResourceError:  # the cluster raises it again
             if not lost:
                 raise
             return lost
 
     def watch(self) -> list[int]:
-        """Readable when an agent ended."""
-        return [*self._near.watch(), *self._far.watch()]
+        """Return descriptors that are readable when an agent has ended."""
+        return [*self._local.watch(), *self._cluster.watch()]
 
     def waits(self, slot: int) -> bool:
-        """Whether there is no place for it yet."""
-        return self._of(slot).waits(slot)
+        """Whether there is no place for the agent of this slot yet."""
+        return self._agents_of(slot).waits(slot)
 
     def device(self, slot: int) -> str:
         """ "cpu" or "cuda"."""
-        return self._of(slot).device(slot)
+        return self._agents_of(slot).device(slot)
 
     def release_cores(self, slots: Collection[int]) -> None:
-        """Free what those of the cluster hold there."""
-        self._far.release_cores([slot for slot in slots if slot not in self._slots])
+        """Release the cores that the slots of the cluster hold there."""
+        self._cluster.release_cores([slot for slot in slots if slot not in self._slots])
 
     def reacquire_cores(self) -> None:
-        """Ask to hold it again."""
-        self._far.reacquire_cores()
+        """Ask to hold the cores again."""
+        self._cluster.reacquire_cores()
 
     def close(self) -> None:
-        """End all."""
+        """End all agents."""
         try:
-            self._near.close()
+            self._local.close()
         finally:
-            self._far.close()
+            self._cluster.close()

@@ -2,11 +2,11 @@
 
 A supervisor (`supervisor.py`) that was placed somewhere dials in. Slots that want an agent wait in a queue; supervisors
 that are free take them in turn. When the connection of a supervisor ends, its slot is lost; when an agent ends, its
-supervisor is free again, so a new agent needs nothing new from the cluster. A supervisor that does not do as it is told
-is given up: whoever placed it cancels its job, and its slot gets another once it is gone, as an agent and its successor
-have one name on the wire. Tasks of supervisors can be told to end alone while their agents go on, so that others find
-their cores free. The slot of such an agent is then held by nobody, and later by the task of another supervisor that is
-free. Knows no Spark: whoever places supervisors is a function.
+supervisor is free again, so a new agent needs nothing new from the cluster. A supervisor that does not follow its
+orders is given up: whoever placed it cancels its job, and its slot gets another once it is gone, as an agent and its
+successor have one name on the wire. Tasks of supervisors can be ordered to end alone while their agents go on, so that
+others find their cores free. The slot of such an agent is then held by no task, and later by that of another supervisor
+that is free. This module does not know Spark, nor how supervisors are placed.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from hopyard.system.network import listen
 log = logging.getLogger(__name__)
 
 HELLO_BYTES = 1 << 16
-"""What a stranger may say before it must have shown the token."""
+"""Bytes that a stranger may send before it must have shown the token."""
 HELLO_SECONDS = 10.0
 END_SECONDS = 0.5
-"""For agents that were told to end, until their supervisors end them."""
+"""How long agents that were ordered to end have for it, until their supervisors end them."""
 CLOSE_SECONDS = 5.0
 """How long supervisors may take to leave."""
 SPARE_SECONDS = 2.0
-"""After which a supervisor that nobody wants is given back."""
+"""After this time a supervisor that nobody needs is given back."""
 AWAY_SECONDS = 5.0
-"""After which a supervisor that does not confirm an end, or does not leave, is given up, and after which a job must
-have ended whose supervisor is gone."""
+"""After this time a supervisor that does not confirm an end, or does not leave, is given up, and a job whose supervisor
+is gone must have ended."""
 GONE_SECONDS = 15.0
-"""After which a supervisor that was given up counts as gone, whatever became of it."""
+"""After this time a supervisor that was given up counts as gone, whatever became of it."""
 
 
 @dataclass(slots=True)
@@ -81,30 +81,30 @@ class Supervisor:
     job: int = -1
     """Number of the job whose task started it."""
     task: bool = True
-    """Its task is there; false: its core was released."""
+    """Whether its task is there; False: its core was released."""
     slot: int = -1
     """Slot whose agent runs there; −1: none."""
-    holds: int = -1
-    """The slot of another supervisor's agent, whose own task is not there any more; −1: none."""
+    held_slot: int = -1
+    """Slot that it holds for the agent of another supervisor, whose own task is gone; −1: none."""
     used: bool = False
-    """It had a slot before."""
+    """Whether it has had a slot."""
     ending: bool = False
-    """An agent of it is being ended; it takes no other before it says so."""
-    ends: int = -1
+    """Whether an agent of it is being ended; it takes no other before it has confirmed that."""
+    ending_slot: int = -1
     """The slot whose agent is being ended there, and may still be at work; −1: none."""
     leaving: bool = False
-    """It was told to leave."""
+    """Whether it was ordered to leave."""
     given_up: bool = False
-    """It does not do as it is told: its job is cancelled, which ends it."""
-    why: str = ""
-    """Its last words."""
+    """Whether it does not follow its orders: its job is cancelled, which ends it."""
+    reason: str = ""
+    """Why it leaves, as it reported."""
 
 
 class Supervisors:
     """Owner of the supervisors of one run. A thread of its own listens; everything else is called by the driver's loop.
 
     Args:
-        host: by which supervisors dial; see `network.address_to_bind`.
+        host: the address that supervisors dial; see `network.address_to_bind`.
         port: 0: any that is free.
         token: lets supervisors in.
         log_of: slot → the file that takes what its agent prints.
@@ -116,65 +116,65 @@ class Supervisors:
         self._lock = threading.Condition()
         """Notified when an agent or a supervisor is gone."""
         self._supervisors: dict[int, Supervisor] = {}
-        self._wanted: deque[int] = deque()
+        self._queue: deque[int] = deque()
         self._released: set[int] = set()
         self._lost: list[tuple[int, str]] = []
         self._taskless: dict[int, float] = {}
         """Job → since when its task has no supervisor any more: it is about to end, or to run again."""
         self._abandoned: set[int] = set()
-        self._hopeless: str = ""
+        self._failure: str = ""
         self._logs: dict[int, IO[bytes]] = {}
         self._open = True
         self._dismissed = False
-        """Whoever comes is to leave."""
-        self.came = 0
-        """Supervisors that ever dialled in."""
+        """Whether supervisors that come are to leave."""
+        self.admitted_count = 0
+        """How many supervisors were ever let in."""
         try:
             self._listener = listen(host, port)
         except OSError as error:
             raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
         self.port = int(self._listener.getsockname()[1])
         self._listener.setblocking(False)
-        self._bell, self._ringer = os.pipe()
-        """Readable while there is something to ask `lost` for."""
-        self._wake, self._waker = os.pipe()
-        for end in (self._bell, self._ringer, self._wake, self._waker):
+        self._lost_read, self._lost_write = os.pipe()
+        """A pipe that is readable while `lost` has something to return."""
+        self._wake_read, self._wake_write = os.pipe()
+        for end in (self._lost_read, self._lost_write, self._wake_read, self._wake_write):
             os.set_blocking(end, False)
         self._select = selectors.DefaultSelector()
         self._select.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._select.register(self._wake, selectors.EVENT_READ, lambda: None)
+        self._select.register(self._wake_read, selectors.EVENT_READ, lambda: None)
         self._thread = threading.Thread(target=self._run, name="hopyard-supervisors", daemon=True)
         self._thread.start()
 
     # ---------------------------------------------------------------- called by the loop
 
     def start(self, slot: int) -> None:
-        """This slot wants an agent."""
+        """Put this slot into the queue for an agent."""
         with self._lock:
-            self._wanted.append(slot)
+            self._queue.append(slot)
             self._fill()
 
     def end(self, slot: int) -> None:
-        """End its agent, or leave the queue."""
+        """End the agent of this slot, or take the slot out of the queue."""
         with self._lock:
-            if slot in self._wanted:
-                self._wanted.remove(slot)
+            if slot in self._queue:
+                self._queue.remove(slot)
             self._lost = [(number, reason) for number, reason in self._lost if number != slot]
-            supervisor = self._of(slot)
+            supervisor = self._supervisor_of(slot)
             if supervisor is not None:
-                supervisor.ending, supervisor.ends = True, slot
+                supervisor.ending, supervisor.ending_slot = True, slot
                 self._vacate(supervisor)
-                self._tell(supervisor, End(slot))
+                self._send(supervisor, End(slot))
             self._close_log(slot)
 
     def lost(self) -> list[tuple[int, str]]:
-        """(slot, reason) of those that ended since last asked. Raises ResourceError when there is no hope."""
+        """Return (slot, reason) of the agents that ended since the last call. Raises ResourceError after `give_up`."""
         with self._lock:
             if not self._open:
                 return []
             with contextlib.suppress(BlockingIOError):
-                os.read(self._bell, 4096)
-            gone, self._lost = self._lost, []
+                os.read(self._lost_read, 4096)
+            lost, self._lost = self._lost, []
             now = time.monotonic()
             for supervisor in list(self._supervisors.values()):
                 if supervisor.given_up:
@@ -182,46 +182,46 @@ class Supervisors:
                         self._drop(supervisor, "")
                 elif (supervisor.ending or supervisor.leaving) and now - supervisor.since > AWAY_SECONDS:
                     self._give_up(supervisor)
-                elif self._idle(supervisor) and not self._wanted and now - supervisor.since > SPARE_SECONDS:
+                elif self._idle(supervisor) and not self._queue and now - supervisor.since > SPARE_SECONDS:
                     self._dismiss(supervisor)
             for job, since in list(self._taskless.items()):
                 if now - since > AWAY_SECONDS:
                     self._abandon(job)
-            if self._hopeless and not gone:
-                raise ResourceError(self._hopeless)
-            return gone
+            if self._failure and not lost:
+                raise ResourceError(self._failure)
+            return lost
 
     def abandoned(self) -> set[int]:
-        """Jobs, since last asked, that hold no supervisor and do not end: they are to be cancelled."""
+        """Return the jobs, since the last call, that have no supervisor and do not end: they are to be cancelled."""
         with self._lock:
             jobs, self._abandoned = self._abandoned, set()
             return jobs
 
     def watch(self) -> list[int]:
-        """A descriptor that is readable when `lost` has something to say."""
-        return [self._bell] if self._open else []
+        """Return a descriptor that is readable when `lost` has something to return."""
+        return [self._lost_read] if self._open else []
 
     def waits(self, slot: int) -> bool:
-        """Whether no supervisor has it yet."""
-        return slot in self._wanted
+        """Whether no supervisor has this slot yet."""
+        return slot in self._queue
 
     def device(self, slot: int) -> str:
-        """ "cuda" where Spark gave the supervisor a GPU."""
+        """Return "cuda" where Spark gave the supervisor a GPU, else "cpu"."""
         with self._lock:
-            supervisor = self._of(slot)
+            supervisor = self._supervisor_of(slot)
             return "cuda" if supervisor is not None and supervisor.gpus else "cpu"
 
     def release_cores(self, slots: Collection[int]) -> dict[int, int]:
         """Let the tasks of these slots end, those that come later too, until `reacquire_cores`.
 
         Returns:
-            Job → slot, of the tasks that were told so now.
+            Job → slot, of the tasks that were ordered to end now.
         """
         jobs = {}
         with self._lock:
             self._released.update(slots)
             for supervisor in list(self._supervisors.values()):
-                slot = max(supervisor.slot, supervisor.holds)
+                slot = max(supervisor.slot, supervisor.held_slot)
                 if slot in self._released and supervisor.task and not supervisor.leaving:
                     jobs[supervisor.job] = slot
                     self._end_task(supervisor)
@@ -229,22 +229,22 @@ class Supervisors:
         return jobs
 
     def reacquire_cores(self) -> None:
-        """Slots are held again, by tasks that come from now on."""
+        """Let tasks that come from now on hold slots again."""
         with self._lock:
             self._released.clear()
             self._fill()
 
     def dismiss(self) -> None:
-        """Let all agents end: those that were told to have a moment for it, then their supervisors end them and leave,
-        and so do those that come from now on."""
+        """End all agents. Those that were ordered to end have a moment for it; then their supervisors end them and
+        leave. Supervisors that come from now on leave too."""
         with self._lock:
             if not self._open or self._dismissed:
                 return
-            self._wanted.clear()
+            self._queue.clear()
             self._dismissed = True
-            self._lock.wait_for(lambda: not self.taken, END_SECONDS)
+            self._lock.wait_for(lambda: not self.occupied, END_SECONDS)
             for supervisor in list(self._supervisors.values()):
-                self._tell(supervisor, Leave())
+                self._send(supervisor, Leave())
 
     def close(self) -> None:
         """Dismiss all, and let nobody in any more."""
@@ -254,7 +254,7 @@ class Supervisors:
         with self._lock:
             self._lock.wait_for(lambda: not self._supervisors, CLOSE_SECONDS)
             self._open = False
-            self._ring(self._waker)
+            self._signal(self._wake_write)
         self._thread.join(CLOSE_SECONDS)
         with self._lock:
             for supervisor in list(self._supervisors.values()):
@@ -264,36 +264,36 @@ class Supervisors:
                 self._close_log(slot)
             self._listener.close()
             self._select.close()
-            for end in (self._bell, self._ringer, self._wake, self._waker):
+            for end in (self._lost_read, self._lost_write, self._wake_read, self._wake_write):
                 os.close(end)
 
     # ---------------------------------------------------------------- asked by whoever places supervisors
 
     @property
-    def taken(self) -> int:
-        """Supervisors with an agent."""
+    def occupied(self) -> int:
+        """How many supervisors have an agent."""
         with self._lock:
             return sum(supervisor.slot >= 0 for supervisor in self._supervisors.values())
 
     @property
     def due(self) -> int:
-        """Tasks that there should be: one for each slot that wants a supervisor or has an agent, but those
+        """How many tasks there should be: one for each slot that wants a supervisor or has an agent, except those
         whose cores are released."""
         with self._lock:
             running = [supervisor.slot for supervisor in self._supervisors.values() if supervisor.slot >= 0]
-            return len(self._wanted) + sum(slot not in self._released for slot in running)
+            return len(self._queue) + sum(slot not in self._released for slot in running)
 
     @property
     def missing(self) -> int:
-        """Slots that wait for a supervisor."""
-        return len(self._wanted)
+        """How many slots wait for a supervisor."""
+        return len(self._queue)
 
-    def give_up(self, why: str) -> None:
-        """There will be no (more) supervisors."""
+    def give_up(self, reason: str) -> None:
+        """Note that there will be no (more) supervisors, and why: `lost` raises that."""
         with self._lock:
-            self._hopeless = self._hopeless or why
+            self._failure = self._failure or reason
             if self._open:
-                self._ring(self._ringer)
+                self._signal(self._lost_write)
 
     # ---------------------------------------------------------------- the thread
 
@@ -321,9 +321,9 @@ class Supervisors:
         ]:
             self._drop(stranger, "")
         supervisor = self._supervisors[connection.fileno()] = Supervisor(connection, now)
-        self._select.register(connection, selectors.EVENT_READ, lambda: self._hear(supervisor))
+        self._select.register(connection, selectors.EVENT_READ, lambda: self._receive(supervisor))
 
-    def _hear(self, supervisor: Supervisor) -> None:
+    def _receive(self, supervisor: Supervisor) -> None:
         try:
             data = supervisor.connection.recv(1 << 16)
         except BlockingIOError:
@@ -331,12 +331,12 @@ class Supervisors:
         except OSError:
             data = b""
         if not data:
-            self._drop(supervisor, _last_words(supervisor))
+            self._drop(supervisor, _end_reason(supervisor))
             return
         try:
             for text in supervisor.lines.add(data):
                 if supervisor.admitted:
-                    self._take(supervisor, report_of(text))
+                    self._handle(supervisor, report_of(text))
                 elif not self._admit(supervisor, hello_of(text)):
                     return
         except UNREADABLE as error:
@@ -359,56 +359,56 @@ class Supervisors:
         supervisor.admitted = True
         supervisor.host, supervisor.executor, supervisor.job = hello.host, hello.executor, hello.job
         supervisor.gpus = hello.gpus
-        self.came += 1
+        self.admitted_count += 1
         self._taskless.pop(supervisor.job, None)
         if self._dismissed:
             self._dismiss(supervisor)
         self._fill()
         return True
 
-    def _take(self, supervisor: Supervisor, report: Report) -> None:
+    def _handle(self, supervisor: Supervisor, report: Report) -> None:
         if isinstance(report, Printed):
             return self._write(report.slot, report.text)
         if isinstance(report, Leaving):
-            supervisor.why = report.reason
+            supervisor.reason = report.reason
             return
         if isinstance(report, Ended) and supervisor.slot == report.slot >= 0:
             self._vacate(supervisor)
-            self._gone(report.slot, OutOfMemory(report.reason) if report.memory else report.reason)
+            self._report_lost(report.slot, OutOfMemory(report.reason) if report.memory else report.reason)
         else:
-            supervisor.ending, supervisor.ends = False, -1  # as it was told to, or by itself just before
+            supervisor.ending, supervisor.ending_slot = False, -1  # as ordered, or by itself just before
         if not supervisor.task and supervisor.slot < 0:
             self._dismiss(supervisor)
         self._fill()
 
     def _fill(self) -> None:
-        """Supervisors that are free take slots that wait for an agent, then those that no task holds."""
+        """Give supervisors that are free the slots that wait for an agent, then those that no task holds."""
         for supervisor in list(self._supervisors.values()):
             if not self._idle(supervisor):
                 continue
             if startable := self._startable():
                 supervisor.slot, supervisor.used = startable[0], True
-                self._wanted.remove(supervisor.slot)
-                self._tell(supervisor, Start(supervisor.slot))
+                self._queue.remove(supervisor.slot)
+                self._send(supervisor, Start(supervisor.slot))
                 if supervisor.slot in self._released:
                     self._end_task(supervisor)
             elif without_task := self._without_task():
-                near = [other.slot for other in without_task if other.executor == supervisor.executor]
-                supervisor.holds, supervisor.used = (near or [other.slot for other in without_task])[0], True
+                nearby = [other.slot for other in without_task if other.executor == supervisor.executor]
+                supervisor.held_slot, supervisor.used = (nearby or [other.slot for other in without_task])[0], True
             elif self._released and not supervisor.used:
-                self._dismiss(supervisor)  # it was asked for before others were to have the room
+                self._dismiss(supervisor)  # it was requested before others were to have the cores
 
     def _startable(self) -> list[int]:
-        """Slots that wait for an agent, and whose last one is gone."""
-        ending = {supervisor.ends for supervisor in self._supervisors.values()}
-        return [slot for slot in self._wanted if slot not in ending]
+        """Return the slots that wait for an agent, and whose last agent is gone."""
+        ending = {supervisor.ending_slot for supervisor in self._supervisors.values()}
+        return [slot for slot in self._queue if slot not in ending]
 
     def _without_task(self) -> list[Supervisor]:
-        held = {supervisor.holds for supervisor in self._supervisors.values()} | self._released
+        excluded = {supervisor.held_slot for supervisor in self._supervisors.values()} | self._released
         return [
             supervisor
             for supervisor in self._supervisors.values()
-            if supervisor.slot >= 0 and not supervisor.task and supervisor.slot not in held
+            if supervisor.slot >= 0 and not supervisor.task and supervisor.slot not in excluded
         ]
 
     @staticmethod
@@ -416,78 +416,79 @@ class Supervisors:
         return (
             supervisor.admitted
             and supervisor.task
-            and max(supervisor.slot, supervisor.holds) < 0
+            and max(supervisor.slot, supervisor.held_slot) < 0
             and not supervisor.ending
             and not supervisor.leaving
         )
 
     def _end_task(self, supervisor: Supervisor) -> None:
-        """Let its task end; where it only held a slot, there is nothing else to it."""
+        """Let its task end; a supervisor whose task only held a slot leaves too."""
         if supervisor.slot >= 0:
             supervisor.task = False
-            self._tell(supervisor, EndTask())
+            self._send(supervisor, EndTask())
         else:
             self._dismiss(supervisor)
 
     def _dismiss(self, supervisor: Supervisor) -> None:
         if not supervisor.leaving:
             supervisor.leaving, supervisor.since = True, time.monotonic()
-        self._tell(supervisor, Leave())
+        self._send(supervisor, Leave())
 
     def _give_up(self, supervisor: Supervisor) -> None:
-        """What it was told it finds there, should it go on."""
+        """Let its job be cancelled. Should it go on all the same, it finds the order to leave in its socket."""
         log.warning("a supervisor on %s does not answer: its Spark job is cancelled", supervisor.host)
-        supervisor.given_up, supervisor.leaving, supervisor.since, supervisor.holds = True, True, time.monotonic(), -1
+        supervisor.given_up, supervisor.leaving = True, True
+        supervisor.since, supervisor.held_slot = time.monotonic(), -1
         if supervisor.task:
             self._abandon(supervisor.job)
-        self._tell(supervisor, Leave())
+        self._send(supervisor, Leave())
 
     def _abandon(self, job: int) -> None:
         self._taskless.pop(job, None)
         self._abandoned.add(job)
 
     def _vacate(self, supervisor: Supervisor) -> None:
-        """It has an agent no more, and nobody needs to hold the slot of it."""
-        for one in self._supervisors.values():
-            if one is supervisor or one.holds == supervisor.slot:
-                one.holds, one.since = -1, time.monotonic()
+        """Note that it has no agent any more, and that nobody needs to hold its slot."""
+        for holder in self._supervisors.values():
+            if holder is supervisor or holder.held_slot == supervisor.slot:
+                holder.held_slot, holder.since = -1, time.monotonic()
         supervisor.slot = -1
         self._lock.notify_all()
 
-    def _tell(self, supervisor: Supervisor, order: Order) -> None:
+    def _send(self, supervisor: Supervisor, order: Order) -> None:
         try:
             supervisor.connection.sendall(line_of(order))
-        except OSError:  # a few bytes that find no room: nobody reads there any more
+        except OSError:  # no room for a few bytes: nobody reads there any more
             self._drop(supervisor, f"its Spark task on {supervisor.host} does not listen")
 
-    def _drop(self, supervisor: Supervisor, why: str) -> None:
+    def _drop(self, supervisor: Supervisor, reason: str) -> None:
         if self._supervisors.pop(supervisor.connection.fileno(), None) is None:
             return
         with contextlib.suppress(KeyError, ValueError):
             self._select.unregister(supervisor.connection)
         supervisor.connection.close()
         self._lock.notify_all()
-        supervisor.leaving, supervisor.ends = True, -1
+        supervisor.leaving, supervisor.ending_slot = True, -1
         if supervisor.admitted and supervisor.task and not supervisor.given_up:
             self._taskless[supervisor.job] = time.monotonic()
         if (slot := supervisor.slot) >= 0:
             self._vacate(supervisor)
-            self._gone(slot, why)
+            self._report_lost(slot, reason)
         if self._open:
             self._fill()
 
-    def _gone(self, slot: int, reason: str) -> None:
+    def _report_lost(self, slot: int, reason: str) -> None:
         self._close_log(slot)
         self._lost.append((slot, reason))
-        self._ring(self._ringer)
+        self._signal(self._lost_write)
 
-    def _of(self, slot: int) -> Supervisor | None:
+    def _supervisor_of(self, slot: int) -> Supervisor | None:
         return next((supervisor for supervisor in self._supervisors.values() if supervisor.slot == slot >= 0), None)
 
     def _write(self, slot: int, text: str) -> None:
         file = self._logs.get(slot)
         try:
-            if self._of(slot) is None:  # its last words
+            if self._supervisor_of(slot) is None:  # its last output
                 with self._log_of(slot).open("ab") as ended:
                     ended.write(text.encode())
                 return
@@ -505,18 +506,18 @@ class Supervisors:
             file.close()
 
     @staticmethod
-    def _ring(end: int) -> None:
+    def _signal(end: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(end, b"x")
 
 
-def _last_words(supervisor: Supervisor) -> str:
-    """Why its connection ended, as far as it is known."""
-    if not supervisor.why:
+def _end_reason(supervisor: Supervisor) -> str:
+    """Return why its connection ended, as far as that is known."""
+    if not supervisor.reason:
         return f"its {'Spark task' if supervisor.task else 'supervisor'} on {supervisor.host} ended"
-    idle = (
+    note = (
         ""
         if supervisor.task
         else " (no task held it then: with dynamic allocation, Spark removes executors that are idle)"
     )
-    return supervisor.why + idle
+    return supervisor.reason + note

@@ -1,4 +1,4 @@
-"""A feed as a data set of a framework: whole batches are handed over, never rows.
+"""A feed as a data set of a framework: whole batches are passed on, never single rows.
 
 A row at a time through TensorFlow's `from_generator` measured 3,160 rows/s, blocks 928,000.
 """
@@ -17,12 +17,13 @@ Batches = Callable[[], Iterator[dict[str, Array]]]
 
 
 def dataset(framework: str, batches: Batches, first: Callable[[], dict[str, Array] | None]) -> Any:
-    """A data set of `framework`, "tensorflow" or "torch".
+    """Return a data set of `framework`, "tensorflow" or "torch".
 
     Args:
         framework: its name.
-        batches: begins to take them.
-        first: a few rows, not taken, for what must be known before; None when the feed ends without any.
+        batches: starts an iteration over the batches.
+        first: returns a few rows without taking them, for types that must be known in advance; None when the feed ends
+            without any.
 
     Raises:
         SpecError: another name.
@@ -37,8 +38,8 @@ def _tensorflow(batches: Batches, first: Callable[[], dict[str, Array] | None]) 
 
     example = first()
     if example is None:
-        words = "no row came to this worker, so its data set is empty and has none of the feed's columns"
-        print(f"hopyard: {words}; a map over them fails: give each worker a partition (df.repartition)", flush=True)  # noqa: T201 - the log
+        warning = "no row came to this worker, so its data set is empty and has none of the feed's columns"
+        print(f"hopyard: {warning}; a map over them fails: give each worker a partition (df.repartition)", flush=True)  # noqa: T201 - the log
         return tf.data.Dataset.from_tensor_slices({"none": np.zeros(0)})  # no rows came that could say their columns
     text = {name for name, values in example.items() if values.dtype == object}
     signature = {

@@ -1,4 +1,4 @@
-"""Blocks of a feed opened: batches of NumPy arrays, or of Python rows, of pieces of one block or several."""
+"""Decodes blocks of a feed into batches: NumPy arrays, or Python rows, from pieces of one block or several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pieces = Sequence[tuple[Block, int, int]]
 
 
 def columns_of(pieces: Pieces, feed: str) -> dict[str, Array]:
-    """Column → array of all rows of the pieces: a view of one block, a copy where there are several.
+    """Return column → array of all rows of the pieces: a view of one block, a copy where there are several.
 
     Raises:
         DataError: a column has nulls or lists of different lengths, or blocks differ in columns or shapes.
@@ -35,11 +35,11 @@ def columns_of(pieces: Pieces, feed: str) -> dict[str, Array]:
     for part in parts[1:]:
         if part.keys() != first.keys():
             raise DataError(f"feed {feed!r}: rows have the columns {list(first)}, later ones {list(part)}")
-    return {name: _joined([part[name] for part in parts], name, feed) for name in first}
+    return {name: _concatenate([part[name] for part in parts], name, feed) for name in first}
 
 
 def rows_of(pieces: Pieces, feed: str) -> list[Any]:
-    """Python rows of the pieces."""
+    """Return the Python rows of the pieces."""
     del feed
     rows: list[Any] = []
     for block, start, stop in pieces:
@@ -50,7 +50,7 @@ def rows_of(pieces: Pieces, feed: str) -> list[Any]:
 def _columns(block: Block, feed: str) -> dict[str, Array]:
     if "columns" not in block.decoded:
         if block.kind == PICKLE:
-            decoded = _of_rows(_rows(block), feed)
+            decoded = _columns_of_rows(_rows(block), feed)
         else:
             batch = _batch(block)
             decoded = {
@@ -77,13 +77,13 @@ def _batch(block: Block) -> Any:
 
 
 def column(array: Any, name: str, feed: str) -> Array:
-    """Rows of one Arrow column: numbers and booleans (rows,), lists of one length and vectors (rows, n, …), times
-    datetime64, text and bytes objects (None where null).
+    """Return one Arrow column as an array: numbers and booleans (rows,), lists of one length and vectors (rows, n, …),
+    times as datetime64, text and bytes as objects (None where null).
 
     Raises:
-        DataError: it has nulls, lists that differ in length, or a type that is no array.
+        DataError: it has nulls, lists that differ in length, or a type that no array can hold.
     """
-    where = f"feed {feed!r}"
+    source = f"feed {feed!r}"
     if is_vector(array.type):
         parts = [batch.column(0) for batch in lists(pa.record_batch([array], [name]))]
         array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
@@ -93,30 +93,30 @@ def column(array: Any, name: str, feed: str) -> Array:
     bad = null_rows(array) if is_list(kind) or array.null_count else None
     if bad is not None and bad.any():
         raise DataError(
-            f"column {name!r} of {where}: {int(bad.sum())} of {len(array)} rows of a block hold null; drop or fill "
+            f"column {name!r} of {source}: {int(bad.sum())} of {len(array)} rows of a block hold null; drop or fill "
             "them before feeding (df.na.drop, df.na.fill), or take Python rows with feed.rows"
         )
     if pa.types.is_nested(kind) and not is_list(kind):
-        raise DataError(f"column {name!r} of {where} has type {kind}, which is no array; select others, or take rows")
-    return to_numpy(array, name, where)
+        raise DataError(f"column {name!r} of {source} has type {kind}, which is no array; select others, or take rows")
+    return to_numpy(array, name, source)
 
 
 def _writable(array: Array, body: Array) -> Array:
-    """The same values where the program may write: as a view of the block's own memory where they lie in it."""
+    """Return the same values as a writable array: a view of the block's own memory where they lie in it."""
     if array.flags.writeable:
         return array
-    at = array.ctypes.data - body.ctypes.data
-    if not (array.flags.c_contiguous and at >= 0 and at + array.nbytes <= body.nbytes):
+    offset = array.ctypes.data - body.ctypes.data
+    if not (array.flags.c_contiguous and offset >= 0 and offset + array.nbytes <= body.nbytes):
         return array.copy()
-    return body[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+    return body[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
 
 
-def _of_rows(rows: list[Any], feed: str) -> dict[str, Array]:
-    """Columns of Python rows that did not come as numbers."""
-    made: dict[str, Array] = {}
-    wide = all(isinstance(row, (tuple, list)) and len(row) == len(rows[0]) for row in rows)
-    names = list(getattr(rows[0], "__fields__", None) or [f"_{n + 1}" for n in range(len(rows[0]))]) if wide else []
-    parts = zip(*rows, strict=True) if wide else [rows]
+def _columns_of_rows(rows: list[Any], feed: str) -> dict[str, Array]:
+    """Return the columns of Python rows that were not sent as numbers."""
+    columns: dict[str, Array] = {}
+    tabular = all(isinstance(row, (tuple, list)) and len(row) == len(rows[0]) for row in rows)
+    names = list(getattr(rows[0], "__fields__", None) or [f"_{n + 1}" for n in range(len(rows[0]))]) if tabular else []
+    parts = zip(*rows, strict=True) if tabular else [rows]
     for name, values in zip(names or ["value"], parts, strict=True):
         if any(value is None for value in values) or masked_at(values) is not None:
             raise DataError(
@@ -134,11 +134,11 @@ def _of_rows(rows: list[Any], feed: str) -> dict[str, Array]:
                 )
             array = np.empty(len(values), object)
             array[:] = values
-        made[name] = array
-    return made
+        columns[name] = array
+    return columns
 
 
-def _joined(parts: list[Array], name: str, feed: str) -> Array:
+def _concatenate(parts: list[Array], name: str, feed: str) -> Array:
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise DataError(

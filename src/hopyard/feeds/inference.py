@@ -1,7 +1,7 @@
-"""Rows to a program and its answers back: what runs in a Spark task of an inference.
+"""The Spark task of an inference: it sends rows to a program and returns the answers.
 
 Answers come in the order of the rows, as many as there are. An inference is computed when its result is used, and again
-when it is used again: no books are kept on it.
+when it is used again: no record is kept of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hopyard.formats.arrow import is_list
 
 
 def ask(route: Route, partition: int, attempt: int, blocks: Iterable[Any]) -> Iterator[tuple[Any, int]]:
-    """Send a partition and give its answers in order: (values as the program gave them, for how many rows).
+    """Send a partition and yield its answers in order: (values as the program gave them, for how many rows).
 
     A thread sends while answers are read.
 
@@ -31,33 +31,33 @@ def ask(route: Route, partition: int, attempt: int, blocks: Iterable[Any]) -> It
     """
     with FeedConnection(route, partition, attempt, answers=True) as connection:
         if connection.unwanted:
-            raise _stopped(route)
-        sending = _Sending(connection, blocks)
-        sending.start()
-        got = 0
+            raise _no_more_rows(route)
+        sender = _Sender(connection, blocks)
+        sender.start()
+        answered_rows = 0
         try:
-            while sending.more(got):
+            while sender.more(answered_rows):
                 values, rows = connection.answer()
                 if connection.unwanted:
-                    raise _stopped(route)
-                got += rows
+                    raise _no_more_rows(route)
+                answered_rows += rows
                 yield values, rows
         except (HopyardError, OSError):
-            if sending.error is None:
+            if sender.error is None:
                 raise
         finally:
             connection.close()
-            sending.join()
-        if sending.error is not None:
-            raise sending.error
+            sender.join()
+        if sender.error is not None:
+            raise sender.error
 
 
 def inferring(route: Route, schema: Any, zone: str = "UTC") -> Batches:
-    """For `mapInArrow`: what the program answers to the rows of each partition, as columns of `schema`.
+    """Return a function for `mapInArrow`: it yields the program's answers to each partition, as columns of `schema`.
 
     Args:
         route: to the program.
-        schema: of the answers: Arrow's, a StructType, or text as "prediction double".
+        schema: of the answers: Arrow's, a StructType, or text such as "prediction double".
         zone: time zone of the session, for answers that are times.
 
     Raises:
@@ -74,20 +74,20 @@ def inferring(route: Route, schema: Any, zone: str = "UTC") -> Batches:
 
 
 def inferring_rows(route: Route, rows: int = ROWS) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
-    """For `mapPartitionsWithIndex`: what the program answers, row by row.
+    """Return a function for `mapPartitionsWithIndex`: it yields the program's answers, row by row.
 
     Lists come as they are, arrays of shape (rows,) as Python values, others as arrays, dicts of these as tuples.
     """
 
-    def hopyard_infer(partition: int, given: Iterable[Any]) -> Iterator[Any]:
-        for values, _ in ask(route, partition, task()[1], cut(given, rows)):
+    def hopyard_infer(partition: int, inputs: Iterable[Any]) -> Iterator[Any]:
+        for values, _ in ask(route, partition, task()[1], cut(inputs, rows)):
             yield from by_row(values)
 
     return hopyard_infer
 
 
 def by_row(values: Any) -> list[Any]:
-    """Answers, one for each row."""
+    """Return the answers as a list with one item for each row."""
     if isinstance(values, Mapping):
         return list(zip(*(by_row(part) for part in values.values()), strict=True))
     if isinstance(values, np.ndarray) and values.ndim == 1:
@@ -96,10 +96,10 @@ def by_row(values: Any) -> list[Any]:
 
 
 def answered(values: Any, rows: int, schema: Any) -> Any:
-    """Answers as a record batch of `schema`; a single column need not be named.
+    """Return answers as a record batch of `schema`; a single column need not be named.
 
     Raises:
-        DataError: columns are missing or too much, or values do not fit their type.
+        DataError: there are too few columns or too many, or values do not fit their type.
     """
     if not isinstance(values, Mapping):
         named = isinstance(values, list) and values and isinstance(values[0], (tuple, list))
@@ -128,30 +128,30 @@ def _arrow(values: Any, kind: Any) -> Any:
         inner = kind
         while is_list(inner):
             inner = inner.value_type
-        if pa.types.is_integer(inner):  # Arrow would cut 2.7 to 2 without a word; its cast does not
+        if pa.types.is_integer(inner):  # Arrow would silently cut 2.7 to 2; its cast does not
             return pa.array(list(values)).cast(kind)
         return pa.array(list(values), kind)
     if values.ndim == 1:
         return pa.array(values).cast(kind) if values.dtype.kind in "biuf" else pa.array(values.tolist(), kind)
-    made = pa.array(np.ascontiguousarray(values).reshape(-1))
+    array = pa.array(np.ascontiguousarray(values).reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):
         rows = int(np.prod(values.shape[:axis]))
         offsets = np.arange(rows + 1, dtype=np.int32) * values.shape[axis]
-        made = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), made)
-    return made.cast(kind)
+        array = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array)
+    return array.cast(kind)
 
 
-class _Sending(threading.Thread):
-    """Sends the rows of an inference."""
+class _Sender(threading.Thread):
+    """The thread that sends the rows of an inference."""
 
     def __init__(self, connection: FeedConnection, blocks: Iterable[Any]) -> None:
         super().__init__(name="ask", daemon=True)
         self._connection, self._blocks = connection, blocks
         self._changed = threading.Condition()
         self._rows = 0
-        self._all = False
+        self._complete = False
         self.error: BaseException | None = None
-        """Why not all rows were sent, where the reason lies here; known after `join`."""
+        """The error that kept rows from being sent, where it was raised in this thread; known after `join`."""
 
     def run(self) -> None:
         number = 0
@@ -163,43 +163,43 @@ class _Sending(threading.Thread):
                 self._connection.send(kind, body, number, rows)
                 number += kind != SCHEMA
             with self._changed:
-                self._all = True
+                self._complete = True
                 self._changed.notify_all()
             self._connection.send(END, b"", number, self._rows)
-        except OSError:  # who reads the answers hears it too, with the reason
+        except OSError:  # the thread that reads the answers gets the error too, with the reason
             pass
-        except BaseException as error:  # noqa: BLE001 - raised again by who reads the answers
+        except BaseException as error:  # noqa: BLE001 - the thread that reads the answers raises it again
             self.error = error
             self._connection.close()
         finally:
             with self._changed:
-                self._all = True
+                self._complete = True
                 self._changed.notify_all()
 
-    def more(self, got: int) -> bool:
-        """Whether answers are to come after `got` rows have theirs; waits until that is known."""
+    def more(self, answered_rows: int) -> bool:
+        """Whether more answers will come after those to `answered_rows` rows; waits until that is known."""
         with self._changed:
-            self._changed.wait_for(lambda: self._all or self._rows > got)
-            return self._rows > got
+            self._changed.wait_for(lambda: self._complete or self._rows > answered_rows)
+            return self._rows > answered_rows
 
 
-def _schema(given: Any, zone: str) -> Any:
-    if isinstance(given, pa.Schema):
-        return given
+def _schema(schema: Any, zone: str) -> Any:
+    if isinstance(schema, pa.Schema):
+        return schema
     from pyspark.errors import ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DataType, StructType
 
     try:
-        made = DataType.fromDDL(given) if isinstance(given, str) else given
+        parsed = DataType.fromDDL(schema) if isinstance(schema, str) else schema
     except ParseException as error:
-        raise SpecError(f'schema = {given!r} is no such text; "prediction double" is') from error
-    if not isinstance(made, StructType):
-        raise SpecError(f'schema must be a StructType or text such as "prediction double", got {given!r}')
-    return to_arrow_schema(made, timezone=zone)
+        raise SpecError(f'schema = {schema!r} is no such text; "prediction double" is') from error
+    if not isinstance(parsed, StructType):
+        raise SpecError(f'schema must be a StructType or text such as "prediction double", got {schema!r}')
+    return to_arrow_schema(parsed, timezone=zone)
 
 
-def _stopped(route: Route) -> HopyardError:
+def _no_more_rows(route: Route) -> HopyardError:
     return HopyardError(
         f"feed {route.feed!r}: the program takes no more rows for inference, it has ended or terminated its feed; an "
         "inference is computed each time its result is used: use it before the program ends, or cache it"

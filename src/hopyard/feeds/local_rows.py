@@ -1,4 +1,4 @@
-"""Blocks of rows that this process holds, to be sent to a program."""
+"""Blocks of rows from data of this process, to be sent to a program."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ROWS = 4096
 
 
 def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
-    """Record batches, or of a list that is no table (see `table_of`) lists of its rows; of little data at least
-    `parts`, so that each worker gets some.
+    """Yield record batches, or for a list that is no table (see `table_of`) lists of its rows; little data gives at
+    least `parts` blocks, so that each worker gets some.
 
-    A hy.Dataset gives its training partitions as it prepared them, the columns of its arrays by their names ("inputs",
+    A hy.Dataset yields its training partitions as it prepared them, its arrays as columns by their names ("inputs",
     "targets" and "weights" where there are some; "targets.name" where an input has the name).
     """
     if hasattr(data, "prepare"):
         manifest = data.prepare()
         for partition in range(len(manifest.train)):
             columns = open_partition(manifest, "train", partition)
-            given = {"inputs": columns.inputs, "targets": columns.targets, "weights": columns.weights}
-            values, _ = named_parts({role: part for role, part in given.items() if part is not None})
+            roles = {"inputs": columns.inputs, "targets": columns.targets, "weights": columns.weights}
+            values, _ = named_parts({role: part for role, part in roles.items() if part is not None})
             named = {column: array for column, (_, array) in values.items()}
             step = _step(columns.rows, -(-parts // len(manifest.train)))
             for start in range(0, columns.rows, step):
@@ -43,5 +43,5 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
 
 
 def _step(rows: int, parts: int) -> int:
-    even = -(-rows // parts)  # may make fewer: 5 rows for 4 parts are 2, 2 and 1
-    return max(1, min(ROWS, even if even and -(-rows // even) >= parts else rows // parts))
+    even_step = -(-rows // parts)  # may make fewer: 5 rows for 4 parts are 2, 2 and 1
+    return max(1, min(ROWS, even_step if even_step and -(-rows // even_step) >= parts else rows // parts))

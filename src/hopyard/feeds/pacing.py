@@ -11,10 +11,10 @@ from hopyard.core.programs.uneven import Count, Uneven
 
 
 class Arrived(NamedTuple):
-    """What has come of a feed.
+    """What one worker has received of a feed.
 
     Attributes:
-        rows: that came, given out or not.
+        rows: number of rows received, given out or not.
         ended: whether no more come.
         unwanted: whether the program takes no more.
     """
@@ -25,42 +25,42 @@ class Arrived(NamedTuple):
 
 
 class Pacing:
-    """Owner of what one worker asked for, told and was allowed. Not for several threads at a time.
+    """Owner of what one worker asked for, reported and was allowed. Not for several threads at a time.
 
     Attributes:
-        uneven: the rule by which the feed ends; None: not known before the driver or a task has said it.
-        allowed: how many batches may be given out, and whether no more ever.
+        uneven: the rule by which the feed ends; None: not known before the driver or a task has sent it.
+        allowed: how many batches may be given out, and whether that is final.
     """
 
-    __slots__ = ("_given", "_size", "_told", "allowed", "uneven")
+    __slots__ = ("_batches", "_reported", "_size", "allowed", "uneven")
 
     def __init__(self, uneven: Uneven | None = None) -> None:
         self.uneven = uneven
         self.allowed = Count(0, False)
         self._size = 0
         """Rows of a batch; 0: the program has not asked for one."""
-        self._given = 0
-        """Batches that were given out."""
-        self._told: Count | None = None
+        self._batches = 0
+        """Number of batches that were given out."""
+        self._reported: Count | None = None
 
     @property
     def together(self) -> bool:
-        """Whether workers end together, as far as is known."""
+        """Whether workers end together, as far as is known yet."""
         return self.uneven not in (None, "join")
 
     def ask(self, batch: int, size: int) -> None:
-        """The program wants batch number `batch`, of `size` rows."""
-        self._given, self._size = batch, size
+        """Record that the program asks for batch number `batch`, of `size` rows."""
+        self._batches, self._size = batch, size
 
     def give(self, batch: int) -> None:
-        """It gets it."""
-        self._given = batch + 1
+        """Record that batch number `batch` was given out."""
+        self._batches = batch + 1
 
     def turn(self, batch: int, arrived: Arrived) -> Literal["give", "again", "end"] | None:
         """Whether a batch may be given out; None: not known yet.
 
-        "give": its rows are here, or will come. "again": no more come, others go on: rows that were there before.
-        "end": no more batches.
+        "give": its rows are here, or will come. "again": no more rows come but other workers go on, so the worker
+        repeats earlier rows. "end": there are no more batches.
         """
         if arrived.unwanted:
             return "end"
@@ -73,21 +73,21 @@ class Pacing:
         return "end" if self.allowed.ended else None
 
     def news(self, arrived: Arrived) -> Count | None:
-        """What the driver is to be told now: how many batches are here. None: nothing that it does not know, or nobody
-        can say yet how many batches the rows are."""
+        """Return the number of batches to report to the driver now. None: the driver knows it already, or it is not yet
+        known how many batches the rows make."""
         if not (self._size or arrived.unwanted or (arrived.ended and not arrived.rows)):
             return None
         count = self._count(arrived)
-        if count == self._told:
+        if count == self._reported:
             return None
-        self._told = count
+        self._reported = count
         return count
 
     def _count(self, arrived: Arrived) -> Count:
-        """Batches that came, given out or not; once the program takes no more, those that it took."""
+        """Return how many batches came, given out or not; once the program takes no more, how many it took."""
         if arrived.unwanted:
-            return Count(self._given, True)
+            return Count(self._batches, True)
         if not self._size:
             return Count(0, arrived.ended)
-        full, rest = divmod(arrived.rows, self._size)
-        return Count(full + bool(rest and arrived.ended), arrived.ended)
+        full, remainder = divmod(arrived.rows, self._size)
+        return Count(full + bool(remainder and arrived.ended), arrived.ended)

@@ -1,9 +1,9 @@
-"""One feed as it arrives: a queue of blocks, bounded in bytes, and books of what was taken, so that rows come once.
+"""The receiving queue of one feed: blocks, bounded in bytes, and a record of those accepted, so that rows come once.
 
-Threads that receive call `claim`, `reserve`, `put`, `over`, `lost`; the program's thread calls `take`. Blocks that any
-task may add to stand in one stream. In inference each partition has a stream of its own (`requests.py`), and the
-program stays with one until it is over: its answers go back to that task. How many batches may be given out where
-workers end together, `pacing.py` says. Knows no sockets, and not what a block holds.
+Threads that receive call `claim`, `reserve`, `put`, `end_partition`, `abandon`; the program's thread calls `take`.
+Blocks of all tasks share one stream. In inference each partition has a stream of its own (`requests.py`), and the
+program stays with one until it is over: its answers go back to that task. `pacing.py` says how many batches may be
+given out where workers end together. Knows no sockets, and not what a block holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hopyard.feeds.spill import Spill, Spilled, buffer
 from hopyard.feeds.streams import Block, QueueItem, Stream
 
 QUEUE_BYTES = 64 << 20
-"""Bytes of one feed that may wait in a process; the tasks that send more wait with them."""
+"""Bytes of one feed that may wait in a process; a task that sends more has to wait."""
 
 
 class FeedQueue:
@@ -33,9 +33,9 @@ class FeedQueue:
 
     Args:
         name: of the feed.
-        folder: for blocks beyond `limit` of feeds that must not hold their senders up (see `reserve`).
+        folder: where blocks beyond `limit` are stored, of feeds that must not hold their senders up (see `reserve`).
         limit: bytes that may wait in memory.
-        on_count: told the name and how many batches came, for feeds whose workers end together.
+        on_count: called with the name and how many batches came, for feeds whose workers end together.
     """
 
     def __init__(
@@ -47,27 +47,27 @@ class FeedQueue:
         self._limit = limit
         self._on_count = on_count
         self._changed = threading.Condition()
-        self._telling = threading.Lock()
+        self._report_lock = threading.Lock()
         self._shared = Stream()
         self._requests = Requests()
         self._pacing = Pacing()
         self._bytes = 0
-        """In memory, and promised by `reserve`."""
+        """Bytes in memory, and those promised by `reserve`."""
         self._ledger = DeliveryLedger(name)
         self._error: HopyardError | None = None
         self._unwanted = False
         self._ended = False
         self.received = 0
-        """Rows that came, each once."""
+        """Rows that were received, each counted once."""
         self.taken = 0
-        """Rows that `take` gave."""
+        """Rows that `take` returned."""
 
     # The receiving side
 
     def claim(self, epoch: int, partition: int, worker: int) -> int | None:
-        """Which worker gets a partition: that which the first attempt named. None: the attempt comes too late.
+        """Return the worker that gets a partition: the one that the first attempt named. None: the attempt is too late.
 
-        Others may want rows though this process does not.
+        Other workers may want rows though this process does not.
         """
         with self._changed:
             if not self._begun(epoch):
@@ -75,7 +75,7 @@ class FeedQueue:
             return self._ledger.claim(partition, worker)
 
     def open(self, epoch: int, partition: int, reply_to: Any = None, timeout: float | None = None) -> Stream | None:
-        """A stream for an attempt, its own where it waits for answers; None: it is not wanted.
+        """Return a stream for an attempt, its own where it waits for answers; None: its rows are not wanted.
 
         Raises:
             HopyardError: the feed has failed.
@@ -91,10 +91,10 @@ class FeedQueue:
             return self._requests.open(reply_to, partition, timeout)
 
     def reserve(self, stream: Stream, size: int) -> Any | None:
-        """Wait for room, and give an array of `size` bytes; None when the rows are not wanted any more.
+        """Wait for room and return an array of `size` bytes; None when the rows are not wanted any more.
 
         A feed whose workers end together never waits: a task that did could keep from its slot the very task that the
-        slowest worker waits for. What is beyond the limit `put` then lays into a file.
+        slowest worker waits for. `put` then writes blocks beyond the limit to a file.
 
         Raises:
             HopyardError: the feed has failed.
@@ -105,35 +105,35 @@ class FeedQueue:
                 if self._unwanted or self._ended:
                     return None
                 full = self._bytes and self._bytes + size > self._limit
-                if not full or (stream.is_request and not stream.blocks):  # each inference may have one block
+                if not full or (stream.is_request and not stream.blocks):  # each request may have one block
                     break
-                if self._may_file(stream):
+                if self._may_spill(stream):
                     break
                 self._changed.wait()
             self._bytes += size
         return buffer(size)
 
     def release(self, size: int) -> None:
-        """Room that was not used after all."""
+        """Give back room that `reserve` granted and that was not used."""
         with self._changed:
             self._bytes -= size
             self._changed.notify_all()
 
-    def seen(self, epoch: int, partition: int, number: int, digest: bytes) -> bool:
-        """Whether block `number` of a partition was taken from another attempt.
+    def is_duplicate(self, epoch: int, partition: int, number: int, digest: bytes) -> bool:
+        """Whether block `number` of a partition was accepted from another attempt.
 
         Raises:
-            HopyardError: the feed has failed, or the block differs from the one that was taken.
+            HopyardError: the feed has failed, or the block differs from the one that was accepted.
         """
         with self._changed:
             self._check()
-            return self._current(epoch) and self._same(partition, number, digest)
+            return self._current(epoch) and self._is_duplicate(partition, number, digest)
 
     def put(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
-        """Take a block for which `reserve` gave room. False: it came from another attempt meanwhile, or is not wanted.
+        """Add a block for which `reserve` gave room. False: it came from another attempt meanwhile, or is not wanted.
 
         Raises:
-            HopyardError: the feed has failed, as it does where the block differs from the one that was taken, or the
+            HopyardError: the feed has failed, as it does where the block differs from the one that was accepted, or the
                 disk has no room for it.
         """
         size = len(block.body)
@@ -144,28 +144,28 @@ class FeedQueue:
                 self.release(size)
                 if self._unwanted:
                     return False
-                raise self._disk_failed(f"{size:,} bytes could not be written to", error) from error
+                raise self._fail_disk(f"{size:,} bytes could not be written to", error) from error
         spilled = isinstance(block.body, Spilled)
         with self._changed:
-            taken = False
+            accepted = False
             try:
-                taken = self._takes(block, epoch, number, digest)
+                accepted = self._accept(block, epoch, number, digest)
             finally:
-                if not taken and isinstance(block.body, Spilled):
+                if not accepted and isinstance(block.body, Spilled):
                     self._spill.free(block.body)
-                if spilled or not taken:
+                if spilled or not accepted:
                     self._bytes -= size
                     self._changed.notify_all()
-            if not taken:
+            if not accepted:
                 return False
-            self._requests.comes()
+            self._requests.expect_block()
             block.stream.blocks.append(block)
             self.received += block.rows
             self._changed.notify_all()
         self._report()
         return True
 
-    def over(self, stream: Stream, epoch: int, partition: int, total: int) -> None:
+    def end_partition(self, stream: Stream, epoch: int, partition: int, total: int) -> None:
         """An attempt came to the end of its partition, after `total` blocks.
 
         Raises:
@@ -176,22 +176,22 @@ class FeedQueue:
             if stream.is_request:
                 stream.state = "over"
             elif self._current(epoch):
-                with self._failing():
+                with self._failing_feed():
                     self._ledger.over(partition, total)
             self._changed.notify_all()
 
-    def lost(self, stream: Stream) -> None:
-        """An attempt broke off. What was taken of it counts, except in inference."""
+    def abandon(self, stream: Stream) -> None:
+        """An attempt broke off. What was accepted from it counts, except in inference."""
         with self._changed:
             if stream.is_request:
                 self._bytes -= self._requests.lose(stream)
             self._changed.notify_all()
 
-    # What the driver says
+    # Called for the driver
 
     @property
     def uneven(self) -> Uneven | None:
-        """The rule by which the feed ends; None: not known yet."""
+        """The rule by which the feed ends; None: it is not known yet."""
         return self._pacing.uneven
 
     @uneven.setter
@@ -214,12 +214,12 @@ class FeedQueue:
             if self._error is None:
                 self._error = error
             self._drop()
-            asking = list(self._requests.asking)
-        for stream in asking:
+            streams = list(self._requests.connected)
+        for stream in streams:
             stream.reply_to.leave(failed=str(error))
 
     def allow(self, allowed: Count) -> None:
-        """So many batches may be given out; `allowed.ended`: and no more ever."""
+        """Set how many batches may be given out; `allowed.ended`: no more will ever be allowed."""
         with self._changed:
             self._pacing.allowed = allowed
             self._changed.notify_all()
@@ -228,7 +228,7 @@ class FeedQueue:
 
     @property
     def unwanted(self) -> bool:
-        """Whether the program is through with this feed."""
+        """Whether the program takes no more rows of this feed."""
         return self._unwanted
 
     @property
@@ -239,39 +239,39 @@ class FeedQueue:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will come that is not here, nor is anything here: the end was said and all was taken."""
+        """Whether all rows were taken and no more will come, or the program takes no more."""
         with self._changed:
             streams = self._requests.streams
-            left = any(stream.blocks or stream.state == "open" for stream in streams) or self._shared.blocks
-            return self._unwanted or (self._ended and not left)
+            queued = any(stream.blocks or stream.state == "open" for stream in streams) or self._shared.blocks
+            return self._unwanted or (self._ended and not queued)
 
     def terminate(self) -> None:
-        """Take no more: what is queued goes away, and all that still comes."""
+        """Take no more rows: what is queued is dropped, and so is all that still comes."""
         with self._changed:
             self._unwanted = True
             self._drop()
-            asking = list(self._requests.asking)
-        for stream in asking:
+            streams = list(self._requests.connected)
+        for stream in streams:
             stream.reply_to.leave(unwanted=True)
         self._report()  # workers that end together do not wait for this one
 
     def take(self, wait: float | None = None) -> QueueItem:
-        """The next block, waiting up to `wait` seconds (None: as long as it takes).
+        """Return the next block, waiting up to `wait` seconds (None: as long as it takes).
 
         Raises:
             HopyardError: the feed has failed, as it does where a block cannot be read back from the disk.
         """
-        item = self._awaited(wait)
+        item = self._wait_for_item(wait)
         if item.block is not None and isinstance(item.block.body, Spilled):  # read while others may put
             size = item.block.body.size
             try:
                 item.block.body = self._spill.read(item.block.body)
             except OSError as error:
-                raise self._disk_failed(f"{size:,} bytes could not be read back from", error) from error
+                raise self._fail_disk(f"{size:,} bytes could not be read back from", error) from error
         return item
 
-    def _awaited(self, wait: float | None) -> QueueItem:
-        until = None if wait is None else time.monotonic() + wait
+    def _wait_for_item(self, wait: float | None) -> QueueItem:
+        deadline = None if wait is None else time.monotonic() + wait
         with self._changed:
             while True:
                 self._check()
@@ -280,30 +280,30 @@ class FeedQueue:
                 item = self._next()
                 if item is not None:
                     return item
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
                     return QueueItem("pause")
-                self._requests.waits(True)
+                self._requests.set_waiting(True)
                 try:
-                    self._changed.wait(left)
+                    self._changed.wait(remaining)
                 finally:
-                    self._requests.waits(False)
+                    self._requests.set_waiting(False)
 
     @contextlib.contextmanager
     def answering(self, stream: Stream, rows: int) -> Iterator[None]:
-        """While answers to the next rows of a stream go."""
+        """Surrounds the sending of answers to the next rows of a stream."""
         with self._changed:
-            self._requests.answers(True)
+            self._requests.set_answering(True)
         try:
             yield
         finally:
             with self._changed:
-                stream.owed -= rows
-                self._requests.answers(False)
+                stream.unanswered -= rows
+                self._requests.set_answering(False)
 
     def await_stall(self) -> float | None:
-        """Wait until the program has rows of an inference to take or to answer and did neither for too long; for how
-        many seconds it may. None: it takes no more, or the feed has failed."""
+        """Wait until the program has rows of an inference to take or to answer and did neither for too long; return the
+        time-out in seconds. None: the program takes no more rows, or the feed has failed."""
         with self._changed:
             while not (self._unwanted or self._error):
                 timeout, stalled = self._requests.timeout, self._requests.stalled
@@ -313,7 +313,7 @@ class FeedQueue:
             return None
 
     def rule(self) -> Uneven:
-        """How this feed ends; waits until it is known.
+        """Return the rule by which this feed ends; waits until it is known.
 
         Raises:
             HopyardError: the feed has failed.
@@ -348,48 +348,48 @@ class FeedQueue:
     # Inside
 
     def _current(self, epoch: int) -> bool:
-        """Whether rows of an epoch are wanted."""
+        """Whether rows of an epoch are still wanted."""
         return self._begun(epoch) and not self._unwanted
 
     def _begun(self, epoch: int) -> bool:
         return self._ledger.begun(epoch) and not self._ended
 
-    def _may_file(self, stream: Stream) -> bool:
-        """Whether blocks of a stream wait in a file rather than hold their sender up."""
+    def _may_spill(self, stream: Stream) -> bool:
+        """Whether blocks of a stream wait in a file rather than hold up their sender."""
         return self._pacing.together and not stream.is_request
 
     def _overfull(self, block: Block) -> bool:
-        """Whether a block for which `reserve` gave room is beyond the limit; one alone never is."""
+        """Whether a block for which `reserve` gave room is beyond the limit; a block that is alone never is."""
         with self._changed:
-            return self._may_file(block.stream) and self._bytes > max(self._limit, len(block.body))
+            return self._may_spill(block.stream) and self._bytes > max(self._limit, len(block.body))
 
-    def _takes(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
-        """Whether a block is wanted, and new; then it is in the books."""
+    def _accept(self, block: Block, epoch: int, number: int, digest: bytes) -> bool:
+        """Whether a block is wanted and new; if so, record it in the ledger."""
         self._check()
         if block.stream.is_request:
             return not (self._unwanted or block.stream.state == "lost")
-        if not self._current(epoch) or self._same(block.partition, number, digest):
+        if not self._current(epoch) or self._is_duplicate(block.partition, number, digest):
             return False
         self._ledger.take(block.partition, digest)
         return True
 
-    def _disk_failed(self, what: str, error: OSError) -> HopyardError:
-        """The failure of the feed that an error of its file is."""
+    def _fail_disk(self, problem: str, error: OSError) -> HopyardError:
+        """Let the feed fail after an error of its file, and return the failure."""
         failure = HopyardError(
-            f"feed {self.name!r}: {what} {self._folder} on {socket.gethostname()} ({error}), where rows beyond "
+            f"feed {self.name!r}: {problem} {self._folder} on {socket.gethostname()} ({error}), where rows beyond "
             f"{self._limit:,} bytes wait by uneven={self.uneven!r} (now {self._spill.bytes:,} bytes): free space "
             'there, or set TMPDIR to a folder on a larger disk, or feed with uneven="join", which holds senders up'
         )
         self.fail(failure)
         return failure
 
-    def _same(self, partition: int, number: int, digest: bytes) -> bool:
-        with self._failing():
+    def _is_duplicate(self, partition: int, number: int, digest: bytes) -> bool:
+        with self._failing_feed():
             return self._ledger.seen(partition, number, digest)
 
     @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """An error of the books is the feed's."""
+    def _failing_feed(self) -> Iterator[None]:
+        """An error of the ledger fails the feed."""
         try:
             yield
         except DataError as error:
@@ -415,12 +415,12 @@ class FeedQueue:
         if not isinstance(block.body, Spilled):
             self._bytes -= len(block.body)
         self.taken += block.rows
-        self._requests.moves()
+        self._requests.record_progress()
         self._changed.notify_all()
         return QueueItem("block", block, stream)
 
     def _drop(self) -> None:
-        """Let go of all that waits."""
+        """Drop all blocks that wait."""
         for stream in [self._shared, *self._requests.streams]:
             for block in stream.blocks:
                 if isinstance(block.body, Spilled):
@@ -431,10 +431,10 @@ class FeedQueue:
         self._changed.notify_all()
 
     def _report(self) -> None:
-        """Tell how many batches are here, where it matters and has changed."""
+        """Report how many batches are here, where it matters and has changed."""
         if self._on_count is None or not self._pacing.together:
             return
-        with self._telling:  # of its own: counts go out in order, and nobody waits for the network to take a block
+        with self._report_lock:  # its own: counts go out in order, and nobody waits for the network to take a block
             with self._changed:
                 count = self._pacing.news(self._arrived)
             if count is not None:

@@ -1,9 +1,9 @@
-"""The endpoint of a program's process: sockets on one side, the queues of its feeds on the other.
+"""The server end of a feed: it accepts connections and puts their rows into the queues of a program's process.
 
-Each connection that is let in carries one attempt at one partition: a hello that says of which feed, blocks, an end,
-and back an acknowledgement or answers. The worker to which an attempt must connect first (`partition % workers`) keeps
-the books on who takes it, so that another attempt goes to the same worker. A program that ended its feed, or itself,
-drains what still comes; one that died leaves its senders a broken connection.
+Each connection that is admitted carries one attempt at one partition: a hello that names the feed, blocks, an end, and
+in return an acknowledgement or answers. The worker to which an attempt must connect first (`partition % workers`)
+records which worker takes it, so that another attempt goes to the same worker. A program that ended its feed, or
+itself, drains what still comes; the senders of one that died find a broken connection.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from hopyard.system.network import LOOPBACK, is_loopback
 
 log = logging.getLogger(__name__)
 
-_LONGEST = 100
-"""Bytes of a unix socket's path; systems end at 104 to 108."""
-_SCHEMA_BYTES = 64 << 20
+_MAX_PATH_BYTES = 100
+"""Limit on the bytes of a unix socket's path; systems allow 104 to 108."""
+_MAX_SCHEMA_BYTES = 64 << 20
 _LEAVE_SECONDS = 1.0
 _ACCEPT_SECONDS = 0.1
-"""Until an endpoint that could not take a connection (no descriptors are left, …) tries again."""
+"""Pause of an endpoint that could not accept a connection (no descriptors are left, …) before it tries again."""
 
 
 class FeedServer:
     """Owner of the endpoint and the queues of one process of a program. Threads of its own listen and receive.
 
     Args:
-        folder: where the socket's folder is made, and blocks beyond the limit lie.
-        host: address of this process that other machines can dial.
+        folder: where the socket's folder is created, and blocks beyond the limit are stored.
+        host: address of this process that other machines can connect to.
         token: of the program.
         index: of this worker among those that are fed.
         apart: whether tasks may come from other machines.
@@ -89,40 +89,40 @@ class FeedServer:
         self._lock = threading.Lock()
         self._queues: dict[str, FeedQueue] = {}
         self._connections: set[socket.socket] = set()
-        self._guarded: set[str] = set()
-        """Feeds that a thread guards against a program which does not answer."""
+        self._watched_feeds: set[str] = set()
+        """Feeds for which a thread watches that the program takes and answers rows."""
         self._done = False
         self._error = ""
-        """Why it is done, where the program failed."""
+        """The program's error, where it failed."""
         self._closed = False
         self._folder = folder
         port = 0
-        with contextlib.ExitStack() as opened:
-            path = _dialable(_private(folder, opened), opened)
-            self._listeners = [opened.enter_context(_listening(path))]
+        with contextlib.ExitStack() as resources:
+            path = _socket_path(_private_folder(folder, resources), resources)
+            self._listeners = [resources.enter_context(_unix_listener(path))]
             if apart:
-                here = socket.create_server((LOOPBACK if is_loopback(host) else host, 0), backlog=512)
-                self._listeners.append(opened.enter_context(here))
-                port = int(here.getsockname()[1])
-            self._opened = opened.pop_all()
+                tcp_listener = socket.create_server((LOOPBACK if is_loopback(host) else host, 0), backlog=512)
+                self._listeners.append(resources.enter_context(tcp_listener))
+                port = int(tcp_listener.getsockname()[1])
+            self._resources = resources.pop_all()
         self.endpoint = Endpoint(machine(), str(path), host if apart else "", port, executor())
         for listener in self._listeners:
             threading.Thread(target=self._listen, args=(listener,), name="feed_server", daemon=True).start()
 
     def queue(self, feed: str) -> FeedQueue:
-        """That of a feed; made when it is first named, by the program or by a task."""
+        """Return the queue of a feed; it is created when the program or a task first names it."""
         with self._lock:
             queue = self._queues.get(feed)
-            late = queue is None and self._done
+            is_finished = queue is None and self._done
             if queue is None:
                 queue = self._queues[feed] = FeedQueue(feed, self._folder, self._limit, self._on_count)
-        if late:  # without the lock, as it tells
+        if is_finished:  # without the lock, as it reports
             self._end(queue)
         return queue
 
     def finish(self, error: str = "") -> None:
-        """The program is through with all feeds, also those to come, as when its main has returned; tasks are told, and
-        drained. Where it failed, they fail with its error; the first one counts.
+        """End all feeds, also those to come, as when the program's main has returned; tasks are told, and what they
+        still send is drained. Where the program failed, they fail with its error; the first error counts.
         """
         with self._lock:
             self._done = True
@@ -132,14 +132,14 @@ class FeedServer:
             self._end(queue)
 
     def close(self) -> None:
-        """Close the endpoint and cut all connections: to who still sends, this worker has ended."""
+        """Close the endpoint and all connections: to a task that still sends, this worker has ended."""
         with self._lock:
             self._closed = True
             connections = [*self._listeners, *self._connections]
         for connection in connections:
-            _cut(connection)
+            _shut_down(connection)
         self.finish()
-        self._opened.close()
+        self._resources.close()
 
     def _end(self, queue: FeedQueue) -> None:
         if self._error:
@@ -148,21 +148,21 @@ class FeedServer:
             queue.terminate()
 
     def _listen(self, listener: socket.socket) -> None:
-        short = False
+        failing = False
         while True:
             try:
                 connection, _ = listener.accept()
-                self._received(connection)
-                short = False
-            except (OSError, RuntimeError) as error:  # closed; or no descriptor, no thread is left, who dialed has gone
+                self._start_serving(connection)
+                failing = False
+            except (OSError, RuntimeError) as error:  # closed; no descriptor or thread is left; the client has gone
                 if self._closed:
                     return
-                if not short:  # once, not ten times a second
+                if not failing:  # once, not ten times a second
                     log.warning("the endpoint for rows could not take a connection, and goes on trying: %s", error)
-                short = True
+                failing = True
                 time.sleep(_ACCEPT_SECONDS)
 
-    def _received(self, connection: socket.socket) -> None:
+    def _start_serving(self, connection: socket.socket) -> None:
         with self._lock:
             if self._closed:
                 connection.close()
@@ -179,7 +179,7 @@ class FeedServer:
     def _serve(self, connection: socket.socket) -> None:
         handshake = Handshake(connection, self._token)
         try:
-            self._admitted(connection, handshake, handshake.admit())
+            self._handle(connection, handshake, handshake.admit())
         except (OSError, ValueError, KeyError) as error:
             log.debug("a connection to the feed ended: %s", error)
         finally:
@@ -187,7 +187,7 @@ class FeedServer:
                 self._connections.discard(connection)
             connection.close()
 
-    def _admitted(self, connection: socket.socket, handshake: Handshake, hello: dict[str, Any]) -> None:
+    def _handle(self, connection: socket.socket, handshake: Handshake, hello: dict[str, Any]) -> None:
         queue = self.queue(hello["feed"])
         epoch, partition = int(hello["epoch"]), int(hello["partition"])
         answers = bool(hello.get("answers"))
@@ -212,16 +212,16 @@ class FeedServer:
         try:
             _Attempt(queue, connection, stream, epoch, partition).run()
         finally:
-            queue.lost(stream)
+            queue.abandon(stream)
 
     def _watch(self, queue: FeedQueue) -> None:
-        """Let an inference fail whose rows wait too long."""
+        """Start the thread that lets an inference fail whose rows wait too long."""
         with self._lock:
-            if queue.name not in self._guarded:
-                self._guarded.add(queue.name)
-                threading.Thread(target=self._guard, args=(queue,), name="feed_stall", daemon=True).start()
+            if queue.name not in self._watched_feeds:
+                self._watched_feeds.add(queue.name)
+                threading.Thread(target=self._fail_on_stall, args=(queue,), name="feed_stall", daemon=True).start()
 
-    def _guard(self, queue: FeedQueue) -> None:
+    def _fail_on_stall(self, queue: FeedQueue) -> None:
         timeout = queue.await_stall()
         if timeout is not None:
             queue.fail(
@@ -234,37 +234,37 @@ class FeedServer:
 
 
 class AnswerStream:
-    """The way back to a task that waits for answers. The program's thread answers; any thread may end it."""
+    """Sends answers to the task that waits for them. The program's thread answers; any thread may end the stream."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
 
     def answer(self, values: Any, rows: int) -> None:
-        """Answers for the next `rows` rows; OSError when the task has gone."""
+        """Send the answers for the next `rows` rows; OSError when the task has gone."""
         data = pickle.dumps(values, 5)
         with self._lock:
             send(self._connection, PICKLE, data, rows=rows)
 
-    def leave(self, **words: Any) -> None:
-        """Say why there are no more answers. A task that is not reading meanwhile finds a broken connection instead."""
+    def leave(self, **message: Any) -> None:
+        """Tell the task why there are no more answers. If it does not read meanwhile, its connection is shut down."""
         if not self._lock.acquire(timeout=_LEAVE_SECONDS):
-            _cut(self._connection)
+            _shut_down(self._connection)
             return
         try:
             with contextlib.suppress(OSError, ValueError):  # the task has gone, and its connection was closed
                 ready = select.poll()
                 ready.register(self._connection, select.POLLOUT)
                 if ready.poll(_LEAVE_SECONDS * 1000):
-                    send_message(self._connection, **words)
+                    send_message(self._connection, **message)
                 else:
-                    _cut(self._connection)
+                    _shut_down(self._connection)
         finally:
             self._lock.release()
 
 
 class _Attempt:
-    """One attempt at one partition, on its connection."""
+    """Receives one attempt at one partition, on its connection."""
 
     def __init__(self, queue: FeedQueue, connection: socket.socket, stream: Stream, epoch: int, partition: int) -> None:
         self._queue, self._connection, self._stream = queue, connection, stream
@@ -277,16 +277,16 @@ class _Attempt:
             head = receive_header(self._connection)
             try:
                 if head.kind == END:
-                    self._queue.over(self._stream, self._epoch, self._partition, head.number)
+                    self._queue.end_partition(self._stream, self._epoch, self._partition, head.number)
                     if self._stream.is_request:
                         self._connection.recv(1)  # the connection is the program's now, until the task hangs up
                     else:
                         send_message(self._connection, rows=self._rows)
                     return
-                if head.kind == SCHEMA and 0 < head.size <= _SCHEMA_BYTES:
+                if head.kind == SCHEMA and 0 < head.size <= _MAX_SCHEMA_BYTES:
                     self._schema = pa.ipc.read_schema(pa.py_buffer(read(self._connection, head.size)))
                 elif head.kind in (ARROW, PICKLE) and head.size >= 0:
-                    if not self._block(head):
+                    if not self._receive_block(head):
                         self._leave(unwanted=True)
                         return
                 else:
@@ -295,11 +295,13 @@ class _Attempt:
                 self._leave(failed=str(error))
                 return
 
-    def _block(self, head: Head) -> bool:
-        """Receive one block, or skip it where it was taken before. False: no more are wanted."""
+    def _receive_block(self, head: Head) -> bool:
+        """Receive one block, or skip it where it was accepted before. False: no more are wanted."""
         self._rows += head.rows
         try:
-            if not self._stream.is_request and self._queue.seen(self._epoch, self._partition, head.number, head.digest):
+            if not self._stream.is_request and self._queue.is_duplicate(
+                self._epoch, self._partition, head.number, head.digest
+            ):
                 skip(self._connection, head.size)
                 return True
             body = self._queue.reserve(self._stream, head.size)
@@ -318,44 +320,45 @@ class _Attempt:
         self._queue.put(block, self._epoch, head.number, head.digest)
         return not self._queue.unwanted
 
-    def _leave(self, **words: Any) -> None:
-        """Say why no more is taken, and take what is under way, so that the words arrive."""
+    def _leave(self, **message: Any) -> None:
+        """Tell the sender why no more rows are taken, and read what is under way, so that the message arrives."""
         if self._stream.is_request:
-            self._stream.reply_to.leave(**words)
+            self._stream.reply_to.leave(**message)
         else:
-            send_message(self._connection, **words)
+            send_message(self._connection, **message)
         scrap = bytearray(1 << 20)
         while self._connection.recv_into(scrap):
             pass
 
 
-def _private(folder: Path, opened: contextlib.ExitStack) -> Path:
-    """A folder of this user alone, in `folder`; removed with `opened`."""
+def _private_folder(folder: Path, resources: contextlib.ExitStack) -> Path:
+    """Create a folder of this user alone in `folder`; closing `resources` removes it."""
     folder.mkdir(parents=True, exist_ok=True)
     private = Path(tempfile.mkdtemp(prefix="feed-", dir=folder)).resolve()
-    opened.callback(shutil.rmtree, private, ignore_errors=True)
+    resources.callback(shutil.rmtree, private, ignore_errors=True)
     return private
 
 
-def _dialable(folder: Path, opened: contextlib.ExitStack) -> Path:
-    """Path of a socket in `folder` that is short enough to be bound and dialed. One that is too long (a deep TMPDIR)
-    leads by way of a descriptor of this process, which `opened` closes: this leaves nothing behind when it is killed.
+def _socket_path(folder: Path, resources: contextlib.ExitStack) -> Path:
+    """Return a path of a socket in `folder` that is short enough to bind and connect to. Where the folder's own path is
+    too long (a deep TMPDIR), it goes by way of a descriptor of this process, which closing `resources` closes: nothing
+    is left behind when the process is killed.
     """
     path = folder / "rows"
-    if len(os.fsencode(path)) < _LONGEST:
+    if len(os.fsencode(path)) < _MAX_PATH_BYTES:
         return path
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    opened.callback(os.close, held)
-    short = Path(f"/proc/{os.getpid()}/fd/{held}/rows")
-    if not short.parent.exists():
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    resources.callback(os.close, descriptor)
+    short_path = Path(f"/proc/{os.getpid()}/fd/{descriptor}/rows")
+    if not short_path.parent.exists():
         raise OSError(
             f"the path of the socket {path} on {socket.gethostname()} has {len(os.fsencode(path))} bytes, of which a "
-            f"socket may have {_LONGEST - 1} where there is no /proc; set TMPDIR to a shorter path"
+            f"socket may have {_MAX_PATH_BYTES - 1} where there is no /proc; set TMPDIR to a shorter path"
         )
-    return short
+    return short_path
 
 
-def _listening(path: Path) -> socket.socket:
+def _unix_listener(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(str(path))
@@ -367,7 +370,7 @@ def _listening(path: Path) -> socket.socket:
     return listener
 
 
-def _cut(connection: socket.socket) -> None:
-    """Wake whoever waits on it. The owner closes it."""
+def _shut_down(connection: socket.socket) -> None:
+    """Wake all threads that wait on a connection. Its owner closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,5 +1,5 @@
 """The partitions of an inference that wait in one process, each with its own stream: answers go back to the task that
-sent it. Knows no lock: the feed's queue has one."""
+sent it. Has no lock of its own: the feed's queue has one."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ class Requests:
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
-        """Not over yet; the program stays with the first one until it is."""
-        self.asking: list[Stream] = []
-        """Streams whose task is still there."""
-        self._moved = time.monotonic()
-        """When the program took or answered something, or had nothing to do."""
+        """Streams that are not over yet; the program stays with the first one until it is."""
+        self.connected: list[Stream] = []
+        """Streams whose task is still connected."""
+        self._progress_at = time.monotonic()
+        """When the program last took or answered something, or had nothing to do."""
         self._answering = self._waiting = False
-        """Whether its thread gives an answer away, or waits for rows."""
+        """Whether the program's thread is sending an answer, or waiting for rows."""
 
     def open(self, reply_to: Any, partition: int, timeout: float | None) -> Stream:
-        """A stream for an attempt that waits for answers."""
+        """Add a stream for an attempt that waits for answers, and return it."""
         stream = Stream(reply_to, partition, timeout=timeout)
         self.streams.append(stream)
-        self.asking.append(stream)
+        self.connected.append(stream)
         return stream
 
     def lose(self, stream: Stream) -> int:
-        """The task of a stream is gone; gives the bytes that are free now. Its rows do not count, unless it came to its
-        end before."""
-        if stream in self.asking:
-            self.asking.remove(stream)
+        """The task of a stream is gone: return the bytes that this frees. Its rows do not count, unless the stream came
+        to its end before."""
+        if stream in self.connected:
+            self.connected.remove(stream)
         if stream.state != "open":
             return 0
         stream.state = "lost"
@@ -43,38 +43,38 @@ class Requests:
 
     @property
     def timeout(self) -> float | None:
-        """The shortest of those that ask; None: nobody asks, or all wait for ever."""
-        return min((stream.timeout for stream in self.asking if stream.timeout is not None), default=None)
+        """The shortest time-out of the connected streams; None: no task is connected, or all wait for ever."""
+        return min((stream.timeout for stream in self.connected if stream.timeout is not None), default=None)
 
     @property
     def stalled(self) -> float:
         """Seconds for which the program had rows to take or to answer, and did neither."""
-        return time.monotonic() - self._moved if self._at_work() and not self._answering else 0.0
+        return time.monotonic() - self._progress_at if self._is_programs_turn() and not self._answering else 0.0
 
-    def comes(self) -> None:
-        """A block is about to come. A program that had nothing to do has its time from now on."""
-        if not self._at_work():
-            self.moves()
+    def expect_block(self) -> None:
+        """Record that a block is about to come. The time of a program that had nothing to do starts now."""
+        if not self._is_programs_turn():
+            self.record_progress()
 
-    def moves(self) -> None:
-        """The program took or answered something."""
-        self._moved = time.monotonic()
+    def record_progress(self) -> None:
+        """Record that the program took or answered something."""
+        self._progress_at = time.monotonic()
 
-    def waits(self, waiting: bool) -> None:
-        """The program's thread begins, or ends, to wait for rows."""
+    def set_waiting(self, waiting: bool) -> None:
+        """Record that the program's thread begins or ends waiting for rows."""
         self._waiting = waiting
         if not waiting:
-            self.moves()
+            self.record_progress()
 
-    def answers(self, answering: bool) -> None:
-        """The program's thread begins, or ends, to give an answer away: a slow task is not the program's fault."""
+    def set_answering(self, answering: bool) -> None:
+        """Record that the program's thread begins or ends sending an answer: a slow task is not the program's fault."""
         self._answering = answering
         if not answering:
-            self.moves()
+            self.record_progress()
 
-    def _at_work(self) -> bool:
+    def _is_programs_turn(self) -> bool:
         """Whether the next step is the program's: rows are here and it does not wait for any, or it has rows to answer
-        of which no more come."""
+        and no more rows come."""
         if self._waiting:
-            return any(stream.owed for stream in self.asking if stream.state == "over")
-        return any(stream.owed or stream.blocks for stream in self.asking)
+            return any(stream.unanswered for stream in self.connected if stream.state == "over")
+        return any(stream.unanswered or stream.blocks for stream in self.connected)

@@ -1,4 +1,4 @@
-"""Python rows as a record batch where they are numbers, and back: numbers then travel as such, not as objects.
+"""Python rows as a record batch where they are numbers, and back: numbers are then sent as such, not as objects.
 
 A row is a number, or a tuple, list or named tuple of numbers, lists of numbers (of one length in all rows) and NumPy
 arrays. All others stay Python objects.
@@ -20,55 +20,55 @@ import pyarrow as pa
 from hopyard.formats.arrow import Array, to_arrow, to_numpy
 
 _KEY = b"hopyard.rows"
-"""In a schema's metadata: how rows looked before they were packed."""
+"""Key in a schema's metadata: the form of the rows before they were packed."""
 _CODES = {float: "d", int: "q"}
 _DTYPES = {float: np.float64, int: np.int64, bool: np.bool_}
 
 
 def packed(rows: Sequence[Any]) -> Any:
-    """A record batch of `rows`; a list of them where they are not numbers alike."""
-    kept = list(rows) if not isinstance(rows, list) else rows
-    if not kept:
-        return kept
-    kind = type(kept[0])
-    if any(type(row) is not kind for row in kept):
-        return kept
-    parts: list[Any] = [kept]
+    """Return a record batch of `rows`, or a list of them where they are not numbers of one form."""
+    items = list(rows) if not isinstance(rows, list) else rows
+    if not items:
+        return items
+    kind = type(items[0])
+    if any(type(row) is not kind for row in items):
+        return items
+    parts: list[Any] = [items]
     names = ["value"]
     if issubclass(kind, (tuple, list)):
-        width = len(kept[0])
-        if not width or any(len(row) != width for row in kept):
-            return kept
-        if kind not in (tuple, list) and not hasattr(kept[0], "__fields__"):
-            return kept
-        parts = list(zip(*kept, strict=True))
-        names = list(getattr(kept[0], "__fields__", None) or (f"_{n}" for n in range(1, width + 1)))
+        width = len(items[0])
+        if not width or any(len(row) != width for row in items):
+            return items
+        if kind not in (tuple, list) and not hasattr(items[0], "__fields__"):
+            return items
+        parts = list(zip(*items, strict=True))
+        names = list(getattr(items[0], "__fields__", None) or (f"_{n}" for n in range(1, width + 1)))
         if len(set(names)) < width:
-            return kept
+            return items
     columns = []
     for part in parts:
-        made = _column(part)
-        if made is None:
-            return kept
-        columns.append(made)
-    shapes = [what for _, what in columns]
-    form = {"row": _form(kind), "columns": shapes}
-    arrays = [to_arrow(made, f"column {name!r}") for name, (made, _) in zip(names, columns, strict=True)]
+        column = _column(part)
+        if column is None:
+            return items
+        columns.append(column)
+    forms = [column_form for _, column_form in columns]
+    form = {"row": _row_kind(kind), "columns": forms}
+    arrays = [to_arrow(values, f"column {name!r}") for name, (values, _) in zip(names, columns, strict=True)]
     schema = pa.schema(
-        [(name, made.type) for name, made in zip(names, arrays, strict=True)], metadata={_KEY: json.dumps(form)}
+        [(name, part.type) for name, part in zip(names, arrays, strict=True)], metadata={_KEY: json.dumps(form)}
     )
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def unpacked(batch: Any) -> list[Any]:
-    """The rows of a record batch: as they were before `packed`, or as tuples of Python values."""
+    """Return the rows of a record batch: as they were before `packed`, or as tuples of Python values."""
     form = json.loads((batch.schema.metadata or {}).get(_KEY, b"null"))
     if form is None:
         return list(zip(*(_values(part) for part in batch.columns), strict=True))
     parts = []
-    for number, what in enumerate(form["columns"]):
+    for number, column_form in enumerate(form["columns"]):
         values = to_numpy(batch.column(number), batch.schema.names[number], "the feed")
-        parts.append(list(values.reshape(-1, *what)) if isinstance(what, list) else values.tolist())
+        parts.append(list(values.reshape(-1, *column_form)) if isinstance(column_form, list) else values.tolist())
     if form["row"] == "bare":
         return list(parts[0])
     rows = zip(*parts, strict=True)
@@ -80,7 +80,7 @@ def unpacked(batch: Any) -> list[Any]:
 
 
 def _values(column: Any) -> list[Any]:
-    """Python values; arrays stay arrays."""
+    """Return a column as Python values; arrays stay arrays."""
     if isinstance(column.type, pa.FixedShapeTensorType):
         return list(to_numpy(column, "", "the feed"))
     return list(column.to_pylist())
@@ -88,11 +88,11 @@ def _values(column: Any) -> list[Any]:
 
 @functools.cache
 def _named(names: tuple[str, ...]) -> Any:
-    """Stands for Spark's Row, which would need pyspark: a tuple whose values have the columns' names."""
+    """Return a class in place of Spark's Row, which would need pyspark: a tuple with the columns' names."""
     return namedtuple("Row", names, rename=True)
 
 
-def _form(kind: type) -> str:
+def _row_kind(kind: type) -> str:
     if kind is tuple:
         return "tuple"
     if kind is list:
@@ -101,8 +101,8 @@ def _form(kind: type) -> str:
 
 
 def _column(values: Sequence[Any]) -> tuple[Array, Any] | None:
-    """One value of each row as an array of shape (rows, …), and what they were: "number", "list", or an array's shape.
-    None: they are no numbers alike."""
+    """Return one value of each row as an array of shape (rows, …), and the form of the values: "number", "list", or an
+    array's shape. None: they are not numbers of one form."""
     first = values[0]
     kind = type(first)
     if kind in _DTYPES:
@@ -113,7 +113,7 @@ def _column(values: Sequence[Any]) -> tuple[Array, Any] | None:
         except OverflowError:
             return None
     if kind is list:
-        return _lists(values)
+        return _list_column(values)
     if kind is np.ndarray and first.dtype.kind in "biuf" and first.dtype.isnative and 0 not in first.shape:
         if any(type(v) is not np.ndarray or v.shape != first.shape or v.dtype != first.dtype for v in values):
             return None
@@ -121,8 +121,8 @@ def _column(values: Sequence[Any]) -> tuple[Array, Any] | None:
     return None
 
 
-def _lists(values: Sequence[list[Any]]) -> tuple[Array, Any] | None:
-    """Lists of floats, or of whole numbers. `array` is filled in a third of the time that np.array takes."""
+def _list_column(values: Sequence[list[Any]]) -> tuple[Array, Any] | None:
+    """Return a column of lists of floats, or of integers. `array` is filled in a third of the time of np.array."""
     size = len(values[0])
     kind = type(values[0][0]) if size else None
     code = _CODES.get(kind) if kind is not None else None
@@ -130,10 +130,10 @@ def _lists(values: Sequence[list[Any]]) -> tuple[Array, Any] | None:
         return None
     if any(countOf(map(type, value), kind) != size for value in values):  # True is no 1, and 1 no 1.0
         return None
-    made = array(code)
+    numbers = array(code)
     try:
         for value in values:
-            made.fromlist(value)
+            numbers.fromlist(value)
     except (TypeError, OverflowError):
         return None
-    return np.frombuffer(made, code).reshape(-1, size), "list"
+    return np.frombuffer(numbers, code).reshape(-1, size), "list"

@@ -1,7 +1,7 @@
-"""Rows out of a Spark task, or the driver, into the processes of a program: what runs where the rows are.
+"""The client end of a feed: it sends rows from a Spark task, or from the driver, to the processes of a program.
 
-A partition goes to one worker, block by block, over one connection; a full queue of the worker holds the task up. Which
-worker: one in the executor of the task, else one of its machine, else any, by the partition's number; the worker
+A partition goes to one worker, block by block, over one connection; a full queue of the worker holds the task up. The
+worker is one in the executor of the task, else one of its machine, else any, by the partition's number; the worker
 `partition % workers` is asked first, so that a second attempt at a partition never goes elsewhere. Blocks are Arrow
 record batches, or lists of Python rows. Knows nothing of Spark.
 """
@@ -38,28 +38,28 @@ from hopyard.feeds.protocol import (
 from hopyard.feeds.rows import packed
 
 PIECE = 4 << 20
-"""Bytes of a block, about. A batch of Spark (10,000 rows) may have 60 MB; in pieces it is hashed, sent and taken at the
-same time, and from the processor's cache."""
+"""Bytes of a block, about. A batch of Spark (10,000 rows) may have 60 MB; in pieces it is hashed, sent and received at
+the same time, and from the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the rows of one feed go."""
+    """The endpoints and settings of one feed, for those that send its rows."""
 
     endpoints: tuple[Endpoint, ...]
     """Endpoints of the workers that are fed, by rank."""
     token: str = field(repr=False)
     feed: str = "train"
     epoch: int = 0
-    """Number of the epoch; an inference has none to count."""
+    """Number of the epoch; an inference counts none."""
     uneven: str = "join"
     timeout: float | None = None
-    """For an inference: seconds that a worker may take and answer nothing at all while rows wait for it."""
+    """For an inference: seconds for which a worker may neither take nor answer a row while rows wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of one partition."""
+    """The outcome of sending one partition."""
 
     rows: int
     worker: int
@@ -70,14 +70,14 @@ class SendResult:
 def send_partition(
     route: Route, partition: int, attempt: int, blocks: Iterable[Any], worker: int | None = None
 ) -> SendResult:
-    """Send one attempt at a partition; returns when the worker has it in its queue.
+    """Send one attempt at a partition; return when the worker has it in its queue.
 
     Args:
-        route: where to.
+        route: the feed to send to.
         partition: its number; no other of this epoch has it.
-        attempt: which try at it this is, for logs.
+        attempt: number of this attempt, for logs.
         blocks: record batches, or lists of Python rows.
-        worker: that should take it; None: the nearest.
+        worker: which should take it; None: the nearest.
 
     Raises:
         ConnectionError: the worker ended; names it.
@@ -95,31 +95,33 @@ def send_partition(
             number, rows = number + 1, rows + count
         if not connection.unwanted:
             connection.send(END, b"", number, rows)
-            connection.acknowledged(rows)
+            connection.await_acknowledgement(rows)
         return SendResult(rows, connection.worker, connection.unwanted)
 
 
-def chosen(endpoints: Sequence[Endpoint], partition: int) -> int:
-    """Which worker should take a partition that is computed here."""
+def choose_worker(endpoints: Sequence[Endpoint], partition: int) -> int:
+    """Return the worker that should take a partition that is computed here."""
     first = partition % len(endpoints)
-    here = executor()
-    inside = [number for number, endpoint in enumerate(endpoints) if here and endpoint.executor == here]
-    if inside:
-        return first if first in inside else inside[partition % len(inside)]
-    this = machine()
-    near = [number for number, endpoint in enumerate(endpoints) if endpoint.machine == this]
-    return first if first in near or not near else near[partition % len(near)]
+    this_executor = executor()
+    in_executor = [
+        number for number, endpoint in enumerate(endpoints) if this_executor and endpoint.executor == this_executor
+    ]
+    if in_executor:
+        return first if first in in_executor else in_executor[partition % len(in_executor)]
+    this_machine = machine()
+    on_machine = [number for number, endpoint in enumerate(endpoints) if endpoint.machine == this_machine]
+    return first if first in on_machine or not on_machine else on_machine[partition % len(on_machine)]
 
 
 def framed(blocks: Iterable[Any]) -> Iterator[tuple[bytes, Any, int]]:
-    """Blocks as (kind, body, rows): a schema whenever it changes, record batches in pieces, other rows pickled."""
+    """Frames as (kind, body, rows): a schema whenever it changes, record batches in pieces, other rows pickled."""
     schema: Any = None
     for rows_or_batch in blocks:
         block = rows_or_batch if isinstance(rows_or_batch, pa.RecordBatch) else packed(rows_or_batch)
         if not isinstance(block, pa.RecordBatch):
             yield PICKLE, cloudpickle.dumps(block, 5), len(block)  # classes of the user's script by value
             continue
-        block = _plain(block)
+        block = _decode_dictionaries(block)
         if schema is None or not schema.equals(block.schema, check_metadata=True):
             schema = block.schema
             yield SCHEMA, schema.serialize(), 0
@@ -130,8 +132,8 @@ def framed(blocks: Iterable[Any]) -> Iterator[tuple[bytes, Any, int]]:
             yield ARROW, piece.serialize(), piece.num_rows
 
 
-def _plain(block: Any) -> Any:
-    """Without dictionaries, which a batch by itself does not carry."""
+def _decode_dictionaries(block: Any) -> Any:
+    """Return the batch without dictionaries, which a batch by itself does not carry."""
     if not any(pa.types.is_dictionary(kind) for kind in block.schema.types):
         return block
     columns = [part.dictionary_decode() if pa.types.is_dictionary(part.type) else part for part in block.columns]
@@ -141,7 +143,7 @@ def _plain(block: Any) -> Any:
 class FeedConnection:
     """The connection to the worker that takes a partition.
 
-    Raises, in all that it does:
+    Its methods raise:
         ConnectionError: the worker ended; names it.
         HopyardError: the feed failed; with its reason.
     """
@@ -153,27 +155,27 @@ class FeedConnection:
         self.unwanted = False
         """The worker takes no more rows."""
         self.closed = False
-        wanted = chosen(route.endpoints, partition) if worker is None else worker
-        self.worker = wanted if answers else partition % len(route.endpoints)
+        preferred = choose_worker(route.endpoints, partition) if worker is None else worker
+        self.worker = preferred if answers else partition % len(route.endpoints)
         hello = {
             "feed": route.feed,
             "epoch": route.epoch,
             "partition": partition,
             "attempt": attempt,
-            "worker": wanted,
+            "worker": preferred,
             "uneven": route.uneven,
             "answers": answers,
             "timeout": route.timeout,
         }
-        words = self._connect(hello)
-        if words.get("worker", self.worker) != self.worker:
+        reply = self._connect(hello)
+        if reply.get("worker", self.worker) != self.worker:
             self._connection.close()
-            self.worker = int(words["worker"])
-            words = self._connect(hello | {"claimed": True})
+            self.worker = int(reply["worker"])
+            reply = self._connect(hello | {"claimed": True})
         self._poll = select.poll()
         self._poll.register(self._connection, select.POLLIN)
         try:
-            self._heed(words)
+            self._handle_reply(reply)
         except HopyardError:
             self._connection.close()
             raise
@@ -185,7 +187,7 @@ class FeedConnection:
         self.close()
 
     def close(self) -> None:
-        """Hang up; a thread that sends or reads is woken."""
+        """Close the connection; a thread that sends or reads is woken."""
         if not self.closed:
             self.closed = True
             with contextlib.suppress(OSError):
@@ -198,58 +200,58 @@ class FeedConnection:
             send(self._connection, kind, body, number, rows, digest)
         except OSError as error:
             if self._answers:
-                raise self._gone(error) from None
-            self._receive()  # it may have said why
+                raise self._connection_error(error) from None
+            self._receive()  # the worker may have sent the reason
             return
         if not self._answers and kind != END and self._poll.poll(0):
             self._receive()
 
-    def acknowledged(self, rows: int) -> None:
+    def await_acknowledgement(self, rows: int) -> None:
         """Wait until the worker has all rows."""
-        words = self._receive()
-        if not self.unwanted and words.get("rows") != rows:
-            raise self._gone(f"it has {words.get('rows')} rows of {rows}")
+        reply = self._receive()
+        if not self.unwanted and reply.get("rows") != rows:
+            raise self._connection_error(f"it has {reply.get('rows')} rows of {rows}")
 
     def answer(self) -> tuple[Any, int]:
-        """The next answer, and for how many rows it is; (None, 0) where the worker takes no more rows."""
+        """Return the next answer and its number of rows; (None, 0) where the worker takes no more rows."""
         try:
             head = receive_header(self._connection)
             if head.kind == PICKLE:
-                return pickle.loads(read(self._connection, head.size)), head.rows  # noqa: S301 - it showed the token
-            words = receive_message(self._connection, head)
+                return pickle.loads(read(self._connection, head.size)), head.rows  # noqa: S301 - the worker showed the token
+            reply = receive_message(self._connection, head)
         except OSError as error:
-            raise self._gone(error) from None
-        self._heed(words)
+            raise self._connection_error(error) from None
+        self._handle_reply(reply)
         return None, 0
 
     def _connect(self, hello: dict[str, Any]) -> dict[str, Any]:
         try:
-            self._connection, words = connect(self._route.endpoints[self.worker], self._route.token, hello)
+            self._connection, reply = connect(self._route.endpoints[self.worker], self._route.token, hello)
         except OSError as error:
-            raise self._gone(error) from None
-        return words
+            raise self._connection_error(error) from None
+        return reply
 
     def _receive(self) -> dict[str, Any]:
         try:
-            words = receive_message(self._connection, receive_header(self._connection))
+            reply = receive_message(self._connection, receive_header(self._connection))
         except OSError as error:
-            raise self._gone(error) from None
-        self._heed(words)
-        return words
+            raise self._connection_error(error) from None
+        self._handle_reply(reply)
+        return reply
 
-    def _heed(self, words: dict[str, Any]) -> None:
-        if "failed" in words:
-            raise HopyardError(words["failed"])
-        self.unwanted = bool(words.get("unwanted"))
+    def _handle_reply(self, reply: dict[str, Any]) -> None:
+        if "failed" in reply:
+            raise HopyardError(reply["failed"])
+        self.unwanted = bool(reply.get("unwanted"))
 
-    def _gone(self, why: object) -> ConnectionError:
-        hint = (
+    def _connection_error(self, reason: object) -> ConnectionError:
+        inference_hint = (
             "; an inference is computed each time its result is used, so use it before the program ends, and call "
             "program.infer again where it was started again; the driver logs what the program failed of, and "
             "program.wait() raises it"
         )
-        more = hint if self._answers else "; its own error, if any, is in the program's log"
+        hint = inference_hint if self._answers else "; its own error, if any, is in the program's log"
         return ConnectionError(
             f"worker {self.worker} of the program has ended, or cannot be reached, while it was to take partition "
-            f"{self._partition} of feed {self._route.feed!r} ({why}){more}"
+            f"{self._partition} of feed {self._route.feed!r} ({reason}){hint}"
         )

@@ -1,6 +1,6 @@
 """What Spark runs to feed a program: functions for `mapInArrow` and `mapPartitionsWithIndex`.
 
-They run in executors. Of pyspark they know the context of their task: its partition and its attempt.
+They run in executors. From pyspark they use only the context of their task: its partition and its attempt.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import pyarrow as pa
 from hopyard.feeds.sender import Route, SendResult, send_partition
 
 ROWS = 256
-"""Python rows that make a block."""
+"""Python rows of a block."""
 
 FEEDING = "partition long, rows long, worker int, unwanted boolean"
-"""Schema of what `feeding` gives."""
+"""Schema of the rows that `feeding` yields."""
 
 Batches = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 def feeding(route: Route) -> Batches:
-    """For `mapInArrow`: sends each partition; gives one row for it, of the schema FEEDING."""
+    """Return a function for `mapInArrow`: it sends each partition and yields one row for it, of schema FEEDING."""
 
     def hopyard_feed(batches: Iterator[Any]) -> Iterator[Any]:
         partition, attempt = task()
-        done = send_partition(route, partition, attempt, (batch for batch in batches if batch.num_rows))
-        yield pa.RecordBatch.from_pylist([_row(partition, done)], schema=_SCHEMA)
+        result = send_partition(route, partition, attempt, (batch for batch in batches if batch.num_rows))
+        yield pa.RecordBatch.from_pylist([_row(partition, result)], schema=_SCHEMA)
 
     return hopyard_feed
 
@@ -36,19 +36,20 @@ def feeding(route: Route) -> Batches:
 def feeding_rows(
     route: Route, rows: int = ROWS
 ) -> Callable[[int, Iterable[Any]], Iterator[tuple[int, int, int, bool]]]:
-    """For `mapPartitionsWithIndex`: sends each partition; gives (partition, rows, worker, unwanted) for it."""
+    """Return a function for `mapPartitionsWithIndex`: it sends each partition and yields (partition, rows, worker,
+    unwanted) for it."""
 
-    def hopyard_feed(partition: int, given: Iterable[Any]) -> Iterator[tuple[int, int, int, bool]]:
-        done = send_partition(route, partition, task()[1], cut(given, rows))
-        yield partition, done.rows, done.worker, done.unwanted
+    def hopyard_feed(partition: int, inputs: Iterable[Any]) -> Iterator[tuple[int, int, int, bool]]:
+        result = send_partition(route, partition, task()[1], cut(inputs, rows))
+        yield partition, result.rows, result.worker, result.unwanted
 
     return hopyard_feed
 
 
 def cut(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Rows in lists of `size`, the last one of what is left."""
-    left = iter(rows)
-    while block := list(islice(left, size)):
+    """Yield rows in lists of `size`; the last list has the remaining rows."""
+    remaining = iter(rows)
+    while block := list(islice(remaining, size)):
         yield block
 
 
@@ -63,5 +64,5 @@ def task() -> tuple[int, int]:
 _SCHEMA = pa.schema([("partition", pa.int64()), ("rows", pa.int64()), ("worker", pa.int32()), ("unwanted", pa.bool_())])
 
 
-def _row(partition: int, done: SendResult) -> dict[str, Any]:
-    return {"partition": partition, "rows": done.rows, "worker": done.worker, "unwanted": done.unwanted}
+def _row(partition: int, result: SendResult) -> dict[str, Any]:
+    return {"partition": partition, "rows": result.rows, "worker": result.worker, "unwanted": result.unwanted}

@@ -1,4 +1,4 @@
-"""Files for rows that came sooner than a program takes them."""
+"""Files for rows that arrive faster than a program takes them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SEGMENT = 64 << 20
 
 
 class _Segment:
-    """A file without a name. Owner: the Spill."""
+    """A temporary file without a name. Owner: the Spill."""
 
     def __init__(self, folder: Path) -> None:
         self.file: Any = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - closed with its last body
         self.bytes = 0
-        """Where the next body goes: the file's length."""
+        """Offset of the next body, which is the file's length."""
         self.bodies = 0
-        """Neither read nor freed."""
+        """Bodies that were neither read nor freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """Where the body of a block lies in a spill."""
+    """The position of one block's body in a spill file."""
 
     segment: _Segment
     at: int
@@ -40,33 +40,34 @@ class Spilled:
 
 
 class Spill:
-    """Owner of files for bodies of blocks: one for many, as a mapping or a file of each would cost a descriptor of
-    each, and written, as a full disk under a mapping ends the process (SIGBUS). Threads take turns.
+    """Owner of files for bodies of blocks. Many bodies share a file, as a mapping or a file for each would cost a
+    descriptor for each. They are written, not mapped, as a full disk under a mapping ends the process (SIGBUS). Any
+    thread may call the methods; a lock serializes them.
 
-    A file, and its space, are there while any body in it was neither read nor freed: so a program that always has one
-    body waiting holds two files, not all that ever came.
+    A file, and its space, exist while any body in it was neither read nor freed: so a program that always has one body
+    waiting holds two files, not all that ever came.
 
     Args:
-        folder: where they lie.
+        folder: where the files are created.
         segment: bytes after which a new file begins.
     """
 
     def __init__(self, folder: Path, segment: int = SEGMENT) -> None:
         self._folder = folder
-        self._most = segment
+        self._segment_bytes = segment
         self._lock = threading.Lock()
         self._last: _Segment | None = None
         self.bytes = 0
-        """That the files take."""
+        """Total bytes of the files."""
 
     def write(self, body: Any) -> Spilled:
         """Append a body.
 
         Raises:
-            OSError: as when the disk is full.
+            OSError: the write failed, for example because the disk is full.
         """
         with self._lock:
-            if self._last is None or self._last.bytes >= self._most:
+            if self._last is None or self._last.bytes >= self._segment_bytes:
                 self._last = _Segment(self._folder)
             segment = self._last
             spilled = Spilled(segment, segment.bytes, len(body))
@@ -76,14 +77,14 @@ class Spill:
                 while done < spilled.size:
                     done += os.pwrite(segment.file.fileno(), view[done:], spilled.at + done)
             except OSError:
-                self._freed(segment)
+                self._release(segment)
                 raise
             segment.bytes += spilled.size
             self.bytes += spilled.size
             return spilled
 
     def read(self, spilled: Spilled) -> Any:
-        """A body as a writable array of uint8; it is freed.
+        """Return a body as a writable array of uint8, and free it.
 
         Raises:
             OSError: it cannot be read.
@@ -93,24 +94,24 @@ class Spill:
         with self._lock:
             try:
                 while done < spilled.size:
-                    got = os.preadv(spilled.segment.file.fileno(), [view[done:]], spilled.at + done)
-                    if not got:
+                    count = os.preadv(spilled.segment.file.fileno(), [view[done:]], spilled.at + done)
+                    if not count:
                         raise OSError(errno.EIO, f"the file ends at byte {spilled.at + done}")
-                    done += got
+                    done += count
             finally:
-                self._freed(spilled.segment)
+                self._release(spilled.segment)
         return body
 
     def free(self, spilled: Spilled) -> None:
-        """A body is not needed."""
+        """Free a body without reading it."""
         with self._lock:
-            self._freed(spilled.segment)
+            self._release(spilled.segment)
 
-    def _freed(self, segment: _Segment) -> None:
+    def _release(self, segment: _Segment) -> None:
         segment.bodies -= 1
         if segment.bodies:
             return
-        with contextlib.suppress(OSError):  # nobody needs what a network's disk says it lost now
+        with contextlib.suppress(OSError):  # nobody needs the data that a network file system reports as lost now
             segment.file.close()
         self.bytes -= segment.bytes
         if self._last is segment:
@@ -118,5 +119,5 @@ class Spill:
 
 
 def buffer(size: int) -> Any:
-    """A writable array of `size` uint8, aligned for Arrow."""
+    """Return a writable array of `size` uint8, aligned for Arrow."""
     return np.frombuffer(pa.allocate_buffer(size), np.uint8) if size else np.empty(0, np.uint8)

@@ -1,4 +1,4 @@
-"""Between Arrow's columns and NumPy's arrays, without copies where there need not be any."""
+"""Conversion between Arrow's columns and NumPy's arrays, without copies where there need not be any."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Array = np.ndarray[Any, Any]
 
 
 def plain(value: Any) -> Array:
-    """`value` as a NumPy array: a masked array stays one, so that `to_arrow` makes nulls of what is masked; of other
-    subclasses only the values count.
+    """Return `value` as a NumPy array: a masked array stays one, so that `to_arrow` makes nulls of what is masked; of
+    other subclasses only the values count.
     """
     return value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 
 
 def masked_at(values: Sequence[Any]) -> int | None:
-    """The first of these values of which a mask hides something; None: there is none."""
+    """Return the index of the first of these values of which a mask hides something; None: there is none."""
     if not any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values))):
         return None
     return next((at for at, value in enumerate(values) if np.ma.is_masked(value)), None)
 
 
 def to_arrow(array: Any, name: str) -> Any:
-    """An Arrow array of `array`'s rows: shape (rows,) as plain values, (rows, …) as fixed-shape tensors; null where a
-    masked array is masked.
+    """Return an Arrow array of `array`'s rows: shape (rows,) as plain values, (rows, …) as fixed-shape tensors; null
+    where a masked array is masked.
 
     Raises:
         DataError: no rows axis, rows without values, or a dtype that Arrow lacks.
@@ -56,40 +56,40 @@ def to_arrow(array: Any, name: str) -> Any:
     except (pa.ArrowException, TypeError) as error:
         raise DataError(f"{name} has dtype {array.dtype}, which cannot be used as numbers: {error}") from error
     except UnicodeError as error:
-        odd = next((text for text in array.flat if isinstance(text, str) and not sendable(text)), "")
-        raise DataError(f"{name} has the value {odd!a}, which UTF-8 cannot write: {error}") from error
+        invalid = next((text for text in array.flat if isinstance(text, str) and not sendable(text)), "")
+        raise DataError(f"{name} has the value {invalid!a}, which UTF-8 cannot write: {error}") from error
     except OverflowError as error:
         raise DataError(f"{name} has an integer of more than 64 bits: {error}") from error
 
 
 def doubled(kind: Any) -> Any:
-    """An Arrow type with float64 in place of float32, inside lists too."""
+    """Return an Arrow type with float64 in place of float32, inside lists too."""
     if pa.types.is_list(kind):
         return pa.list_(doubled(kind.value_type))
     return pa.float64() if kind == pa.float32() else kind
 
 
 def null_rows(array: Any) -> Array | None:
-    """Boolean array of shape (rows,): whether any value of the row is null; None when none is."""
+    """Return a boolean array of shape (rows,): whether any value of the row is null; None when none is."""
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         return null_rows(array.storage)
     if pa.types.is_dictionary(kind) and array.dictionary.null_count:
         return null_rows(array.dictionary_decode())
-    bad = np.array(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
+    has_null = np.array(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
     if is_list(kind) and (inner := null_rows(array.flatten())) is not None:
-        bad = np.zeros(len(array), np.bool_) if bad is None else bad.copy()
-        bad[_parents(array)[inner]] = True
-    return bad
+        has_null = np.zeros(len(array), np.bool_) if has_null is None else has_null.copy()
+        has_null[_parents(array)[inner]] = True
+    return has_null
 
 
-def to_numpy(array: Any, name: str, where: str, at: Callable[[int], str] | None = None, each: int = 1) -> Array:
-    """The values of an Arrow array without nulls: shape (rows, …), its own dtype; a view where Arrow allows it.
+def to_numpy(array: Any, name: str, source_label: str, at: Callable[[int], str] | None = None, each: int = 1) -> Array:
+    """Return the values of an Arrow array without nulls: shape (rows, …), its own dtype; a view where Arrow allows it.
 
     Args:
-        array: it.
-        name, where: of the column, for messages.
-        at: tells where one of its rows is.
+        array: the Arrow array.
+        name, source_label: of the column, for messages.
+        at: row → text that says where it is.
         each: how many of its lists one row of the column has.
 
     Raises:
@@ -97,18 +97,18 @@ def to_numpy(array: Any, name: str, where: str, at: Callable[[int], str] | None 
     """
     kind, rows = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
-        return to_numpy(array.storage, name, where, at, each).reshape(rows, *kind.shape)
+        return to_numpy(array.storage, name, source_label, at, each).reshape(rows, *kind.shape)
     if pa.types.is_dictionary(kind):
-        return to_numpy(array.dictionary_decode(), name, where, at, each)
+        return to_numpy(array.dictionary_decode(), name, source_label, at, each)
     if pa.types.is_decimal(kind):
         return np.asarray(array.cast(pa.float64()).to_numpy())
     if is_list(kind):
         size = (
             kind.list_size
             if pa.types.is_fixed_size_list(kind)
-            else _equal(array.value_lengths(), name, where, at, each)
+            else _equal(array.value_lengths(), name, source_label, at, each)
         )
-        inner = to_numpy(array.flatten(), name, where, at, each * max(size, 1))
+        inner = to_numpy(array.flatten(), name, source_label, at, each * max(size, 1))
         return inner.reshape(rows, size, *inner.shape[1:])
     if pa.types.is_fixed_size_binary(kind):
         size = kind.byte_width
@@ -116,7 +116,7 @@ def to_numpy(array: Any, name: str, where: str, at: Callable[[int], str] | None 
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         width = np.dtype(np.int64 if pa.types.is_large_binary(kind) else np.int32)
         offsets = np.frombuffer(array.buffers()[1], width, rows + 1, array.offset * width.itemsize)
-        size = _equal(np.diff(offsets), name, where, at, each)
+        size = _equal(np.diff(offsets), name, source_label, at, each)
         return np.frombuffer(array.buffers()[2] or b"", np.uint8, rows * size, int(offsets[0])).reshape(rows, size)
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
@@ -134,7 +134,7 @@ def is_text(kind: Any) -> bool:
 
 
 def _parents(array: Any) -> Array:
-    """Row of each value of `array.flatten()`, which leaves out what null rows hold."""
+    """Return the row of each value of `array.flatten()`, which leaves out what null rows hold."""
     if pa.types.is_fixed_size_list(array.type):
         lengths = np.full(len(array), array.type.list_size)
     else:
@@ -144,25 +144,26 @@ def _parents(array: Any) -> Array:
     return np.repeat(np.arange(len(array)), lengths)
 
 
-def _equal(lengths: Any, name: str, where: str, at: Callable[[int], str] | None, each: int) -> int:
+def _equal(lengths: Any, name: str, source_label: str, at: Callable[[int], str] | None, each: int) -> int:
     sizes = np.asarray(lengths)
     if not len(sizes):
         return 0
-    other = np.flatnonzero(sizes != sizes[0])
-    if len(other):
-        row = int(other[0]) // each
+    different = np.flatnonzero(sizes != sizes[0])
+    if len(different):
+        row = int(different[0]) // each
         raise DataError(
-            f"column {name!r} of {where}: rows differ in length, {sizes[0]} values and then {sizes[other[0]]} "
-            f"({at(row) if at is not None else f'{row} rows later'}); pad or cut them first (a hy.Dataset: transform=)"
+            f"column {name!r} of {source_label}: rows differ in length, {sizes[0]} values and then "
+            f"{sizes[different[0]]} ({at(row) if at is not None else f'{row} rows later'}); pad or cut them first "
+            f"(a hy.Dataset: transform=)"
         )
     return int(sizes[0])
 
 
-def require(schema: Any, names: Iterable[str], where: str) -> None:
-    """Raises DataError unless each of `names` is exactly once in `schema`."""
+def require(schema: Any, names: Iterable[str], source_label: str) -> None:
+    """Raise DataError unless each of `names` is exactly once in `schema`."""
     for name in names:
         times = len(schema.get_all_field_indices(name))
         if times == 0:
-            raise DataError(f"{where} has no column {name!r}{closest(name, schema.names)}")
+            raise DataError(f"{source_label} has no column {name!r}{closest(name, schema.names)}")
         if times > 1:
-            raise DataError(f"{where} has {times} columns named {name!r}; rename all but one")
+            raise DataError(f"{source_label} has {times} columns named {name!r}; rename all but one")

@@ -1,7 +1,7 @@
 """tf.train.Example, both ways: the bytes of records to Arrow columns and back, and which columns there are at all.
 
-A feature is a list of whole numbers, of 32-bit floats, or of bytes. Which of them, and whether one value or a list, is
-said by each record for itself; so the columns are known when all records were seen (`Seen`), and not from the first.
+A feature is a list of whole numbers, of 32-bit floats, or of bytes. Each record says for itself which of them it has,
+and whether one value or a list; so the columns are known when all records were seen (`Seen`), and not from the first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from hopyard.checks import closest
 from hopyard.errors import DataError, SpecError
-from hopyard.formats.example_proto import KINDS, message, parsed
+from hopyard.formats.example_proto import KINDS, message, parse
 
-_WORDS = {"int64_list": "whole numbers", "float_list": "floats", "bytes_list": "bytes"}
+_NAMES = {"int64_list": "whole numbers", "float_list": "floats", "bytes_list": "bytes"}
 
 
 class Seen(msgspec.Struct):
-    """What the records showed of one feature so far.
+    """What the records have shown of one feature so far.
 
     Attributes:
         kind: the name of its list; None: it never had a value.
@@ -36,14 +36,14 @@ class Seen(msgspec.Struct):
     where: str = ""
 
     def take(self, name: str, kind: str, many: bool, where: str) -> None:
-        """One more record, or what others showed.
+        """Add one more record, or what others showed.
 
         Raises:
             DataError: the kinds differ.
         """
         if self.kind not in (None, kind):
             raise DataError(
-                f"feature {name!r} holds {_WORDS[self.kind or '']} in {self.where} but {_WORDS[kind]} in {where}; "
+                f"feature {name!r} holds {_NAMES[self.kind or '']} in {self.where} but {_NAMES[kind]} in {where}; "
                 f"write all records with one kind"
             )
         if self.kind is None:
@@ -51,29 +51,29 @@ class Seen(msgspec.Struct):
         self.many = self.many or many
 
 
-def look(found: dict[str, Seen], records: Iterable[bytes], path: str) -> int:
-    """Adds to `found` what the records of a file show; gives their number.
+def look(features: dict[str, Seen], records: Iterable[bytes], path: str) -> int:
+    """Add to `features` what the records of a file show. Returns how many records there are.
 
     Raises:
         DataError: a record is no Example, or a feature has two kinds.
     """
-    message()  # says what to install
+    message()  # its error says what to install
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     number = -1
     for number, data in enumerate(records):
-        example = parsed(data, path, number)
+        example = parse(data, path, number)
         if len(UnknownFieldSet(example)):
             raise DataError(
                 f"{path}, record {number} is no tf.train.Example: it has fields that an Example lacks, as a "
                 f"SequenceExample has; read such files with TensorFlow"
             )
         for name, feature in example.features.feature.items():
-            seen = found.get(name)
+            seen = features.get(name)
             if seen is None:
-                seen = found[name] = Seen()
+                seen = features[name] = Seen()
             kind = feature.WhichOneof("kind")
-            if kind is None:  # how a null is written
+            if kind is None:  # a null is written so
                 continue
             many = len(getattr(feature, kind).value) != 1
             if seen.kind != kind or (many and not seen.many):
@@ -81,35 +81,37 @@ def look(found: dict[str, Seen], records: Iterable[bytes], path: str) -> int:
     return number + 1
 
 
-def merge(found: dict[str, Seen], others: dict[str, Seen]) -> None:
-    """Adds what other records showed. Raises DataError when a feature has two kinds."""
+def merge(features: dict[str, Seen], others: dict[str, Seen]) -> None:
+    """Add what other records showed. Raises DataError when a feature has two kinds."""
     for name, other in others.items():
-        mine = found.setdefault(name, Seen())
+        mine = features.setdefault(name, Seen())
         if other.kind is not None:
             mine.take(name, other.kind, other.many, other.where)
 
 
-def schema(found: dict[str, Seen], binary: Sequence[str], what: str) -> pa.Schema:
-    """The columns, sorted by name: int64, float32, string or binary, or a list of these; all may have nulls.
+def schema(features: dict[str, Seen], binary: Sequence[str], source_label: str) -> pa.Schema:
+    """Return the columns, sorted by name: int64, float32, string or binary, or a list of these; all may have nulls.
 
     Args:
-        found: of all records.
+        features: what all records showed.
         binary: features whose bytes are no text.
-        what: the records, for messages.
+        source_label: the records, for messages.
 
     Raises:
         SpecError: `binary` names what is no feature of bytes.
     """
     for name in binary:
-        if name not in found:
-            raise SpecError(f"binary_features names {name!r}, which is no feature of {what}{closest(name, [*found])}")
-        if found[name].kind not in (None, "bytes_list"):
+        if name not in features:
             raise SpecError(
-                f"binary_features names {name!r}, which holds {_WORDS[found[name].kind or '']} in {found[name].where}, "
-                f"no bytes; leave it out"
+                f"binary_features names {name!r}, which is no feature of {source_label}{closest(name, [*features])}"
+            )
+        if features[name].kind not in (None, "bytes_list"):
+            raise SpecError(
+                f"binary_features names {name!r}, which holds {_NAMES[features[name].kind or '']} in "
+                f"{features[name].where}, no bytes; leave it out"
             )
     fields = []
-    for name, seen in sorted(found.items()):
+    for name, seen in sorted(features.items()):
         kind = KINDS[seen.kind or "bytes_list"]
         if pa.types.is_binary(kind) and name not in binary:
             kind = pa.string()
@@ -118,7 +120,7 @@ def schema(found: dict[str, Seen], binary: Sequence[str], what: str) -> pa.Schem
 
 
 def listed(binary_features: Any) -> tuple[str, ...]:
-    """The names that the user gave. Raises SpecError when these are none."""
+    """Return the names that the user gave. Raises SpecError when these are no names."""
     if isinstance(binary_features, str):
         raise SpecError(
             f"binary_features must be a list of names such as [{binary_features!r}], got {binary_features!r}"
@@ -133,7 +135,7 @@ def listed(binary_features: Any) -> tuple[str, ...]:
 
 
 def decode(records: Sequence[bytes], columns: pa.Schema, path: str, first: int) -> Any:
-    """A record batch of these columns. A feature that a record lacks is null there.
+    """Return a record batch of these columns. A feature that a record lacks is null there.
 
     Args:
         records: some that follow each other in a file.
@@ -144,7 +146,7 @@ def decode(records: Sequence[bytes], columns: pa.Schema, path: str, first: int) 
     Raises:
         DataError: a record does not fit the columns, or a text is not UTF-8.
     """
-    maps = [parsed(data, path, first + number).features.feature for number, data in enumerate(records)]
+    maps = [parse(data, path, first + number).features.feature for number, data in enumerate(records)]
     arrays = [_column(maps, field, path, first) for field in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
@@ -154,20 +156,20 @@ def _column(maps: list[Any], field: Any, path: str, first: int) -> Any:
     leaf = field.type.value_type if many else field.type
     text = pa.types.is_string(leaf)
     kind = pa.binary() if text else leaf
-    attribute = next(name for name, one in KINDS.items() if one == kind)
+    attribute = next(name for name, arrow_type in KINDS.items() if arrow_type == kind)
     get = attrgetter(f"{attribute}.value")
     lists: list[Any] = []
     for number, features in enumerate(maps):
-        feature = features[field.name]  # one that is not there has no kind, as a null
+        feature = features[field.name]  # a feature that is not there has no kind, as a null
         values = get(feature)
         if len(values) != 1 and not (many and len(values)):
-            held = feature.WhichOneof("kind")
-            if held not in (None, attribute) or (held and not many):
+            feature_kind = feature.WhichOneof("kind")
+            if feature_kind not in (None, attribute) or (feature_kind and not many):
                 raise DataError(
                     f"{path}, record {first + number}: feature {field.name!r} is no {field.type}, which it was when "
                     f"the columns were looked for; the file was written anew since: begin again"
                 )
-            values = None if held is None else values
+            values = None if feature_kind is None else values
         lists.append(values)
     if not many:
         array = pa.array([None if values is None else values[0] for values in lists], kind)
@@ -189,11 +191,11 @@ def _column(maps: list[Any], field: Any, path: str, first: int) -> Any:
 
 
 def _record(path: str, number: int) -> str:
-    """A record, for messages."""
+    """Return the text for a record in messages."""
     return f"{path}, record {number}"
 
 
-def _text(array: Any, name: str, where: Any) -> Any:
+def _text(array: Any, name: str, label_of: Any) -> Any:
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid as error:
@@ -202,14 +204,14 @@ def _text(array: Any, name: str, where: Any) -> Any:
                 (value or b"").decode()
             except UnicodeDecodeError as fault:
                 raise DataError(
-                    f"{where(at)}: feature {name!r} is no text ({fault}); if it holds binary data, name it in "
+                    f"{label_of(at)}: feature {name!r} is no text ({fault}); if it holds binary data, name it in "
                     f"binary_features"
                 ) from error
         raise
 
 
 def encode(batch: Any) -> Iterator[bytes]:
-    """The rows of a record batch as Examples; nulls as features without a value. Equal rows give equal bytes.
+    """Yield the rows of a record batch as Examples; nulls as features without a value. Equal rows give equal bytes.
 
     Raises:
         DataError: a column has a type that is not allowed, or an array has a null in it.
@@ -223,18 +225,18 @@ def encode(batch: Any) -> Iterator[bytes]:
             feature, values = features[name], rows[row]
             if values is None:
                 continue
-            chosen = getattr(feature, attribute)
+            value_list = getattr(feature, attribute)
             if attribute == "float_list":
-                chosen.MergeFromString(values)
+                value_list.MergeFromString(values)
             elif values:
-                chosen.value.extend(values)
+                value_list.value.extend(values)
             else:
-                chosen.SetInParent()
+                value_list.SetInParent()
         yield example.SerializeToString(deterministic=True)
 
 
 def kind_of(kind: Any) -> str | None:
-    """Which list an Arrow type becomes; None: none, it is not allowed."""
+    """Return which list an Arrow type becomes; None: none, it is not allowed."""
     test = pa.types
     if test.is_list(kind) or test.is_large_list(kind):
         kind = kind.value_type
@@ -242,12 +244,12 @@ def kind_of(kind: Any) -> str | None:
         return "int64_list"
     if test.is_floating(kind):
         return "float_list"
-    known = test.is_string(kind) or test.is_large_string(kind) or test.is_binary(kind) or test.is_large_binary(kind)
-    return "bytes_list" if known or test.is_null(kind) else None
+    is_bytes = test.is_string(kind) or test.is_large_string(kind) or test.is_binary(kind) or test.is_large_binary(kind)
+    return "bytes_list" if is_bytes or test.is_null(kind) else None
 
 
 def _lists(array: Any, name: str) -> tuple[str, list[Any]]:
-    """(name of the list, for each row what it holds or None): of floats the bytes of the message, else the values."""
+    """Return (name of the list, for each row its content or None): of floats the bytes of the message, else values."""
     attribute = kind_of(array.type)
     if attribute is None:
         raise DataError(
@@ -269,15 +271,15 @@ def _lists(array: Any, name: str) -> tuple[str, list[Any]]:
     values: Any
     if attribute == "float_list":
         flat = inner.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False).astype("<f4", copy=False)
-        made = [_packed(flat[start:stop].tobytes()) for start, stop in pairwise(ends)]
+        rows = [_packed(flat[start:stop].tobytes()) for start, stop in pairwise(ends)]
     else:
         values = inner.cast(KINDS[attribute], safe=False).to_pylist()
-        made = [values[start:stop] for start, stop in pairwise(ends)]
-    return attribute, [None if null else one for null, one in zip(nulls, made, strict=True)]
+        rows = [values[start:stop] for start, stop in pairwise(ends)]
+    return attribute, [None if null else row for null, row in zip(nulls, rows, strict=True)]
 
 
 def _packed(data: bytes) -> bytes:
-    """A FloatList: its field 1, where the values lie one after another. Python numbers would take 30 times as long."""
+    """Return a FloatList: its field 1, where the values lie in sequence. Python numbers would take 30 times as long."""
     size, head = len(data), bytearray(b"\x0a")
     while size > 0x7F:
         head.append(size & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""TFRecord files: records of bytes, each with its length and two checksums. Knows nothing of what is in a record.
+"""TFRecord files: records of bytes, each with its length and two checksums. What is in a record is not known here.
 
     record    length (8 bytes, little endian), its checksum (4), data (length bytes), their checksum (4)
 
@@ -21,7 +21,7 @@ from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import open_url, reaching, why
 
 _HEADER = struct.Struct("<QI")
-_WORD = struct.Struct("<I")
+_CHECKSUM = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 _LARGEST = (1 << 31) - 1
 """Bytes of a record: a protocol buffer has no more, and a damaged length must not fill the memory."""
@@ -30,19 +30,19 @@ _BUFFER = 1 << 20
 
 
 def framed(data: bytes) -> bytes:
-    """A record, as it lies in a file."""
+    """Return a record of `data`, as it lies in a file."""
     length = _LENGTH.pack(len(data))
-    return b"".join((length, _WORD.pack(checksum(length)), data, _WORD.pack(checksum(data))))
+    return b"".join((length, _CHECKSUM.pack(checksum(length)), data, _CHECKSUM.pack(checksum(data))))
 
 
 def checksum(data: bytes) -> int:
-    """The masked CRC-32C of `data`."""
+    """Return the masked CRC-32C of `data`."""
     crc: int = _crc()(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def records(path: str) -> Iterator[bytes]:
-    """The data of each record of a file, in order; no more than one of them is in memory.
+    """Yield the data of each record of a file, in order; no more than one of them is in memory.
 
     Args:
         path: a path or fsspec URL. A file whose name ends with ".gz" is decompressed.
@@ -53,21 +53,21 @@ def records(path: str) -> Iterator[bytes]:
     """
     number = offset = 0
     try:
-        with _opened(path) as stream:
+        with _open(path) as stream:
             while header := stream.read(_HEADER.size):
                 length = _length(header, path, number, offset)
                 data = stream.read(length)
-                tail = stream.read(_WORD.size)
-                if len(data) + len(tail) < length + _WORD.size:
+                tail = stream.read(_CHECKSUM.size)
+                if len(data) + len(tail) < length + _CHECKSUM.size:
                     raise _cut(path, number, offset, f"{length:,} bytes are announced, {len(data):,} are there")
-                if _WORD.unpack(tail)[0] != checksum(data):
+                if _CHECKSUM.unpack(tail)[0] != checksum(data):
                     raise DataError(
                         f"{path}, record {number}, byte {offset}: the {length:,} bytes of the record do not have its "
                         f"checksum, so they were damaged; fetch or write the file again"
                     )
                 yield data
                 number += 1
-                offset += length + _HEADER.size + _WORD.size
+                offset += length + _HEADER.size + _CHECKSUM.size
     except EOFError as error:
         raise _cut(path, number, offset, "its compressed data are incomplete") from error
     except (OSError, zlib.error) as error:
@@ -83,10 +83,10 @@ def _length(header: bytes, path: str, number: int, offset: int) -> int:
         if crc == checksum(header[:8]) and length <= _LARGEST:
             return int(length)
     if number == 0:
-        known = next((name for magic, name in _OTHERS.items() if header.startswith(magic)), "")
+        format_name = next((name for magic, name in _OTHER_FORMATS.items() if header.startswith(magic)), "")
         raise DataError(
             f"{path}, record 0, byte 0: this is no TFRecord file: its first bytes are {header.hex(' ')}"
-            + (f", which looks like {known}" if known else "")
+            + (f", which looks like {format_name}" if format_name else "")
         )
     if len(header) < _HEADER.size:
         raise _cut(path, number, offset, f"{len(header)} of the {_HEADER.size} bytes before its data are there")
@@ -96,25 +96,25 @@ def _length(header: bytes, path: str, number: int, offset: int) -> int:
     )
 
 
-_OTHERS = {
+_OTHER_FORMATS = {
     b"\x1f\x8b": 'gzip; such a file is decompressed if its name ends with ".gz"',
     b"x\x01": "zlib, which is not read here; write it with compression GZIP or none",
     b"x\x9c": "zlib, which is not read here; write it with compression GZIP or none",
     b"x\xda": "zlib, which is not read here; write it with compression GZIP or none",
     b"PAR1": "Parquet; Dataset.parquet reads it",
 }
-"""How files begin that are often taken for TFRecord files."""
+"""How files begin that are often mistaken for TFRecord files."""
 
 
-def _cut(path: str, number: int, offset: int, why: str) -> DataError:
+def _cut(path: str, number: int, offset: int, detail: str) -> DataError:
     return DataError(
-        f"{path}, record {number}, byte {offset}: the file was cut off within the record ({why}); fetch or write it "
+        f"{path}, record {number}, byte {offset}: the file was cut off within the record ({detail}); fetch or write it "
         f"again"
     )
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _open(path: str) -> Iterator[Any]:
     if "://" not in path:
         raw: Any = open(path, "rb", buffering=_BUFFER)  # noqa: PTH123, SIM115
     else:
@@ -139,5 +139,5 @@ def _crc() -> Any:
 
 
 def missing(error: ImportError) -> SpecError:
-    """What to install, as an error."""
+    """Return an error that says what to install."""
     return SpecError(f"TFRecord files need packages that are not here ({error}): pip install 'hopyard[tfrecord]'")

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 LIST = pa.large_list(pa.float64())
-"""What a vector becomes. Large: offsets of 32 bits end at 2 billion values of one batch."""
+"""The type that a vector becomes. It is large, as offsets of 32 bits end at 2 billion values of one batch."""
 
-_MOST = 64 << 20
+_BATCH_BYTES = 64 << 20
 """Bytes that one batch of sparse vectors may take as lists; with more it is cut."""
 
 
@@ -25,21 +25,21 @@ def is_vector(kind: Any) -> bool:
 
 
 def without_vectors(schema: pa.Schema) -> pa.Schema:
-    """The schema that `lists` gives."""
+    """Return the schema that `lists` gives."""
     return pa.schema([(field.name, LIST if is_vector(field.type) else field.type) for field in schema])
 
 
 def lists(batch: Any) -> Iterator[Any]:
-    """The batch with lists in place of vectors; in several parts where these would be large."""
-    at = [number for number, field in enumerate(batch.schema) if is_vector(field.type)]
-    if not at:
+    """Yield the batch with lists in place of vectors; in several parts where these would be large."""
+    positions = [number for number, field in enumerate(batch.schema) if is_vector(field.type)]
+    if not positions:
         yield batch
         return
-    widest = max((_widest(batch.column(number)) for number in at), default=0)
-    step = max(1, _MOST // max(1, 8 * widest * len(at)))
+    widest = max((_widest(batch.column(number)) for number in positions), default=0)
+    step = max(1, _BATCH_BYTES // max(1, 8 * widest * len(positions)))
     for start in range(0, batch.num_rows, step):
         part = batch.slice(start, step)
-        columns = [_list(column) if number in at else column for number, column in enumerate(part.columns)]
+        columns = [_list(column) if number in positions else column for number, column in enumerate(part.columns)]
         yield pa.RecordBatch.from_arrays(columns, schema=without_vectors(batch.schema))
 
 
@@ -50,7 +50,7 @@ def _widest(array: Any) -> int:
 
 
 def _list(array: Any) -> Any:
-    """Vectors, null or not, as LIST."""
+    """Return vectors, null or not, as LIST."""
     kinds, sizes, indices, values = array.flatten()  # with the nulls of the vectors
     sparse = _filled(kinds, 1) == 0
     if not sparse.any():

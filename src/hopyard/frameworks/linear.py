@@ -1,6 +1,6 @@
 """A linear model in NumPy: the framework of the tests, and the shortest example of a Trainable.
 
-It offers only what a Trainable must (and `predict`), so that whoever runs it goes batch by batch.
+It has only the required methods of a Trainable (and `predict`), so it is run batch by batch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Linear:
         inputs: numbers in a row; rows of more axes are flattened.
         classes: 1 for regression on targets of shape (rows,) or (rows, 1); else targets are class numbers.
         lr: step size.
-        batch_size: rows.
+        batch_size: rows of a batch.
         momentum: 0 for plain SGD.
-        seed: of the first weights.
+        seed: the seed of the first weights.
     """
 
     load_copies = True
@@ -48,23 +48,23 @@ class Linear:
         self.bias_velocity: Array = np.zeros(classes)
 
     def state(self) -> dict[str, Any]:
-        """The live arrays and the number of steps."""
+        """Returns the live arrays and the number of steps."""
         return {name: getattr(self, name) for name in _NAMES} | {"steps": self.steps}
 
     def load(self, tree: dict[str, Any]) -> None:
-        """Copy in. Raises SpecError when the State is of a model of another shape."""
+        """Copies a State into the model. Raises SpecError when it is of a model of another shape."""
         for name in _NAMES:
-            here = getattr(self, name)
-            if here.shape != tree[name].shape:
+            array = getattr(self, name)
+            if array.shape != tree[name].shape:
                 raise SpecError(
-                    f"{name} of the State has shape {tree[name].shape}, the built model's has {here.shape}: the "
+                    f"{name} of the State has shape {tree[name].shape}, the built model's has {array.shape}: the "
                     "recipe must build the same for the same config"
                 )
-            np.copyto(here, tree[name])
+            np.copyto(array, tree[name])
         self.steps = tree["steps"]
 
     def train(self, batch: Batch) -> dict[str, tuple[float, float]]:
-        """One step."""
+        """Trains for one step."""
         inputs, error, sums = self._pass(batch)
         for name, gradient in (("weights", inputs.T @ error), ("bias", error.sum(0))):
             velocity = getattr(self, f"{name}_velocity")
@@ -75,18 +75,18 @@ class Linear:
         return sums
 
     def evaluate(self, batch: Batch) -> dict[str, tuple[float, float]]:
-        """Loss and, for classes, accuracy; changes nothing."""
+        """Returns the loss and, for classes, the accuracy; changes nothing."""
         return self._pass(batch)[2]
 
     def predict(self, batch: Batch) -> Array:
-        """Logits, or values, of shape (rows, classes)."""
+        """Returns logits, or values, of shape (rows, classes)."""
         return np.asarray(self._flat(batch) @ self.weights + self.bias)
 
     def _flat(self, batch: Batch) -> Array:
         return np.asarray(batch.inputs, dtype=np.float64).reshape(batch.rows, -1)
 
     def _pass(self, batch: Batch) -> tuple[Array, Array, dict[str, tuple[float, float]]]:
-        """(inputs, gradient of the mean loss by the outputs (rows, classes), sums)."""
+        """Returns (inputs, gradient of the mean loss by the outputs (rows, classes), sums)."""
         inputs = self._flat(batch)
         outputs = inputs @ self.weights + self.bias
         weight = np.ones(batch.rows) if batch.weights is None else np.asarray(batch.weights, dtype=np.float64)
@@ -99,11 +99,11 @@ class Linear:
         if labels.min() < 0 or labels.max() >= self.classes:
             raise DataError(f"labels from {labels.min()} to {labels.max()}: 0 to {self.classes - 1} are allowed")
         outputs -= outputs.max(1, keepdims=True)
-        shares = np.exp(outputs)
-        shares /= shares.sum(1, keepdims=True)
-        each = np.arange(batch.rows)
-        loss = -np.log(np.maximum(shares[each, labels], 1e-300))
-        right = np.where(np.isnan(shares).any(1), np.nan, shares.argmax(1) == labels)
-        shares[each, labels] -= 1
-        sums = {"loss": (float((weight * loss).sum()), rows), "accuracy": (float((weight * right).sum()), rows)}
-        return inputs, shares * share, sums
+        probabilities = np.exp(outputs)
+        probabilities /= probabilities.sum(1, keepdims=True)
+        index = np.arange(batch.rows)
+        loss = -np.log(np.maximum(probabilities[index, labels], 1e-300))
+        correct = np.where(np.isnan(probabilities).any(1), np.nan, probabilities.argmax(1) == labels)
+        probabilities[index, labels] -= 1
+        sums = {"loss": (float((weight * loss).sum()), rows), "accuracy": (float((weight * correct).sum()), rows)}
+        return inputs, probabilities * share, sums

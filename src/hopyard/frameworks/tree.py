@@ -1,4 +1,4 @@
-"""The State of a Trainable as the codec takes it: tensors of frameworks as NumPy arrays or Leaves, and back.
+"""Converts the State of a Trainable for the codec: tensors of frameworks to NumPy arrays or Leaves, and back.
 
 This module imports no framework: it looks for torch only among the modules that are imported already.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hopyard.ports import Leaf, LoadCopies, Trainable, Tree
 
-_LACKING = {
+_EXTRA_DTYPES = {
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
@@ -24,7 +24,8 @@ _LACKING = {
 
 
 def on_host(value: Any) -> NDArray[Any]:
-    """A tensor or variable of any framework as a NumPy array; may be a view. (`np.asarray` warns of TensorFlow's.)"""
+    """Returns a tensor or variable of any framework as a NumPy array, perhaps a view. (`np.asarray` warns about
+    TensorFlow's.)"""
     if type(value).__module__.startswith("keras."):
         value = value.value
     if hasattr(value, "detach"):
@@ -35,11 +36,11 @@ def on_host(value: Any) -> NDArray[Any]:
 
 
 def lower(tree: Tree) -> Tree:
-    """The tree with NumPy arrays, or Leaves, in the place of tensors. torch's on the host are not copied: the tree is
-    good until they change; those of a GPU, and other frameworks' tensors and variables, are copied.
+    """Returns the tree with NumPy arrays, or Leaves, instead of tensors. torch's tensors on the host are not copied, so
+    the tree is valid until they change; those on a GPU, and other frameworks' tensors and variables, are copied.
 
     Raises:
-        SpecError: a tensor that is sparse, quantized, nested, on the meta device, or of a dtype without a name.
+        SpecError: a tensor is sparse, quantized, nested, on the meta device, or of a dtype without a name.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -50,53 +51,53 @@ def lower(tree: Tree) -> Tree:
 
 
 def lower_array(array: NDArray[Any]) -> NDArray[Any] | Leaf:
-    """The array, or a Leaf when its dtype is one that NumPy has not by itself."""
-    name = _LACKING.get(str(array.dtype))
+    """Returns the array, or a Leaf when NumPy does not have its dtype by itself."""
+    name = _EXTRA_DTYPES.get(str(array.dtype))
     if name is None:
         return array
     return Leaf(array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8), name, "ml_dtypes")
 
 
 def lift_array(leaf: Leaf) -> NDArray[Any]:
-    """The array of which `lower_array` made a Leaf; a view."""
+    """Returns the array that `lower_array` made into this Leaf, as a view."""
     import ml_dtypes
 
-    name = next(name for name, stored in _LACKING.items() if stored == leaf.dtype)
+    name = next(name for name, stored in _EXTRA_DTYPES.items() if stored == leaf.dtype)
     array: NDArray[Any] = leaf.array.view(getattr(ml_dtypes, name))
     return array
 
 
 def lift(tree: Tree) -> Tree:
-    """The tree with torch tensors (on the host) where they were when it was lowered. Every array is a copy of its
-    own, writable, tensors 64-byte aligned, so that nothing of it changes when the buffer is used again."""
+    """Returns the tree with torch tensors (on the host) where they were before `lower`. Every array is a separate,
+    writable copy, tensors 64-byte aligned, so that nothing in it changes when the buffer is used again."""
     return _lift(tree)
 
 
 def capture(trainable: Trainable) -> Tree:
-    """The State of `trainable`, ready for the codec; good until it trains on."""
+    """Returns the State of `trainable`, ready for the codec; valid until it trains on."""
     return lower(trainable.state())
 
 
 def restore(trainable: Trainable, tree: Tree) -> None:
-    """Load a decoded tree. A Trainable whose `load` copies gets views of the buffer, which saves a copy; others get
-    arrays that are theirs to keep."""
+    """Loads a decoded tree. A Trainable whose `load` copies gets views of the buffer, which saves a copy; others get
+    arrays that they may keep."""
     trainable.load(tree if isinstance(trainable, LoadCopies) and trainable.load_copies else lift(tree))
 
 
-def _map(tree: Tree, tensor: Any, change: Any) -> Tree:
-    kind = type(tree)
-    if kind is dict:
-        return {key: _map(value, tensor, change) for key, value in tree.items()}
-    if kind is np.ndarray:
+def _map(tree: Tree, tensor: Any, convert: Any) -> Tree:
+    tree_type = type(tree)
+    if tree_type is dict:
+        return {key: _map(value, tensor, convert) for key, value in tree.items()}
+    if tree_type is np.ndarray:
         return lower_array(tree) if tree.dtype.kind == "V" else tree
     if isinstance(tree, tensor):
-        return change(tree)
+        return convert(tree)
     if isinstance(tree, (list, tuple)):
-        items = [_map(value, tensor, change) for value in tree]
+        items = [_map(value, tensor, convert) for value in tree]
         return items if isinstance(tree, list) else tuple(items)
-    if isinstance(tree, dict):  # OrderedDict: what torch's state_dict gives
-        return {key: _map(value, tensor, change) for key, value in tree.items()}
-    if hasattr(kind, "__array__") and not isinstance(tree, (np.generic, np.ndarray)):
+    if isinstance(tree, dict):  # OrderedDict, as torch's state_dict returns
+        return {key: _map(value, tensor, convert) for key, value in tree.items()}
+    if hasattr(tree_type, "__array__") and not isinstance(tree, (np.generic, np.ndarray)):
         return lower_array(np.array(on_host(tree)))  # a tensor or variable of TensorFlow, JAX or Keras
     return tree
 

@@ -1,1 +1,1 @@
-"""Who proposes configurations. A Sampler is asked once for each trial; its answer enters the journal."""
+"""Searches, which propose configurations. A Sampler is asked once for each trial; its answer enters the journal."""

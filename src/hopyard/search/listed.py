@@ -1,4 +1,4 @@
-"""Searches that know their whole list beforehand: a grid, random draws, configurations by hand.
+"""Searches that know all their configurations beforehand: a grid, random draws, configurations by hand.
 
 They are pure functions of (space, seed, trial number), so a resumed run asks again and gets the same.
 """
@@ -16,7 +16,7 @@ from hopyard.space import Space, plain
 from hopyard.spec import Config
 
 GRID_LIMIT = 1_000_000
-"""A grid of more points than this is taken for a slip."""
+"""A grid of more points than this is taken for a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Grid:
     """Every point of the space, the last parameter fastest."""
 
     def open(self, space: Space | None, seed: int) -> Listed:
-        """The configurations of `space`."""
+        """Returns the configurations of `space`."""
         configs: list[Config] = []
         for config in _needed(space, "Grid").grid():
             configs.append(config)
@@ -48,12 +48,12 @@ class Random:
         object.__setattr__(self, "trials", whole("Random: trials", self.trials, 1))
 
     def open(self, space: Space | None, seed: int) -> Listed:
-        """The configurations of `space`."""
-        chosen = self.seed if self.seed is not None else seed
+        """Returns the configurations of `space`."""
+        run_seed = self.seed if self.seed is not None else seed
         space = _needed(space, "Random")
 
         def draw(trial: int) -> Config:
-            return space.draw(lambda name: fraction(chosen, "space", trial, name))
+            return space.draw(lambda name: fraction(run_seed, "space", trial, name))
 
         return Listed([draw(trial) for trial in range(self.trials)])
 
@@ -69,7 +69,7 @@ class Configs:
             raise SpecError("Configs(…) must be given a list of at least one dict")
 
     def open(self, space: Space | None, seed: int) -> Listed:
-        """The list itself."""
+        """Returns the list itself."""
         return Listed([{_name(k): plain(v, f"Configs, {k}") for k, v in config.items()} for config in self.configs])
 
 
@@ -84,7 +84,7 @@ class Listed:
         self.total: int | None = len(configs)
 
     def ask(self, trial: int) -> Config | None:
-        """The configuration of this trial; None after the last."""
+        """Returns the configuration of this trial; None after the last."""
         return dict(self.configs[trial]) if trial < len(self.configs) else None
 
 

@@ -1,4 +1,4 @@
-"""The same core behind a virtual clock: what a run would do on slots that are not there."""
+"""The same core behind a virtual clock: what a run would do on slots that do not exist."""
 
 from hopyard.sim.forecast import Forecast, predict
 

@@ -1,4 +1,4 @@
-"""What a run would take: the makespan that the machine reaches on so many slots, beside what nobody can beat."""
+"""The time that a run would take: the machine's makespan on so many slots, and the bound that no schedule can beat."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def predict(
     """Run the machine itself against a virtual clock.
 
     Args:
-        slots: how many.
-        trials: how many, all known at the start.
-        partitions: of the training data.
-        epochs: of each trial.
-        seconds: that a trial takes for one training partition, on average (a median when `sigma` is not 0).
+        slots: number of slots.
+        trials: number of trials, all proposed at the start.
+        partitions: training partitions.
+        epochs: epochs of each trial.
+        seconds: time that a trial takes for one training partition, on average (a median when `sigma` is not 0).
         sigma: trials differ by a lognormal factor of this width; 0: they are equal.
         noise: relative width of the normal noise on each unit.
-        check: what a validation partition takes, relative to a training one.
+        check: time of a validation partition, relative to a training one.
         validation: validation partitions.
         group_seconds: units are grouped up to about this much work.
-        seed: of lengths and noise.
+        seed: seed of lengths and noise.
 
     Raises:
         SpecError: a number is out of its range.
@@ -81,11 +81,11 @@ def predict(
 
 
 def lower_bound(spec: RunSpec, slots: int, seconds: Seconds) -> float:
-    """Seconds that no schedule can beat: max(longest trial, even share of all work).
+    """Returns the seconds that no schedule can beat: max(longest trial, even share of all work).
 
     Args:
-        spec: of the run.
-        slots: how many.
+        spec: the run's.
+        slots: number of slots.
         seconds: how long a partition of a unit takes.
     """
     longest = work = 0.0

@@ -30,25 +30,25 @@ from hopyard.core.runs.machine import Machine
 from hopyard.spec import PackedSums, Part, Ref, RunSpec, Unit
 
 Seconds = Callable[[Unit, int], float]
-"""(unit, partition) → how long that takes."""
+"""(unit, partition) → seconds that it takes."""
 
 _SUMS: PackedSums = {"loss": (1.0, 1.0)}
 
 
 def lengths(trials: int, sigma: float, noise: float, seed: int, check: float = 0.3) -> Seconds:
-    """Trials whose partitions take lognormal(0, `sigma`) seconds on average, each unit with normal noise of relative
-    width `noise`; a validation partition takes `check` of a training one."""
+    """Returns the times of trials whose partitions take lognormal(0, `sigma`) seconds on average, each unit with normal
+    noise of relative width `noise`; a validation partition takes `check` of a training one."""
     stream = random.Random(seed)  # noqa: S311
     mean = [stream.lognormvariate(0, sigma) if sigma else 1.0 for _ in range(trials)]
-    drawn: dict[tuple[int, str, int, int], float] = {}
+    cache: dict[tuple[int, str, int, int], float] = {}
 
     def seconds(unit: Unit, partition: int) -> float:
         key = unit.trial, unit.kind, unit.epoch, partition
-        if key not in drawn:
-            one = random.Random(f"{seed}/{key}")  # noqa: S311
+        if key not in cache:
+            generator = random.Random(f"{seed}/{key}")  # noqa: S311
             scale = 1.0 if unit.kind == "train" else check
-            drawn[key] = scale * mean[unit.trial] * max(0.2, 1 + one.gauss(0, noise))
-        return drawn[key]
+            cache[key] = scale * mean[unit.trial] * max(0.2, 1 + generator.gauss(0, noise))
+        return cache[key]
 
     return seconds
 
@@ -58,8 +58,8 @@ class World:
     """Slots and a clock.
 
     Args:
-        spec: of the run; its `trials` are proposed at the start.
-        slots: how many.
+        spec: the run's; its `trials` are proposed at the start.
+        slots: number of slots.
         seconds: how long a partition of a unit takes.
         keep: whether to keep the journal.
     """
@@ -80,7 +80,7 @@ class World:
         self._count = 0
 
     def run(self) -> float:
-        """The makespan, in seconds from when the slots are there to the last result."""
+        """Run to the end. Returns the makespan: seconds from when the slots are there to the last result."""
         self.feed(Began(at=0.0, spec=self.spec))
         for trial in range(self.spec.trials or 0):
             self.feed(Proposed(at=0.0, trial=trial, config={}))
@@ -93,7 +93,7 @@ class World:
         return self.clock
 
     def feed(self, event: Event) -> None:
-        """One event, and what the world answers to the commands that follow from it."""
+        """Handle one event, and answer the commands that follow from it."""
         if self.keep:
             self.journal.append(event)
         for command in self.machine.handle(event):
@@ -110,17 +110,17 @@ class World:
                 self.feed(Finished(at=self.clock, status=command.status))
 
     def later(self, seconds: float, event: Event) -> None:
-        """The event happens `seconds` from now; its `at` must say so."""
+        """Let an event happen `seconds` from now; its `at` must be that time."""
         self._count += 1
         heappush(self._queue, (self.clock + seconds, self._count, event))
 
     def _work(self, slot: int, unit: Unit) -> None:
         parts = tuple([Part(p, _SUMS, self.seconds(unit, p)) for p in unit.partitions])
-        spent = sum([part.seconds for part in parts])
-        at = self.clock + spent
-        self.busy[slot] = self.busy.get(slot, 0.0) + spent
+        seconds = sum([part.seconds for part in parts])
+        at = self.clock + seconds
+        self.busy[slot] = self.busy.get(slot, 0.0) + seconds
         self.units += len(parts)
-        self.later(spent, Done(at=at, slot=slot, lease=unit.lease, parts=parts, seconds=spent))
+        self.later(seconds, Done(at=at, slot=slot, lease=unit.lease, parts=parts, seconds=seconds))
         if unit.kind == "train":
             ref = Ref(unit.trial, unit.step + len(parts), unit.lease)
-            self.later(spent, Durable(at=at, slot=slot, ref=ref, digest=f"{ref.trial}/{ref.step}", bytes=1))
+            self.later(seconds, Durable(at=at, slot=slot, ref=ref, digest=f"{ref.trial}/{ref.step}", bytes=1))

@@ -1,4 +1,4 @@
-"""Where Hopyard meets Spark: a session on this machine, a pyspark.ml Estimator, predictions for DataFrames.
+"""Hopyard for users of Spark: a session on this machine, a pyspark.ml Estimator, predictions for DataFrames.
 
     hopyard.spark.session(cores=2)         a Spark session here, also on a machine without Java
     hopyard.spark.HopyardEstimator(…)      fit(df) → HopyardModel, transform(df)
@@ -17,22 +17,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_WHERE = {
+_MODULES = {
     "HopyardEstimator": "hopyard.spark.ml.estimator",
     "HopyardModel": "hopyard.spark.ml.estimator",
     "load_tfrecords": "hopyard.spark.tfrecord.frames",
     "save_tfrecords": "hopyard.spark.tfrecord.frames",
     "session": "hopyard.spark.local.session",
 }
-"""Public name → module that has it. No module here has the name of a public one: importing it would hide that."""
+"""Public name → the module that defines it. No module here has a public name: importing it would hide that name."""
 
-__all__ = sorted(_WHERE)  # noqa: PLE0605
+__all__ = sorted(_MODULES)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'hopyard.spark' has no attribute {name!r}; it has {', '.join(sorted(_WHERE))}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'hopyard.spark' has no attribute {name!r}; it has {', '.join(sorted(_MODULES))}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -1,1 +1,1 @@
-"""What is asked of Spark; knows no data set and no model."""
+"""Queries of Spark; knows no data set and no model."""

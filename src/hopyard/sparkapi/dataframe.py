@@ -1,7 +1,7 @@
-"""What is asked of Spark: columns of a DataFrame, the values of some, one job over its partitions.
+"""Queries of Spark: columns of a DataFrame, the values of some, one job over its partitions.
 
-Knows Spark's public API, the same for classic sessions and Spark Connect (`mapInArrow`, no RDD), and nothing of what
-the job writes. pyspark is imported by whoever has a DataFrame already.
+It knows Spark's public API, the same for classic sessions and Spark Connect (`mapInArrow`, no RDD), and nothing of what
+the job writes. It imports pyspark only in functions that get a DataFrame, whose session has imported it already.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_frame(value: Any) -> bool:
 
 
 def checked(df: Any, argument: str) -> Any:
-    """`df`, if it is a DataFrame that rows can be taken from. Raises SpecError."""
+    """Returns `df` if it is a DataFrame whose rows can be read, else raises SpecError."""
     if not is_frame(df):
         hint = "; df.to_spark() gives one" if type(df).__module__.startswith("pyspark.pandas") else ""
         raise SpecError(f"{argument} must be a pyspark.sql.DataFrame, got {type(df).__name__}{hint}")
@@ -48,7 +48,7 @@ def on_this_host(df: Any) -> bool:
 
 
 def schema(df: Any) -> pa.Schema:
-    """The Arrow schema of the batches that tasks get."""
+    """Returns the Arrow schema of the batches that tasks get."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
@@ -61,14 +61,14 @@ def schema(df: Any) -> pa.Schema:
 
 
 def types(df: Any) -> dict[str, str]:
-    """Spark's names of the types of all columns."""
+    """Returns column → Spark's name of its type, for all columns."""
     return {field.name: field.dataType.simpleString() for field in df.schema.fields}
 
 
 def is_deterministic(df: Any) -> bool | None:
-    """What Spark says of the plan of a classic DataFrame; None of others, of which it says nothing.
+    """Whether Spark calls the plan of a classic DataFrame deterministic; None for others, of which it says nothing.
 
-    No public API tells: where another Spark lacks this one, nothing is known either.
+    No public API tells it: where another version of Spark lacks this one, the result is None too.
     """
     try:
         return bool(df._jdf.queryExecution().analyzed().deterministic())
@@ -76,47 +76,48 @@ def is_deterministic(df: Any) -> bool | None:
         return None
 
 
-def narrowed(df: Any, names: list[str], where: str) -> Any:
-    """Only the columns `names`. Raises DataError unless each is there once."""
-    once(df, names, where)
+def narrowed(df: Any, names: list[str], source_label: str) -> Any:
+    """Returns only the columns `names` of `df`. Raises DataError unless each exists exactly once."""
+    require_unique(df, names, source_label)
     return df.select([quoted(name) for name in names])
 
 
-def once(df: Any, names: Iterable[str], where: str) -> None:
+def require_unique(df: Any, names: Iterable[str], source_label: str) -> None:
     """Raises DataError unless each of `names` is one column of the DataFrame, to Spark too."""
     names = list(names)
-    require(pa.schema([(name, pa.null()) for name in df.columns]), names, where)
-    same = as_spark_compares(df)
+    require(pa.schema([(name, pa.null()) for name in df.columns]), names, source_label)
+    key = name_key(df)
     for name in names:
-        alike = [other for other in df.columns if same(other) == same(name)]
+        alike = [column for column in df.columns if key(column) == key(name)]
         if len(alike) > 1:
             raise DataError(
-                f"{where} has columns {', '.join(map(repr, alike))}, which are one to Spark: rename all but one, "
-                "or set spark.sql.caseSensitive to true"
+                f"{source_label} has columns {', '.join(map(repr, alike))}, which are one to Spark: rename all but "
+                "one, or set spark.sql.caseSensitive to true"
             )
 
 
 def new_columns(df: Any, names: Iterable[str], argument: str) -> None:
-    """Raises SpecError unless `names` can stand behind the columns of the DataFrame: each is new, to Spark too.
+    """Raises SpecError unless `names` can be appended to the columns of the DataFrame: each is new, to Spark too.
 
     Args:
         df: the DataFrame.
-        names: of what is added.
-        argument: where they are named, for the message: "with predictionCol=".
+        names: names of the columns that are added.
+        argument: what names them, for the message: "with predictionCol=".
     """
-    same = as_spark_compares(df)
-    there = {same(name): name for name in df.columns}
+    key = name_key(df)
+    existing = {key(name): name for name in df.columns}
     for name in names:
-        if same(name) in there:
+        if key(name) in existing:
             raise SpecError(
-                f"a new column is to be named {name!r}, and there is {there[same(name)]!r} already, which is the same "
-                f"to Spark; choose another name {argument}"
+                f"a new column is to be named {name!r}, and there is {existing[key(name)]!r} already, which is the "
+                f"same to Spark; choose another name {argument}"
             )
-        there[same(name)] = name
+        existing[key(name)] = name
 
 
-def as_spark_compares(df: Any) -> Callable[[str], str]:
-    """Names of columns are one to Spark where this gives one text: case counts only if spark.sql.caseSensitive."""
+def name_key(df: Any) -> Callable[[str], str]:
+    """Returns a function whose result is equal for names that are one to Spark: case counts only if
+    spark.sql.caseSensitive is true."""
     sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
     return str if sensitive else str.lower
 
@@ -135,25 +136,25 @@ def mapped(df: Any, work: Any, schema: Any) -> Any:
                 "that are needed"
             )
 
-    def named(batches: Any) -> Any:  # goes by value
+    def work_by_name(batches: Any) -> Any:  # pickled by value
         return work(batch.rename_columns(names) for batch in batches)
 
-    return df.toDF(*[f"c{number}" for number in range(len(names))]).mapInArrow(named, schema)
+    return df.toDF(*[f"c{number}" for number in range(len(names))]).mapInArrow(work_by_name, schema)
 
 
 def collected(df: Any) -> list[Any]:
-    """Its rows; raises SpecError in the place of errors of Spark whose cause is known."""
+    """Returns the rows of `df`; raises SpecError in the place of errors of Spark whose cause is known."""
     try:
         return list(df.collect())
     except Exception as error:
-        known = _known(df, error)
-        if known is None:
+        explained = _explained(df, error)
+        if explained is None:
             raise
-        raise known from error
+        raise explained from error
 
 
-def _known(df: Any, error: Exception) -> SpecError | None:
-    """SpecError where the cause of `error` is known, and would be hard to find in Java's stack traces."""
+def _explained(df: Any, error: Exception) -> SpecError | None:
+    """Returns a SpecError where the cause of `error` is known, and would be hard to find in Java's stack traces."""
     alive(df)
     if "No module named 'hopyard'" in str(error):
         return SpecError(
@@ -164,5 +165,5 @@ def _known(df: Any, error: Exception) -> SpecError | None:
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark's expressions take it."""
+    """Returns a column's name as Spark's expressions take it."""
     return "`" + name.replace("`", "``") + "`"

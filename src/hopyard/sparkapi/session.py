@@ -1,4 +1,4 @@
-"""What can be told of a Spark session without importing pyspark."""
+"""Properties of a Spark session that need no import of pyspark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def is_connect(session: Any) -> bool:
 
 
 def is_stopped(session: Any) -> bool:
-    """Whether nothing can be asked of it any more."""
+    """Whether the session has ended, so that it answers no more queries."""
     try:
         if is_connect(session):
             return bool(session.is_stopped)

@@ -1,6 +1,7 @@
-"""One job over the partitions of a DataFrame, of which the driver gets the report of each task, and no rows.
+"""Runs one job over the partitions of a DataFrame; the driver gets a report of each task, and no rows.
 
-What the user has to mend is reported, not raised: Spark would try the task again, and bury the message in its own.
+Tasks report errors that the user has to mend, and do not raise them: Spark would try the task again, and bury the
+message in its own.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ class _Outcome(msgspec.Struct, frozen=True):
 
 
 def report_each(df: Any, work: Callable[[int, Iterable[Any]], R], kind: type[R]) -> list[R]:
-    """Runs `work(partition, its record batches)` on each partition of `df`; gives the reports in their order.
+    """Runs `work(partition, its record batches)` on each partition of `df`; returns the reports in their order.
 
     Args:
         df: a DataFrame.
-        work: for the executors, so it goes by pickle.
-        kind: of the reports.
+        work: function that executors run, so it is pickled.
+        kind: type of the reports.
 
     Raises:
-        SpecError, DataError, ResourceError: the error of the first partition that reports one; the session was stopped.
+        SpecError, DataError, ResourceError: the error of the first partition that reports one; or the session was
+            stopped.
     """
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:

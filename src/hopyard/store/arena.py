@@ -7,12 +7,12 @@ begins with a header of 64 bytes,
     magic (8 bytes) | counter | trial | step | attempt | length     little-endian, 8 bytes each
 
 whose counter is odd while the file is written and has changed when it was written again (a sequence lock). A reader
-checks address and counter, copies, and checks the counter again; when it has changed, the State is taken from the
+checks address and counter, copies, and checks the counter again; when it has changed, the State is read from the
 store, where it is by then: it was settled. (Stores of one thread are seen in order on x86. Elsewhere the same holds
 between the calls that lie between here, but it is the digest that vouches for a durable State.)
 
-One writer for each file, the `Arena` that made it; any number of readers. Whose folder it is, is known by a lock that
-the kernel drops with the last process of the run: see `Folder`.
+Each file has one writer, the `Arena` that made it, and any number of readers. The processes of a run hold a lock on its
+folder, which the kernel drops with the last of them: see `Folder`.
 
 Source: the sequence lock is that of Lameter, "Effective Synchronization on Linux/NUMA Systems", 2005, §3; we differ:
 a reader that loses does not try again.
@@ -58,18 +58,18 @@ _SMALLEST = 1 << 16
 _FILES = 256
 """Files of one arena: enough for the States of many small trials, few enough for the limit on open mappings."""
 
-_WORD = re.compile(r"(\d+-[0-9a-f]{8}-\d+)\.(\d+)")
-"""slot, a number drawn by the arena, file; counter. Words of other agents are matched before they become a path. Files
-are used again, words never: what is said late of a State does not touch the one that lies in its file by then."""
+_MEMORY_KEY = re.compile(r"(\d+-[0-9a-f]{8}-\d+)\.(\d+)")
+"""Slot, a number drawn by the arena, file; counter. Keys of other agents are matched before they become a path. Files
+are used again, keys never: a late message about a State does not touch the one that lies in its file by then."""
 
 _NO_ROOM = (*FULL, errno.ENOMEM, errno.ENOENT, errno.EMFILE, errno.ENFILE)
-"""What makes a State go by the store alone. ENOENT: the folder was swept, the run is over."""
+"""Errors for which a State goes by the store alone. ENOENT: the folder was swept, the run is over."""
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 class Writable(Protocol):
-    """What can be laid: `tree.Layout`, for one."""
+    """What can be laid, for example a `tree.Layout`."""
 
     @property
     def total(self) -> int:
@@ -89,7 +89,7 @@ class _File:
     length: int = 0
     settled: bool = False
     removed: bool = False
-    """Nobody can open it any more; it goes when it is settled."""
+    """Whether nobody can open it any more; then it is let go when it is settled."""
 
 
 class Arena:
@@ -101,7 +101,7 @@ class Arena:
         slot: of this agent. Files of an earlier agent of the same slot are removed.
         limit_bytes: of all files together.
         keep: how many settled States stay readable before the file of the oldest is used again, room permitting; for
-            callers that settle what is durable though another agent may still be about to take it.
+            callers that settle what is durable though another agent may still be about to read it.
         renew: makes `directory` again where somebody has removed it (systemd does when a user logs out, with
             `RemoveIPC=yes`).
     """
@@ -122,25 +122,25 @@ class Arena:
         self._keep = keep
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()  # in the order in which they were laid
-        self._made = 0
+        self._next_number = 0
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._identity = _identity(directory)
-        for left in directory.glob(f"{slot}-*"):
-            left.unlink(missing_ok=True)
+        for path in directory.glob(f"{slot}-*"):
+            path.unlink(missing_ok=True)
 
     def lay(self, ref: Ref, layout: Writable) -> str:
-        """Copy a State in; gives the word under which `take` finds it, "" when there is no room: then it goes by the
-        store alone. 6–7 ms for 100 MB into a file that is there, 25–47 into a new one."""
-        file = self._find(layout.total)
+        """Copy a State in. Returns the memory key by which `take` finds it, "" when there is no room: then it goes by
+        the store alone. 100 MB take 6–7 ms into a file that is there, 25–47 into a new one."""
+        file = self._allocate(layout.total)
         if file is None:
             return ""
-        # odd: whoever reads now sees that it is being written
+        # odd: a reader sees now that it is being written
         _COUNTER.pack_into(file.map, _COUNTER_AT, file.counter + 1)
         file.length = layout.total
         _HEAD.pack_into(file.map, 0, _MAGIC, file.counter + 1, ref.trial, ref.step, ref.attempt, layout.total)
         try:
-            with memoryview(file.map) as whole, whole[HEADER : HEADER + layout.total] as place:
-                layout.write(place)
+            with memoryview(file.map) as view, view[HEADER : HEADER + layout.total] as body:
+                layout.write(body)
         except BaseException:
             with self._lock:
                 file.settled = True  # the counter stays odd until the next State is whole
@@ -149,10 +149,10 @@ class Arena:
         _COUNTER.pack_into(file.map, _COUNTER_AT, file.counter)
         return f"{file.name}.{file.counter}"
 
-    def own(self, where: str, ref: Ref) -> memoryview | None:
-        """The State, if it was laid here and still is: also when its file was removed, the mapping has it."""
+    def own(self, memory_key: str, ref: Ref) -> memoryview | None:
+        """Return the State if it was laid here and still is; the mapping has it even when its file was removed."""
         with self._lock:
-            file = self._at(where)
+            file = self._file_of(memory_key)
             if file is None:
                 return None
             _, _, trial, step, attempt, length = _HEAD.unpack_from(file.map, 0)
@@ -160,18 +160,18 @@ class Arena:
                 return None
         return memoryview(file.map)[HEADER : HEADER + length].toreadonly()
 
-    def view(self, where: str) -> memoryview:
-        """The State as laid, to hash and to write from; good until `settle(where)`. KeyError when it is not here."""
+    def view(self, memory_key: str) -> memoryview:
+        """Return the State as laid, to hash and to write from; valid until `settle`. KeyError when it is not here."""
         with self._lock:
-            file = self._at(where)
+            file = self._file_of(memory_key)
         if file is None:
-            raise KeyError(where)
+            raise KeyError(memory_key)
         return memoryview(file.map)[HEADER : HEADER + file.length].toreadonly()
 
-    def settle(self, where: str) -> None:
-        """It is durable, or nobody needs it: the file may be used again. No error when it is not here."""
+    def settle(self, memory_key: str) -> None:
+        """Let the file be used again: the State is durable, or nobody needs it. No error when it is not here."""
         with self._lock:
-            file = self._at(where)
+            file = self._file_of(memory_key)
             if file is not None and file.removed:
                 del self._files[file.name]
             elif file is not None:
@@ -184,44 +184,44 @@ class Arena:
         for file in files:
             self._drop(file)
 
-    def _at(self, where: str) -> _File | None:
-        """The file of this word; None when another State lies in it by now."""
-        name, _, counter = where.partition(".")
+    def _file_of(self, memory_key: str) -> _File | None:
+        """Return the file of this key; None when another State lies in it by now."""
+        name, _, counter = memory_key.partition(".")
         file = self._files.get(name)
         return file if file is not None and str(file.counter) == counter else None
 
-    def _find(self, total: int) -> _File | None:
-        """A file for `total` bytes that nobody else will be given, mapped; None when there is no room."""
+    def _allocate(self, total: int) -> _File | None:
+        """Return a mapped file for `total` bytes that nobody else gets; None when there is no room."""
         size = _size_class(total + HEADER)
         with self._lock:
             if (file := self._ready(size)) is not None:
                 return file  # it can be opened, so the folder is there: looked at once for each State, not twice
             if self._identity != _identity(self.directory):
-                self._missed()
+                self._directory_changed()
             settled = [file for file in self._files.values() if file.settled]
-            bound = sum(len(file.map) for file in self._files.values() if not file.settled)
-            if bound + size > self._limit or len(self._files) - len(settled) >= _FILES:
+            unsettled_bytes = sum(len(file.map) for file in self._files.values() if not file.settled)
+            if unsettled_bytes + size > self._limit or len(self._files) - len(settled) >= _FILES:
                 return None
             fitting = self._fitting(size)
             while True:
-                used = sum(len(file.map) for file in self._files.values())
-                if used + size <= self._limit and len(self._files) < _FILES and (file := self._add(size)):
+                total_bytes = sum(len(file.map) for file in self._files.values())
+                if total_bytes + size <= self._limit and len(self._files) < _FILES and (file := self._add(size)):
                     return file
                 if not settled:
                     return None
                 if large := [file for file in fitting or settled if len(file.map) >= size]:
-                    return self._again(large[0])
+                    return self._reuse(large[0])
                 oldest = settled.pop(0)
                 del self._files[oldest.name]
                 self._drop(oldest)
 
     def _ready(self, size: int) -> _File | None:
-        """The oldest file that may be used again for so many bytes; those that nobody can open any more are let go."""
+        """Return the oldest file that may be used again for so many bytes; drop those that nobody can open any more."""
         fitting = self._fitting(size)
         while len(fitting) > self._keep:
             file = fitting.pop(0)
-            if self._opens(file):
-                return self._again(file)
+            if self._can_open(file):
+                return self._reuse(file)
             del self._files[file.name]
         return None
 
@@ -229,14 +229,14 @@ class Arena:
         # one that is much too large would keep its room from States that need it
         return [file for file in self._files.values() if file.settled and size <= len(file.map) <= 2 * size]
 
-    def _opens(self, file: _File) -> bool:
+    def _can_open(self, file: _File) -> bool:
         """Whether others can still open it."""
         return os.path.exists(f"{self._root}/{file.name}")  # noqa: PTH110 - a Path costs as much as the call itself
 
-    def _missed(self) -> None:
-        """The folder is not the one that it was. Files that went with it are of no use for States to come; what lies in
-        them can still be stored."""
-        for file in [file for file in self._files.values() if not self._opens(file)]:
+    def _directory_changed(self) -> None:
+        """The folder is not the one that it was: make it again where it is missing. Files that went with it are of no
+        use for States to come; the States in them can still be stored."""
+        for file in [file for file in self._files.values() if not self._can_open(file)]:
             if file.settled:
                 del self._files[file.name]
             file.removed = True
@@ -249,7 +249,7 @@ class Arena:
         self._identity = _identity(self.directory)
 
     def _add(self, size: int) -> _File | None:
-        name = f"{self._prefix}-{self._made}"
+        name = f"{self._prefix}-{self._next_number}"
         try:
             file = _File(name, _new(self.directory / name, size))
         except OSError as error:
@@ -257,11 +257,11 @@ class Arena:
                 raise
             _log.info("no room for %d bytes of shared memory in %s: %s", size, self.directory, error)
             return None
-        self._made += 1
+        self._next_number += 1
         self._files[name] = file
         return file
 
-    def _again(self, file: _File) -> _File:
+    def _reuse(self, file: _File) -> _File:
         file.settled = False
         self._files.move_to_end(file.name)
         return file
@@ -272,16 +272,16 @@ class Arena:
 
 
 def _identity(directory: Path) -> tuple[int, int]:
-    """Another one when a directory was removed and made again."""
+    """Return device and inode: others when a directory was removed and made again, zeros when it is missing."""
     try:
-        found = directory.stat()
+        status = directory.stat()
     except FileNotFoundError:
         return 0, 0
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _size_class(size: int) -> int:
-    """The next of 1, 1¼, 1½, 1¾ times a power of two: States of nearly the same size share files, ≤ 25 % is lost."""
+    """Return the next of 1, 1¼, 1½, 1¾ times a power of two: States of similar size share files, ≤ 25 % is lost."""
     if size <= _SMALLEST:
         return _SMALLEST
     step = 1 << ((size - 1).bit_length() - 3)
@@ -289,7 +289,7 @@ def _size_class(size: int) -> int:
 
 
 def _new(path: Path, size: int) -> mmap.mmap:
-    """A new file of `size` bytes that are really there; else a full /dev/shm is a SIGBUS in the middle of a copy."""
+    """Map a new file of `size` bytes that are really there; else a full /dev/shm is a SIGBUS in the midst of a copy."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):
@@ -319,54 +319,54 @@ class Taken:
 
 
 class Reader:
-    """Takes States out of the arenas of one host. It owns up to `mappings` mapped files, since mapping 100 MB anew
+    """Reads States from the arenas of one host. It owns up to `mappings` mapped files, since mapping 100 MB anew
     costs as much as copying it; files that were removed are let go at the next look."""
 
     def __init__(self, mappings: int = 32) -> None:
         self._limit = mappings
         self._lock = threading.Lock()
-        self._held: OrderedDict[Path, tuple[tuple[int, int], mmap.mmap]] = OrderedDict()
+        self._mapped: OrderedDict[Path, tuple[tuple[int, int], mmap.mmap]] = OrderedDict()
 
-    def take(self, directory: Path, where: str, ref: Ref) -> Taken | None:
-        """The State at `where`; None when it is gone, being written, or another one is there by now."""
-        word = _WORD.fullmatch(where)
-        held = self._open(directory / word[1]) if word else None
-        if held is None or len(held) < HEADER:
+    def take(self, directory: Path, memory_key: str, ref: Ref) -> Taken | None:
+        """Return the State of this key; None when it is gone, being written, or another one is there by now."""
+        match = _MEMORY_KEY.fullmatch(memory_key)
+        mapping = self._open(directory / match[1]) if match else None
+        if mapping is None or len(mapping) < HEADER:
             return None
-        magic, counter, trial, step, attempt, length = _HEAD.unpack_from(held, 0)
+        magic, counter, trial, step, attempt, length = _HEAD.unpack_from(mapping, 0)
         if magic != _MAGIC or counter % 2 or (trial, step, attempt) != (ref.trial, ref.step, ref.attempt):
             return None
-        if not 0 <= length <= len(held) - HEADER:
+        if not 0 <= length <= len(mapping) - HEADER:
             return None
 
         def intact() -> bool:
-            return bool(_COUNTER.unpack_from(held, _COUNTER_AT)[0] == counter)
+            return bool(_COUNTER.unpack_from(mapping, _COUNTER_AT)[0] == counter)
 
         # address and length may be of two different States, each written between our reads
-        return Taken(memoryview(held)[HEADER : HEADER + length], intact) if intact() else None
+        return Taken(memoryview(mapping)[HEADER : HEADER + length], intact) if intact() else None
 
     def _open(self, path: Path) -> mmap.mmap | None:
         with self._lock:
             try:
-                known = path.stat()
+                status = path.stat()
             except OSError:
-                self._held.pop(path, None)
+                self._mapped.pop(path, None)
                 return None
-            key = (known.st_dev, known.st_ino)
-            if path in self._held and self._held[path][0] == key:
-                self._held.move_to_end(path)
-                return self._held[path][1]
-            self._held.pop(path, None)
-            for gone in [other for other in self._held if not other.exists()]:
-                del self._held[gone]
+            key = (status.st_dev, status.st_ino)
+            if path in self._mapped and self._mapped[path][0] == key:
+                self._mapped.move_to_end(path)
+                return self._mapped[path][1]
+            self._mapped.pop(path, None)
+            for removed in [mapped for mapped in self._mapped if not mapped.exists()]:
+                del self._mapped[removed]
             try:
-                made = _map(path)
+                mapping = _map(path)
             except (OSError, ValueError):  # removed just now, or empty
                 return None
-            self._held[path] = (key, made)
-            if len(self._held) > self._limit:
-                self._held.popitem(last=False)
-            return made
+            self._mapped[path] = (key, mapping)
+            if len(self._mapped) > self._limit:
+                self._mapped.popitem(last=False)
+            return mapping
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -377,9 +377,9 @@ def _map(path: Path) -> mmap.mmap:
         os.close(fd)
 
 
-def take(directory: Path, where: str, ref: Ref) -> Taken | None:
-    """As `Reader.take`, by the one Reader of this process."""
-    return _reader.take(directory, where, ref)
+def take(directory: Path, memory_key: str, ref: Ref) -> Taken | None:
+    """Call `Reader.take` of the one Reader of this process."""
+    return _reader.take(directory, memory_key, ref)
 
 
 _reader = Reader()
@@ -388,11 +388,11 @@ _reader = Reader()
 class Folder:
     """The folder in shared memory of one run on this host, 0700. Driver and agents each hold one while they live.
 
-    Each holds a shared lock of the kernel on a file in it. Whoever gets it exclusively knows that all of them are
+    Each holds a shared lock of the kernel on a file in it. Who gets the lock exclusively knows that all of them are
     gone, however they ended, and removes the folder: the last one that closes, or the `sweep` of a later start.
 
     Args:
-        root: where; see `memory_root`.
+        root: the directory that it is in; see `memory_root`.
         run: a name of the run, the same in all its processes.
 
     Raises:
@@ -404,7 +404,7 @@ class Folder:
         self._fd = -1
         for _ in range(100):
             try:
-                self._hold()
+                self._lock_folder()
             except FileNotFoundError:
                 continue  # swept between making and locking it
             except OSError as error:
@@ -415,14 +415,14 @@ class Folder:
 
     @staticmethod
     def shared(root: Path, run: str) -> bool:
-        """Whether a process of the run has made it there."""
+        """Whether a process of the run has made its folder in `root`."""
         return (root / f"{_folder_prefix()}{re.sub(r'[^A-Za-z0-9_.-]', '_', run)}" / "lock").exists()
 
     @property
     def identity(self) -> str:
         """Equal for processes that see the same folder."""
-        found = self.path.stat()
-        return f"{socket.gethostname()}:{found.st_dev}:{found.st_ino}"
+        status = self.path.stat()
+        return f"{socket.gethostname()}:{status.st_dev}:{status.st_ino}"
 
     def renew(self) -> None:
         """Make the folder again, and hold it, where somebody has removed it. Nothing where it is there.
@@ -436,10 +436,10 @@ class Folder:
             os.close(self._fd)
             self._fd = -1
         while self._fd < 0:
-            self._hold()
+            self._lock_folder()
 
     def close(self) -> None:
-        """Let go; the last one removes the folder."""
+        """Release the lock; the last process removes the folder."""
         if self._fd >= 0 and not still_there(self._fd, self.path / "lock"):  # removed, and made again by others
             os.close(self._fd)
             self._fd = -1
@@ -450,10 +450,10 @@ class Folder:
             os.close(self._fd)
             self._fd = -1
 
-    def _hold(self) -> None:
+    def _lock_folder(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        status = self.path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise ResourceError(
                 f"{self.path} is not a folder of this user alone (0700): remove it, or use another root"
             )
@@ -472,7 +472,7 @@ def sweep(root: Path) -> list[Path]:
         try:
             fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            # made this moment and not locked yet, or its maker was killed in between
+            # made this moment and not locked yet, or its maker was killed before the lock
             with contextlib.suppress(OSError):
                 if time.time() - path.lstat().st_mtime > 60:
                     shutil.rmtree(path, ignore_errors=True)
@@ -489,7 +489,7 @@ def sweep(root: Path) -> list[Path]:
 
 
 def remove_if_alone(path: Path) -> bool:
-    """Remove the folder of a run unless some process of it is left; whether it is gone."""
+    """Remove the folder of a run unless some process of it is left. Returns whether it is gone."""
     try:
         fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -503,8 +503,8 @@ def remove_if_alone(path: Path) -> bool:
 
 
 def left(root: Path) -> list[Path]:
-    """The folders of this user's runs of which no process is left; nothing is removed."""
-    found = []
+    """Return the folders of this user's runs of which no process is left; nothing is removed."""
+    folders = []
     for path in root.glob(f"{_folder_prefix()}*"):
         try:
             fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -512,22 +512,22 @@ def left(root: Path) -> list[Path]:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found.append(path)
+            folders.append(path)
         except OSError:
             continue
         finally:
             os.close(fd)
-    return found
+    return folders
 
 
 def memory_root(fallback: Path, least_bytes: int = 1 << 28) -> Path:
-    """Shared memory where `least_bytes` of it are free (containers often have 64 MB in all), else `fallback`."""
+    """Return shared memory where `least_bytes` of it are free (containers often have 64 MB in all), else `fallback`."""
     shm = Path("/dev/shm")  # noqa: S108
     try:
-        room = os.statvfs(shm)
+        status = os.statvfs(shm)
     except OSError:
         return fallback
-    return shm if room.f_bavail * room.f_frsize >= least_bytes and os.access(shm, os.W_OK) else fallback
+    return shm if status.f_bavail * status.f_frsize >= least_bytes and os.access(shm, os.W_OK) else fallback
 
 
 def _folder_prefix() -> str:

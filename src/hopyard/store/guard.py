@@ -1,7 +1,7 @@
-"""Errors of the place where States are kept, told apart from everybody else's.
+"""Errors of the store of States, distinguished from all others.
 
-What a store raises is never the fault of a recipe, nor of a trial: it is away, or full. Away may be anything: a socket
-that times out, a token that has run out (`PermissionError`), a driver's own error class.
+What a store raises is never the fault of a recipe, nor of a trial: the store is away, or full. "Away" may be anything:
+a socket that times out, a token that has run out (`PermissionError`), a driver's own error class.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Guarded:
     and nothing else.
 
     Args:
-        store: what is asked.
-        url: of it, for messages.
+        store: the store that is guarded.
+        url: its URL, for messages.
     """
 
     def __init__(self, store: Store, url: str) -> None:
@@ -33,13 +33,13 @@ class Guarded:
 
     def put(self, ref: Ref, data: memoryview) -> None:
         """Store and sync. Raises ResourceError or StoreUnreachable."""
-        with self._told(ref, "stored in"):
+        with self._converting_errors(ref, "stored in"):
             self._store.put(ref, data)
 
     def get(self, ref: Ref) -> bytearray | memoryview:
-        """Raises FileNotFoundError or StoreUnreachable."""
+        """Return the bytes as stored. Raises FileNotFoundError or StoreUnreachable."""
         try:
-            with self._told(ref, "read from"):
+            with self._converting_errors(ref, "read from"):
                 return self._store.get(ref)
         except StoreUnreachable as error:
             if isinstance(error.__cause__, FileNotFoundError):
@@ -47,28 +47,28 @@ class Guarded:
             raise
 
     def has(self, ref: Ref) -> bool:
-        """Whether it is there."""
-        with self._told(ref, "looked for in"):
+        """Whether it is stored."""
+        with self._converting_errors(ref, "looked for in"):
             return self._store.has(ref)
 
     def delete(self, ref: Ref) -> None:
-        """No error when it is not there."""
-        with self._told(ref, "deleted from"):
+        """Delete a State; no error when it is not there."""
+        with self._converting_errors(ref, "deleted from"):
             self._store.delete(ref)
 
     def refs(self) -> set[Ref]:
-        """All that is stored."""
-        with self._told(None, "listed in"):
+        """Return the refs of all that is stored."""
+        with self._converting_errors(None, "listed in"):
             return self._store.refs()
 
     @contextmanager
-    def _told(self, ref: Ref | None, what: str) -> Iterator[None]:
+    def _converting_errors(self, ref: Ref | None, action: str) -> Iterator[None]:
         try:
             yield
         except ResourceError:
             raise
         except Exception as error:
-            known = why(self._url, error)
-            cause = f"{known[0]}; {known[1]}" if known else line_of(error)
+            explanation = why(self._url, error)
+            cause = f"{explanation[0]}; {explanation[1]}" if explanation else line_of(error)
             name = "States" if ref is None else f"State {ref}"
-            raise StoreUnreachable(f"{name} cannot be {what} {self._url}: {cause}") from error
+            raise StoreUnreachable(f"{name} cannot be {action} {self._url}: {cause}") from error

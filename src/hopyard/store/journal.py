@@ -1,8 +1,8 @@
 """The journal: JSON Lines, append only, one `fdatasync` for all that is appended at once.
 
 A driver that dies while it appends leaves a torn last line; it is cut off when the run is resumed, because nothing in
-it had an effect yet. Damage anywhere else is an error: what follows it cannot be trusted. What a line means is the
-codec's: of a run (`core.runs.events.CODEC`), or of a program (`core.programs.events.CODEC`).
+it had an effect yet. Damage anywhere else is an error: what follows it cannot be trusted. A codec knows what a
+line means: that of a run (`core.runs.events.CODEC`), or that of a program (`core.programs.events.CODEC`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 1 << 16
 
 
 def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
-    """The lines one by one, so that a journal of any length needs little memory. A torn last line is left out.
+    """Yield the lines one by one, so that a journal of any length needs little memory. A torn last line is left out.
 
     Raises:
         JournalError: damaged before its end, or of a newer format. Nothing before is known to be wrong then.
@@ -42,27 +42,27 @@ def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
                     "Restore the file from a copy, or cut it off before this line to go on from there"
                 ) from error
             if number == 1 and not isinstance(line, codec.first):
-                first, found = codec.first.__name__, type(line).__name__
-                raise JournalError(f"{path}, line 1: a journal begins with {first}, not {found}")
+                expected, actual = codec.first.__name__, type(line).__name__
+                raise JournalError(f"{path}, line 1: a journal begins with {expected}, not {actual}")
             yield line
 
 
 def whole_bytes(path: Path) -> int:
-    """Bytes up to the end of the last line that is not torn."""
+    """Return the number of bytes up to the end of the last line that is not torn."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - _CHUNK)
             file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
+            position = file.read(end - start).rfind(b"\n")
+            if position >= 0:
+                return start + position + 1
             end = start
     return 0
 
 
 class _Head(msgspec.Struct):
-    """What the first line has in every format."""
+    """The fields that the first line has in every format."""
 
     type: str
     format: int
@@ -85,9 +85,9 @@ class Journal(Generic[Line]):
     """The journal of a live run or program. Owner of the file: the driver that holds the lock.
 
     Args:
-        path: where it is.
+        path: the path of the file.
         codec: of the run's or the program's facts.
-        resume: go on with one that is there, which has been read (so it is known to be sound): a torn line is cut off.
+        resume: go on with a journal that has been read (so it is known to be sound): a torn line is cut off.
     """
 
     def __init__(self, path: Path, codec: Codec[Line], resume: bool = False) -> None:
@@ -104,10 +104,10 @@ class Journal(Generic[Line]):
             sync_directory(path.parent)
 
     def append(self, lines: Iterable[Line]) -> None:
-        """All of them, on disk when this returns.
+        """Append all of them; they are on disk when this returns.
 
         Raises:
-            ResourceError: there is no room. Nothing of them is there then, whatever is raised.
+            ResourceError: there is no room. None of them is there then, whatever is raised.
         """
         data = b"".join([self._codec.encode(line) + b"\n" for line in lines])
         if not data:
@@ -122,9 +122,9 @@ class Journal(Generic[Line]):
             if not isinstance(error, OSError) or error.errno not in FULL:
                 raise
             resume = self._codec.resume.format(directory=self.path.parent)
-            how = resume if self.begun else "start again, with resume=True"
+            next_step = resume if self.begun else "start again, with resume=True"
             raise ResourceError(
-                f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then {how}"
+                f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then {next_step}"
             ) from error
         self._size += len(data)
 
@@ -134,7 +134,7 @@ class Journal(Generic[Line]):
         return self._size > 0
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         os.close(self._file)
 
 
@@ -151,13 +151,13 @@ def retire(path: Path) -> Path | None:
 
 
 def retired(path: Path) -> dict[int, Path]:
-    """Number → earlier journals in the place of this one."""
-    names = {left.stem.rpartition("-")[2]: left for left in path.parent.glob(f"{path.stem}-*{path.suffix}")}
-    return {int(text): left for text, left in names.items() if text.isdecimal()}
+    """Return number → earlier journal in the place of this one."""
+    names = {file.stem.rpartition("-")[2]: file for file in path.parent.glob(f"{path.stem}-*{path.suffix}")}
+    return {int(text): file for text, file in names.items() if text.isdecimal()}
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """The file with this content, or no file: temporary name, sync, rename, sync.
+    """Write the file with this content, or no file: temporary name, sync, rename, sync.
 
     Raises:
         ResourceError: there is no room.

@@ -1,4 +1,4 @@
-"""The one place that knows the paths of a run directory.
+"""The paths of a run directory. No other module knows them.
 
 journal.jsonl     the record: everything else can be made from it, or is what it names; `journal-1.jsonl` and so on
                   are of earlier starts in the directory that trained nothing
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from hopyard.errors import RunDirectoryError
 
-_WORDS = (  # noqa: SIM905 - a list of them is a page
+_WORDS = (  # noqa: SIM905 - as a list they fill a page
     "amarillo ahtanum bravo cascade centennial challenger chinook citra cluster columbus comet crystal el-dorado "
     "eureka fuggle galaxy galena glacier golding hallertau herkules horizon liberty magnum mosaic northern nugget "
     "opal perle pilgrim polaris saaz sabro santiam simcoe sorachi sterling strata styrian summit target tettnang "
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def program(self) -> Path:
-        """The journal of a program, in its place; JSON Lines, append only."""
+        """The journal of a program, instead of a run's; JSON Lines, append only."""
         return self.root / "program.jsonl"
 
     @property
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def about(self) -> Path:
-        """Plain facts of the run, JSON."""
+        """Plain facts about the run, JSON."""
         return self.root / "run.json"
 
     @property
@@ -74,11 +74,11 @@ class Layout:
 
     @property
     def logs(self) -> Path:
-        """One file an agent."""
+        """Directory of the logs, one file for each agent."""
         return self.root / "logs"
 
     def log(self, slot: int) -> Path:
-        """What the agent of this slot printed."""
+        """Return the file of what the agent of this slot printed."""
         return self.logs / f"slot-{slot}.log"
 
     @property
@@ -103,7 +103,7 @@ class Layout:
 
 
 def fresh(parent: Path = Path("runs")) -> Path:
-    """A run directory of its own: `runs/<time>-<word>`."""
+    """Return a new run directory, which is not made yet: `runs/<time>-<word>`."""
     stream = random.Random(time.time_ns())  # noqa: S311
     for _ in range(100):
         path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{stream.choice(_WORDS)}"
@@ -113,8 +113,8 @@ def fresh(parent: Path = Path("runs")) -> Path:
 
 
 def find(path: str | Path, programs: bool = False) -> Layout:
-    """The layout of a run (or, with `programs`, of a program) that is there; a bare name is looked for under `runs/`
-    too.
+    """Return the layout of a run (or, with `programs`, of a program) that is there; a bare name is looked for under
+    `runs/` too.
 
     Raises:
         RunDirectoryError: there is no run, or none that this user may read.

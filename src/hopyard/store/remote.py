@@ -1,4 +1,4 @@
-"""The driver's store by network: `Depot` at the driver, `RemoteStore` at workers that cannot reach the place itself."""
+"""The driver's store by network: `Depot` at the driver, `RemoteStore` at workers that cannot reach it themselves."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from hopyard.store.bulk.server import Service
 from hopyard.store.bulk.turns import Turns
 
 PUTS = 2
-"""States that are taken at once: one comes while another is written. They are in memory meanwhile, and no others."""
+"""States that are received at once: one comes while another is written. They are in memory meanwhile, and no others."""
 GETS = 4
-"""States that are given at once."""
+"""States that are sent at once."""
 
 
 class RemoteStore:
     """A Store whose bytes go by network.
 
     Args:
-        client: of the run.
-        address: of the driver's depot.
+        client: the client of the run.
+        address: the address of the driver's depot.
     """
 
     def __init__(self, client: Client, address: str) -> None:
         self._client, self._address = client, address
 
     def put(self, ref: Ref, data: memoryview) -> None:
-        """Store and sync, over there. Raises ResourceError when there is no room."""
+        """Store and sync at the driver. Raises ResourceError when there is no room."""
         self._client.ask(self._address, Ask("put", ref), data)
 
     def get(self, ref: Ref) -> memoryview:
-        """The bytes as stored. Raises FileNotFoundError."""
+        """Return the bytes as stored. Raises FileNotFoundError."""
         return self._client.ask(self._address, Ask("get", ref))
 
     def has(self, ref: Ref) -> bool:
@@ -43,20 +43,20 @@ class RemoteStore:
         return bytes(self._client.ask(self._address, Ask("has", ref))) == b"yes"
 
     def delete(self, ref: Ref) -> None:
-        """No error when it is not there."""
+        """Delete a State; no error when it is not there."""
         self._client.ask(self._address, Ask("delete", ref))
 
     def refs(self) -> set[Ref]:
-        """All that is stored."""
+        """Return the refs of all that is stored."""
         return set(msgspec.msgpack.decode(self._client.ask(self._address, Ask("refs")), type=list[Ref]))
 
 
 class Depot:
-    """What the driver does for workers that cannot reach the States' place.
+    """The services of the driver for workers that cannot reach the store.
 
     Args:
         store: where the States are.
-        first: called when the first of them comes.
+        first: called when the first State of such a worker comes.
     """
 
     def __init__(self, store: Store, first: Callable[[], None] = lambda: None) -> None:
@@ -65,9 +65,9 @@ class Depot:
         self._lock = threading.Lock()
 
     def services(self) -> dict[str, Service]:
-        """For `Server`."""
+        """Return the services, for `Server`."""
         return {
-            "put": Service(self._put, Turns(PUTS), known=lambda ask: self._store.has(_ref(ask))),
+            "put": Service(self._put, Turns(PUTS), already_done=lambda ask: self._store.has(_ref(ask))),
             "get": Service(lambda ask, data: self._store.get(_ref(ask)), Turns(GETS), largest=0),
             "has": Service(lambda ask, data: b"yes" if self._store.has(_ref(ask)) else b"no", largest=0),
             "delete": Service(self._delete, largest=0),

@@ -10,11 +10,11 @@ LARGE = 4 << 20
 
 
 def room(size: int) -> memoryview:
-    """So many bytes, in large pages where that is much: of 100 MB 11 ms, where a `bytearray` takes 80."""
+    """Return `size` bytes, in large pages where that is much: 100 MB take 11 ms, where a `bytearray` takes 80."""
     if size < LARGE:
         return memoryview(bytearray(size))
-    made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no large pages
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no large pages
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # of a kernel without them
-            made.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(made)
+        with contextlib.suppress(OSError):  # a kernel without large pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapping)

@@ -1,6 +1,6 @@
-"""How a run or a program stands: what its journal tells, and whether a driver lives that could still change it.
+"""The status of a run or a program: what its journal says, and whether a driver lives that could still change it.
 
-The one place that decides: `Run.status`, `hopyard ls`, `hopyard show` and the report all ask it.
+Only this module decides it: `Run.status`, `hopyard ls`, `hopyard show` and the report all call it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from hopyard.errors import JournalError
 from hopyard.store.layout import Layout
 
 ENDED = ("completed", "partial", "failed", "done", "stopped")
-"""What a journal may say of a run or a program that is over; all else it says of one that a driver is at work on."""
+"""Statuses in the journal of a run or program that is over; every other status means that a driver is at work on it."""
 _TAIL = 1 << 16
 
 
-def standing(layout: Layout, told: str) -> str:
-    """ "completed", "partial", "failed", "done" or "stopped" when it is over, "running" while a driver lives,
+def standing(layout: Layout, journal_status: str) -> str:
+    """Return "completed", "partial", "failed", "done" or "stopped" when it is over, "running" while a driver lives,
     "interrupted" when the driver ended before the run did.
 
     Args:
         layout: of its directory.
-        told: the status that its journal folds to.
+        journal_status: the status that its journal folds to.
     """
-    if told in ENDED:
-        return told
+    if journal_status in ENDED:
+        return journal_status
     if held(layout.lock):
         return "running"
     match _last(layout.journal):
-        case Finished(status=status):  # since the journal was read
+        case Finished(status=status):  # it finished since the journal was read
             return status
         case Interrupted(stopped=True):
             return "stopped"
@@ -39,22 +39,22 @@ def standing(layout: Layout, told: str) -> str:
 
 
 def held(lock: Path) -> bool:
-    """Whether a driver, of this process or another, holds the lock. It is asked, not taken: nothing is written."""
+    """Whether a driver, of this process or another, holds the lock. The lock is only tested: nothing is written."""
     try:
-        file = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
-        os.close(file)
+        os.close(descriptor)
     return False
 
 
 def _last(journal: Path) -> Line | None:
-    """The last whole line of a run's journal; None where there is none, or one too long to be the end of a run."""
+    """Return the last whole line of a run's journal; None where there is none, or one too long for the end of a run."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))

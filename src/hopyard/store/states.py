@@ -1,6 +1,6 @@
 """Where States are kept: a local directory, or any URL that fsspec can open.
 
-Both are put-if-absent under the State's address, and whoever reads compares the digest: this module knows nothing of
+Both are put-if-absent under the State's address, and the reader compares the digest: this module knows nothing of
 what is in the bytes. A State is there whole or not at all, also after a power cut: a local file is written under a
 temporary name, synced, renamed, and its directory synced. Object stores give the same by themselves: an upload is
 seen when it is complete.
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
 _MARK = ".run-"
-"""Prefix of what `sign` leaves."""
+"""Prefix of the files that `sign` leaves."""
 
 _OWNER = ".owner-"
-"""Prefix of what `claim` leaves: number and id of a driver."""
+"""Prefix of the files that `claim` leaves; number and id of a driver follow."""
 
 _PIECE = 64 << 20
 """Bytes of one call to write: each is counted."""
@@ -46,7 +46,7 @@ _PRIVATE = {"memory"}
 
 
 def address(url: str, ref: Ref) -> str:
-    """Of one State in the store at `url`."""
+    """Return the address of one State in the store at `url`."""
     return f"{url.rstrip('/')}/{_file(ref)}"
 
 
@@ -56,10 +56,10 @@ def private(url: str) -> bool:
 
 
 def open_store(url: str | Path, make: bool = True) -> LocalStore | FsspecStore:
-    """The store at `url`: a path or `file://` URL, or any URL that fsspec knows.
+    """Return the store at `url`: a path or `file://` URL, or any URL that fsspec knows.
 
     Args:
-        url: of the store.
+        url: the URL of the store.
         make: make its folder when it is missing. A worker must not: where a file server is not mounted, it would make
             one in its place.
 
@@ -99,44 +99,44 @@ def signed(url: str, run: str) -> bool:
 
 
 def unsign(url: str, run: str) -> None:
-    """Take the mark away. Never raises: the next driver sweeps what is left."""
+    """Remove the mark. Never raises: the next driver sweeps what is left."""
     try:
         Directory(url).remove(f"{_MARK}{run}")
     except Exception as error:  # noqa: BLE001 - the run is over, and whole
         log.warning("%s: the mark of this driver stays there: %s", url, error)
 
 
-def claim(store: LocalStore | FsspecStore, known: Collection[str], mark: str) -> bool:
+def claim(store: LocalStore | FsspecStore, own_marks: Collection[str], mark: str) -> bool:
     """Take a folder of States over: put the mark `mark` into it, newer than those that are there.
 
-    Of several that try at once at most one succeeds; who is killed in between leaves a mark that nobody knows, and
-    whoever comes next does not own the folder.
+    Of several drivers that try at once at most one succeeds. A driver that is killed in between leaves a mark that
+    nobody knows, and the next one does not own the folder.
 
     Args:
         store: the folder.
-        known: the marks that this run has put into it.
+        own_marks: the marks that this run has put into it.
         mark: a new id.
 
     Returns:
         Whether this run owns it: the newest mark was one of its own, or there was none. Else nothing has changed.
     """
-    before = store.marks()
-    newest = max(before.values(), default=0)
-    if any(number == newest and name not in known for name, number in before.items()):
+    marks = store.marks()
+    newest = max(marks.values(), default=0)
+    if any(number == newest and name not in own_marks for name, number in marks.items()):
         return False
     store.mark(mark, newest + 1)
     if any(number > newest and name != mark for name, number in store.marks().items()):  # at the same time
         store.unmark(mark, newest + 1)
         return False
-    for name, number in before.items():
+    for name, number in marks.items():
         store.unmark(name, number)
     return True
 
 
 def _marks(names: Iterable[str]) -> dict[str, int]:
-    """Id → number."""
-    found = [name.removeprefix(_OWNER).split("-", 1) for name in names if name.startswith(_OWNER)]
-    return {parts[1]: int(parts[0]) for parts in found if len(parts) == 2 and parts[0].isdecimal()}
+    """Return id → number of the marks among `names`."""
+    pairs = [name.removeprefix(_OWNER).split("-", 1) for name in names if name.startswith(_OWNER)]
+    return {parts[1]: int(parts[0]) for parts in pairs if len(parts) == 2 and parts[0].isdecimal()}
 
 
 def _file(ref: Ref) -> str:
@@ -144,19 +144,19 @@ def _file(ref: Ref) -> str:
 
 
 def _ref(name: str) -> Ref | None:
-    found = _NAME.fullmatch(name)
-    return Ref(*map(int, found.groups())) if found else None
+    match = _NAME.fullmatch(name)
+    return Ref(*map(int, match.groups())) if match else None
 
 
 @contextmanager
-def _room(ref: Ref, size: int, place: str) -> Iterator[None]:
-    """Turn "the disk is full" into a ResourceError. What to do then says the driver, which knows the run."""
+def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
+    """Turn "the disk is full" into a ResourceError. The driver, which knows the run, says what to do then."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise ResourceError(f"no room for State {ref} ({size} bytes) in {place} ({error.strerror})") from error
+        raise ResourceError(f"no room for State {ref} ({size} bytes) in {location} ({error.strerror})") from error
 
 
 class LocalStore:
@@ -185,7 +185,7 @@ class LocalStore:
             sync_directory(self.directory)
 
     def get(self, ref: Ref) -> memoryview:
-        """The bytes as stored. Raises FileNotFoundError."""
+        """Return the bytes as stored. Raises FileNotFoundError."""
         if not self.directory.is_dir():  # a file server that is not mounted: the State is not gone
             raise OSError(errno.ENOTDIR, "the folder of the States is not there", str(self.directory))
         with (self.directory / _file(ref)).open("rb", buffering=0) as file:
@@ -203,33 +203,33 @@ class LocalStore:
         return (self.directory / _file(ref)).exists()
 
     def delete(self, ref: Ref) -> None:
-        """No error when it is not there."""
+        """Delete a State; no error when it is not there."""
         (self.directory / _file(ref)).unlink(missing_ok=True)
 
     def refs(self) -> set[Ref]:
-        """All that is stored; one listing of the directory."""
+        """Return all that is stored; one listing of the directory."""
         return {ref for name in os.listdir(self.directory) if (ref := _ref(name))}  # noqa: PTH208 (3× faster)
 
     def sizes(self) -> dict[Ref, int]:
-        """Bytes of all that is stored."""
+        """Return the bytes of each State that is stored."""
         with os.scandir(self.directory) as entries:
             return {ref: entry.stat().st_size for entry in entries if (ref := _ref(entry.name))}
 
     def marks(self) -> dict[str, int]:
-        """Marks of drivers: id → number; the largest is the newest."""
+        """Return the marks of drivers: id → number; the largest is the newest."""
         return _marks(os.listdir(self.directory))  # noqa: PTH208
 
     def mark(self, name: str, number: int) -> None:
-        """Leave one; on disk when this returns."""
+        """Leave a mark; it is on disk when this returns."""
         (self.directory / f"{_OWNER}{number}-{name}").touch()
         sync_directory(self.directory)
 
     def unmark(self, name: str, number: int) -> None:
-        """Remove one; no error when it is not there."""
+        """Remove a mark; no error when it is not there."""
         (self.directory / f"{_OWNER}{number}-{name}").unlink(missing_ok=True)
 
     def sweep(self) -> int:
-        """Remove what a crash left half written; only while nobody writes. Returns how many files."""
+        """Remove what a crash left half written; only while nobody writes. Returns the number of files."""
         parts = [*self.directory.glob(f"{PART}*"), *self.directory.glob(f"{_MARK}*")]
         for part in parts:
             part.unlink(missing_ok=True)
@@ -250,7 +250,7 @@ def _write(path: Path, data: memoryview) -> None:
 
 
 class FsspecStore:
-    """States as objects under a URL: S3, GCS, HDFS, …. Costs one look more for each put, to keep what is there."""
+    """States as objects under a URL: S3, GCS, HDFS, …. Each put costs one look more, so that what is stored stays."""
 
     def __init__(self, url: str, make: bool = True) -> None:
         self.url = url
@@ -266,7 +266,7 @@ class FsspecStore:
             self._directory.put(_file(ref), bytes(data))
 
     def get(self, ref: Ref) -> bytearray:
-        """The bytes as stored. Raises FileNotFoundError."""
+        """Return the bytes as stored. Raises FileNotFoundError."""
         data = bytearray()
         for block in self._directory.blocks(_file(ref), _BLOCK):
             data += block
@@ -278,31 +278,31 @@ class FsspecStore:
         return self._directory.has(_file(ref))
 
     def delete(self, ref: Ref) -> None:
-        """No error when it is not there."""
+        """Delete a State; no error when it is not there."""
         self._directory.remove(_file(ref))
 
     def refs(self) -> set[Ref]:
-        """All that is stored; one listing of the URL, never from a cache."""
+        """Return all that is stored; one listing of the URL, never from a cache."""
         return {ref for name in self._directory.sizes() if (ref := _ref(name))}
 
     def sizes(self) -> dict[Ref, int]:
-        """Bytes of all that is stored; one listing of the URL, never from a cache."""
+        """Return the bytes of each State that is stored; one listing of the URL, never from a cache."""
         return {ref: size for name, size in self._directory.sizes().items() if (ref := _ref(name))}
 
     def marks(self) -> dict[str, int]:
-        """Marks of drivers: id → number; the largest is the newest."""
+        """Return the marks of drivers: id → number; the largest is the newest."""
         return _marks(self._directory.sizes())
 
     def mark(self, name: str, number: int) -> None:
-        """Leave one."""
+        """Leave a mark."""
         self._directory.put(f"{_OWNER}{number}-{name}", b"")
 
     def unmark(self, name: str, number: int) -> None:
-        """Remove one; no error when it is not there."""
+        """Remove a mark; no error when it is not there."""
         self._directory.remove(f"{_OWNER}{number}-{name}")
 
     def sweep(self) -> int:
-        """Remove what a crash left half written; only while nobody writes. Returns how many files."""
+        """Remove what a crash left half written; only while nobody writes. Returns the number of files."""
         parts = [name for name in self._directory.sizes() if name.startswith((PART, _MARK))]
         for name in parts:
             self._directory.remove(name)

@@ -58,8 +58,8 @@ _PAIRS = {"C64": ("F32", np.dtype("<c8")), "C128": ("F64", np.dtype("<c16"))}
 """safetensors 0.5 has no complex numbers: they are stored as pairs, with one more axis of length 2."""
 _COMPLEX = {dtype: name for name, (_, dtype) in _PAIRS.items()}
 
-_written = json.JSONEncoder(separators=(",", ":")).encode
-"""Made once: `json.dumps` makes an encoder for each call that says how to separate."""
+_compact_json = json.JSONEncoder(separators=(",", ":")).encode
+"""An encoder that is made once: `json.dumps` makes one for each call that sets separators."""
 
 
 class StateError(HopyardError):
@@ -68,7 +68,7 @@ class StateError(HopyardError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where everything goes. It holds the arrays themselves, not copies: write before they change.
+    """The positions of everything in a State. It holds the arrays themselves, not copies: write before they change.
 
     Attributes:
         header: the first bytes, padding included.
@@ -100,9 +100,9 @@ def plan(tree: Tree) -> Layout:
     Raises:
         SpecError: a value in the tree cannot be stored; the message names the place.
     """
-    found: list[tuple[NDArray[Any], str]] = []
+    arrays: list[tuple[NDArray[Any], str]] = []
     try:
-        node = _fold(tree, found)
+        node = _fold(tree, arrays)
     except _Unfit as unfit:
         raise SpecError(
             f"State{''.join(f'[{key!r}]' for key in reversed(unfit.path))}: {unfit}; allowed are dicts, lists, tuples, "
@@ -112,27 +112,27 @@ def plan(tree: Tree) -> Layout:
         raise SpecError("State: it contains itself, or is nested more than about 300 deep") from None
     # whole multiples of 64 bytes first, then wide elements before narrow ones: every array is aligned at least to
     # its own elements, though the format allows no padding between arrays
-    order = sorted(range(len(found)), key=lambda n: (found[n][0].nbytes % ALIGN != 0, -found[n][0].itemsize))
-    starts, at = [0] * len(found), 0
+    order = sorted(range(len(arrays)), key=lambda n: (arrays[n][0].nbytes % ALIGN != 0, -arrays[n][0].itemsize))
+    starts, at = [0] * len(arrays), 0
     for n in order:
         starts[n] = at
-        at += found[n][0].nbytes
-    width = len(str(max(len(found) - 1, 0)))
-    text = _written({"format": FORMAT, "tree": node})
+        at += arrays[n][0].nbytes
+    width = len(str(max(len(arrays) - 1, 0)))
+    text = _compact_json({"format": FORMAT, "tree": node})
     head = [f'{{"__metadata__":{{"hopyard":{json.dumps(text)}}}']
-    for n, (array, dtype) in enumerate(found):
+    for n, (array, dtype) in enumerate(arrays):
         shape = ",".join(map(str, array.shape))
         ends = f"{starts[n]},{starts[n] + array.nbytes}"
         head.append(f'"{n:0{width}}":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{ends}]}}')
     body = (",".join(head) + "}").encode()
     body += b" " * (-(len(body) + 8) % ALIGN)
     base = len(body) + 8
-    leaves = [(array, base + start) for (array, _), start in zip(found, starts, strict=True)]
+    leaves = [(array, base + start) for (array, _), start in zip(arrays, starts, strict=True)]
     return Layout(len(body).to_bytes(8, "little") + body, base + at, leaves)
 
 
 def encode(tree: Tree) -> bytearray:
-    """The bytes of `tree`. Raises SpecError as `plan` does."""
+    """Return the bytes of `tree`. Raises SpecError as `plan` does."""
     layout = plan(tree)
     data = bytearray(layout.total)
     layout.write(data)
@@ -140,7 +140,7 @@ def encode(tree: Tree) -> bytearray:
 
 
 def decode(buffer: memoryview | bytearray | bytes) -> Tree:
-    """The tree in `buffer`. Arrays are views into it, read-only if it is, not all of them aligned: copy what you keep.
+    """Return the tree in `buffer`. Arrays are views into it, read-only if it is, not all aligned: copy what you keep.
 
     Raises:
         StateError: the bytes are damaged, cut off, no State, or of a newer version.
@@ -158,20 +158,20 @@ def decode(buffer: memoryview | bytearray | bytes) -> Tree:
 
 
 def digest(buffer: memoryview | bytearray | bytes) -> str:
-    """BLAKE3 of the bytes, 64 hex digits. 11–21 ms for 100 MB, without the interpreter lock."""
+    """Return the BLAKE3 of the bytes, 64 hex digits. It takes 11–21 ms for 100 MB, without the interpreter lock."""
     return blake3.blake3(buffer).hexdigest()
 
 
 class _Unfit(Exception):
     """A value that cannot be stored; `path` grows from the inside out."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
         self.path: list[Any] = []
 
 
-def _fold(value: Any, found: list[tuple[NDArray[Any], str]]) -> Any:
-    """`value` as JSON nodes; arrays are appended to `found` with safetensors' name of their dtype."""
+def _fold(value: Any, arrays: list[tuple[NDArray[Any], str]]) -> Any:
+    """Return `value` as JSON nodes; arrays are appended to `arrays` with safetensors' name of their dtype."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -182,32 +182,32 @@ def _fold(value: Any, found: list[tuple[NDArray[Any], str]]) -> Any:
     if kind is str:
         return value if value.isascii() or sendable(value) else {"$s": [ord(c) for c in value]}
     if kind is np.ndarray:
-        return _array(value, "", "", found)
+        return _array(value, "", "", arrays)
     if isinstance(value, dict):
-        return _dict(value, found)
+        return _dict(value, arrays)
     if isinstance(value, (list, tuple)):
         nodes = []
         for n, item in enumerate(value):
             try:
-                nodes.append(_fold(item, found))
+                nodes.append(_fold(item, arrays))
             except _Unfit as unfit:
                 unfit.path.append(n)
                 raise
         return nodes if isinstance(value, list) else {"$t": nodes}
     if isinstance(value, np.ndarray):
-        return _array(np.asarray(value), "", "", found)
+        return _array(np.asarray(value), "", "", arrays)
     if hasattr(value, "array") and hasattr(value, "dtype") and hasattr(value, "kind"):
-        return _array(value.array, value.dtype, value.kind, found)
+        return _array(value.array, value.dtype, value.kind, arrays)
     for plain in (bool, int, float, str):
         if isinstance(value, plain):  # an enum, numpy.float64, numpy.str_
-            return _fold(plain(value), found)
+            return _fold(plain(value), arrays)
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
-        return _fold(value.item(), found)
+        return _fold(value.item(), arrays)
     raise _Unfit(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored")
 
 
-def _dict(value: dict[Any, Any], found: list[tuple[NDArray[Any], str]]) -> Any:
-    """Sorted by key: equal dicts are equal whatever the order of insertion, so their bytes must be."""
+def _dict(value: dict[Any, Any], arrays: list[tuple[NDArray[Any], str]]) -> Any:
+    """Return the nodes sorted by key: equal dicts are equal whatever the order of insertion, so their bytes must be."""
     plain = all(type(key) is str and key[:1] != "$" and key.isascii() for key in value)
     keys: list[tuple[Any, Any]]
     if plain:
@@ -216,33 +216,33 @@ def _dict(value: dict[Any, Any], found: list[tuple[NDArray[Any], str]]) -> Any:
         keys = []
         for key in value:
             if isinstance(key, tuple) or key is None or isinstance(key, (str, int, float, np.generic)):
-                keys.append((_fold(key, found), key))
+                keys.append((_fold(key, arrays), key))
             else:
                 raise _Unfit(f"a key of type {type(key).__qualname__} cannot be stored")
         keys.sort(key=lambda pair: json.dumps(pair[0]))
     nodes = []
     for node, key in keys:
         try:
-            nodes.append((node, _fold(value[key], found)))
+            nodes.append((node, _fold(value[key], arrays)))
         except _Unfit as unfit:
             unfit.path.append(key)
             raise
     return dict(nodes) if plain else {"$d": nodes}
 
 
-def _array(array: NDArray[Any], dtype: str, kind: str, found: list[tuple[NDArray[Any], str]]) -> Any:
+def _array(array: NDArray[Any], dtype: str, kind: str, arrays: list[tuple[NDArray[Any], str]]) -> Any:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    stored = dtype or _NAMES.get(array.dtype) or _COMPLEX.get(array.dtype, "")
-    if stored in _PAIRS and _PAIRS[stored][1] == array.dtype:
-        pair, _ = _PAIRS[stored]
+    name = dtype or _NAMES.get(array.dtype) or _COMPLEX.get(array.dtype, "")
+    if name in _PAIRS and _PAIRS[name][1] == array.dtype:
+        pair, _ = _PAIRS[name]
         flat = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray gives scalars an axis
-        found.append((flat[..., None].view(_DTYPES[pair]), pair))
-        return {"$a": [len(found) - 1, kind or "numpy", stored]}
-    if stored not in _DTYPES or _DTYPES[stored] != array.dtype:
+        arrays.append((flat[..., None].view(_DTYPES[pair]), pair))
+        return {"$a": [len(arrays) - 1, kind or "numpy", name]}
+    if name not in _DTYPES or _DTYPES[name] != array.dtype:
         raise _Unfit(f"an array of dtype {array.dtype}{f' said to be {dtype}' if dtype else ''} cannot be stored")
-    found.append((array, stored))
-    return {"$a": [len(found) - 1, kind, stored]} if kind else {"$a": len(found) - 1}
+    arrays.append((array, name))
+    return {"$a": [len(arrays) - 1, kind, name]} if kind else {"$a": len(arrays) - 1}
 
 
 def _decode(view: memoryview) -> Tree:
@@ -253,9 +253,9 @@ def _decode(view: memoryview) -> Tree:
     text = header.pop("__metadata__", {}).get("hopyard")
     if text is None:
         raise StateError("these safetensors are not a State: the metadata key `hopyard` is missing")
-    told = msgspec.json.decode(text)
-    if told["format"] != FORMAT:
-        raise StateError(f"the State has format {told['format']}; this Hopyard reads {FORMAT}: use a newer one")
+    content = msgspec.json.decode(text)
+    if content["format"] != FORMAT:
+        raise StateError(f"the State has format {content['format']}; this Hopyard reads {FORMAT}: use a newer one")
     arrays: list[tuple[NDArray[Any], str]] = []
     base, used = 8 + size, 0
     for name in sorted(header):
@@ -270,7 +270,7 @@ def _decode(view: memoryview) -> Tree:
         arrays.append((array, entry["dtype"]))
     if base + used != view.nbytes:
         raise ValueError(f"its arrays end at byte {base + used}")
-    return _unfold(told["tree"], arrays)
+    return _unfold(content["tree"], arrays)
 
 
 def _unfold(node: Any, arrays: list[tuple[NDArray[Any], str]]) -> Tree:

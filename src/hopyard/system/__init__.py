@@ -1,1 +1,1 @@
-"""What the operating system tells; the standard library only."""
+"""What the operating system offers: files, locks, processes, the network. Uses the standard library only."""

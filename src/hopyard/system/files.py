@@ -1,4 +1,4 @@
-"""What the operating system says of files, and how to change them so that nobody sees half of a change."""
+"""Changes of files of which nobody sees a half, and the errors by which the operating system reports a lack of room."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What says that there is no room: a full disk, a user's quota, a limit of a file's size."""
+"""Error numbers for "no room": a full disk, a user's quota, a limit of a file's size."""
 _PART = re.compile(r"\.part-\d+-.+")
-"""Names that `replacing` gives. The end stays, as some who write go by it."""
+"""Names that `replacing` gives. They keep the end of the real name, as some writers go by it."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to. The file there takes the place of `path` at the end, or is removed where
-    something is raised. Nothing is synced."""
+    """Yield a name beside `path` to write to. The file there replaces `path` at the end, or is removed where something
+    is raised. Nothing is synced."""
     part = path.with_name(f".part-{os.getpid()}-{path.name}")
     try:
         yield part
@@ -29,15 +29,15 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def sweep_parts(directory: Path) -> None:
     """Remove what writers that were killed in `replacing` left; only while nobody writes there."""
-    for left in directory.glob(".part-*"):
-        if _PART.fullmatch(left.name) and left.is_file():
-            left.unlink(missing_ok=True)
+    for part in directory.glob(".part-*"):
+        if _PART.fullmatch(part.name) and part.is_file():
+            part.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:
-    """Names made in a directory are on disk when this returns."""
-    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Sync a directory: names that were made in it are on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(file)
+        os.fsync(descriptor)
     finally:
-        os.close(file)
+        os.close(descriptor)

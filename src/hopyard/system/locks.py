@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 
-def still_there(file: int, path: Path) -> bool:
-    """Whether an open file is the one at `path`. A lock on one that somebody has removed since protects nothing."""
+def still_there(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one at `path`. A lock on a file that was removed since protects nothing."""
     try:
-        return os.path.samestat(os.fstat(file), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False

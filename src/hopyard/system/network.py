@@ -1,4 +1,4 @@
-"""Which address of this host others can dial, and on which it listens for them."""
+"""The addresses of this host: which one others can dial, and on which one it listens for them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LOOPBACK = "127.0.0.1"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it can be dialled from this host alone: "localhost", or an address such as 127.0.1.1 or ::1. A name that
-    this host knows by such an address, as Debian writes it for a host's own, may be another address elsewhere."""
+    """Whether `host` can be dialled from this host alone: "localhost", or an address such as 127.0.1.1 or ::1. A name
+    that this host knows by such an address, as Debian writes it for a host's own, may be another address elsewhere."""
     if host == "localhost":
         return True
     try:
@@ -25,7 +25,7 @@ def is_loopback(host: str) -> bool:
 
 
 def address_towards(host: str) -> str:
-    """The address of this host that those on the way to `host` can dial."""
+    """Return the address of this host that those on the way to `host` can dial."""
     if is_loopback(host):
         return host if ":" in host else LOOPBACK
     try:
@@ -37,19 +37,19 @@ def address_towards(host: str) -> str:
 
 
 def address_to_bind(host: str) -> str:
-    """Where to listen for those who dial `host`: at that address alone where it is one of this machine; empty, which is
-    every address, where it is not (a router leads here), or where the name means several, or loopback by a name that
-    others may know by another address."""
+    """Return the address to listen on for those who dial `host`: that address alone where it is one of this machine;
+    empty, which is every address, where it is not (a router leads here), or where the name means several, or loopback
+    by a name that others may know by another address."""
     if host == "localhost":
         return LOOPBACK
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
         return ""
-    found = {address for address in found if ":" not in address} or found
-    address = found.pop()
-    named = host != address
-    return "" if found or (named and is_loopback(address)) or not _is_here(address) else address
+    addresses = {address for address in addresses if ":" not in address} or addresses
+    address = addresses.pop()
+    is_name = host != address
+    return "" if addresses or (is_name and is_loopback(address)) or not _is_here(address) else address
 
 
 def _is_here(address: str) -> bool:
@@ -63,7 +63,7 @@ def _is_here(address: str) -> bool:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """A socket that listens for those who dial `host`, see `address_to_bind`. Port 0: any.
+    """Return a socket that listens for those who dial `host`, see `address_to_bind`. Port 0: any.
 
     Raises:
         OSError: the port is taken.
@@ -74,18 +74,18 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def joined(host: str, port: int) -> str:
-    """ "host:port"; an IPv6 address in brackets."""
+    """Return "host:port", with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parted(address: str) -> tuple[str, int]:
-    """Host and port of "host:port", with or without "scheme://" before it."""
+    """Return host and port of "host:port", with or without "scheme://" before it."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def java_above() -> int:
-    """The next Java process above this one: of a Python worker of Spark, its executor. 0: there is none."""
+    """Return the next Java process above this one; above a Python worker of Spark, its executor. 0: there is none."""
     process = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while process > 1:
@@ -96,25 +96,25 @@ def java_above() -> int:
 
 
 def interface_of(address: str) -> str:
-    """Name of the network interface that has this IPv4 address; empty when none has, or the system cannot say."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    """Return the network interface that has this IPv4 address; empty when none has, or the system cannot tell."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                found = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:  # it has no IPv4 address
                 continue
-            if socket.inet_ntoa(found[20:24]) == address:
+            if socket.inet_ntoa(reply[20:24]) == address:
                 return name
     return ""
 
 
 _SIOCGIFADDR = 0x8915
-"""Of Linux."""
+"""Number of a request of `ioctl` on Linux: the address of an interface."""
 
 
-def keep_alive(line: socket.socket) -> None:
+def keep_alive(connection: socket.socket) -> None:
     """Let the kernel find out within 20 s when the other end's host has vanished, and send what is short at once."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
-            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

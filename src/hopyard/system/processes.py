@@ -1,7 +1,7 @@
-"""What the system tells of processes: their state, their descendants, their processor time; and how to end them all.
+"""Processes as the system shows them: their state, descendants and processor time; and how to end them all.
 
-From `/proc` where there is one, else from `ps`, which knows less: there a process has one processor time for all its
-threads. Standard library only, and little of it, as a companion imports this.
+The facts come from `/proc` where there is one, else from `ps`, which knows less: there a process has one processor time
+for all its threads. This module uses the standard library only, and little of it, as a companion imports it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
 COMPILERS = ("tf_", "XLA", "xla", "llvm", "jax", "pjrt")
-"""How names of threads begin that belong to a compiler. Most of its threads have no name, though, but that of the
-process: only those of Python are told apart (`name_threads`)."""
+"""How the names of a compiler's threads begin. Most of its threads have no name, though, but that of the process: only
+those of Python can be distinguished (`name_threads`)."""
 PYTHON_THREAD = "python-thread"
-"""Name of threads of Python."""
+"""Name of Python's threads."""
 ROUNDS = 20
-"""Of looking for processes that were started while others were being stopped."""
+"""How often to look for processes that were started while others were being stopped."""
 _PROC = Path("/proc/self/stat").exists()
 
 
 def watched(process: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where there is none to be had."""
+    """Return a descriptor that becomes readable when the process ends; -1 where there is none to be had."""
     try:
         return os.pidfd_open(process)
     except (AttributeError, OSError):
@@ -44,7 +44,7 @@ def ended(process: int) -> bool:
 
 
 def state_of(process: int) -> str:
-    """One letter, as `ps` has it: "R", "S", "T" of one that is stopped, …; "X" of one that is gone."""
+    """Return one letter, as `ps` has it: "R", "S", "T" of one that is stopped, …; "X" of one that is gone."""
     if not _PROC:
         return (_ps("stat=", process) or "X")[0]
     fields = _fields(f"/proc/{process}/stat")
@@ -52,14 +52,14 @@ def state_of(process: int) -> str:
 
 
 def name_threads() -> None:
-    """Give threads that Python starts from now on a name of their own, for who looks at this process from outside:
+    """Give threads that Python starts from now on a name of their own, for those who look at this process from outside:
     else they have the name of the process, as most threads of libraries do. (From 3.14 on Python names its threads.)"""
-    before = getattr(threading.Thread, "_set_native_id", None)
-    if before is None or not _PROC:
+    original = getattr(threading.Thread, "_set_native_id", None)
+    if original is None or not _PROC:
         return
 
     def set_native_id(thread: threading.Thread) -> None:
-        before(thread)
+        original(thread)
         with contextlib.suppress(OSError):
             Path(f"/proc/self/task/{thread.native_id}/comm").write_text(PYTHON_THREAD)
 
@@ -73,17 +73,17 @@ class Tree:
         self._root = root
 
     def cpu_seconds(self) -> float:
-        """Processor seconds of the agent's first thread, of compilers' threads in it, and of its descendants, those
-        that have ended included. Other threads of Python do not count: one that spins beside a first one that waits
-        for ever must not look like work."""
+        """Return processor seconds of the agent's first thread, of compilers' threads in it, and of its descendants,
+        those that have ended included. Other threads of Python do not count: one that spins beside a first one that
+        waits for ever must not look like work."""
         if not _PROC:
             return sum(_clock(_ps("time=", process)) for process in (self._root, *descendants(self._root)))
         ticks = 0
-        own, fields = _named(f"/proc/{self._root}/stat")
+        own, fields = _stat(f"/proc/{self._root}/stat")
         for thread in _numbers(f"/proc/{self._root}/task"):
-            name, used = _named(f"/proc/{self._root}/task/{thread}/stat")
-            if used and (name == own or name.startswith(COMPILERS)):
-                ticks += int(used[11]) + int(used[12])
+            name, thread_fields = _stat(f"/proc/{self._root}/task/{thread}/stat")
+            if thread_fields and (name == own or name.startswith(COMPILERS)):
+                ticks += int(thread_fields[11]) + int(thread_fields[12])
         ticks += sum(map(int, fields[13:15]))  # of children that it waited for
         for process in descendants(self._root):
             ticks += sum(map(int, _fields(f"/proc/{process}/stat")[11:15]))
@@ -91,21 +91,21 @@ class Tree:
 
     def end(self) -> None:
         """Kill the agent and all that it has started. They are stopped first: so none starts another meanwhile, and
-        none loses its parent, by which it is known."""
-        found = {self._root}
+        none loses its parent, by which it is recognized."""
+        processes = {self._root}
         _signal(self._root, signal.SIGSTOP)
         for _ in range(ROUNDS):
-            new = descendants(self._root) - found
+            new = descendants(self._root) - processes
             if not new:
                 break
             for process in new:
                 _signal(process, signal.SIGSTOP)
-            found |= new
-        for process in found:
+            processes |= new
+        for process in processes:
             _signal(process, signal.SIGKILL)
         self.end_group()
-        until = time.monotonic() + 2.0
-        while not ended(self._root) and time.monotonic() < until:
+        deadline = time.monotonic() + 2.0
+        while not ended(self._root) and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def end_group(self) -> None:
@@ -115,44 +115,44 @@ class Tree:
 
 
 def descendants(process: int) -> set[int]:
-    """The children of a process, their children, and so on, but not this process."""
-    found: set[int] = set()
-    waiting = [process]
+    """Return the children of a process, their children, and so on, but not this process."""
+    result: set[int] = set()
+    pending = [process]
     children = None if _PROC and _lists_children() else _children()
-    while waiting:
-        parent = waiting.pop()
-        for child in _of(parent) if children is None else children.get(parent, ()):
-            if child not in found and child != os.getpid():
-                found.add(child)
-                waiting.append(child)
-    return found
+    while pending:
+        parent = pending.pop()
+        for child in _children_of(parent) if children is None else children.get(parent, ()):
+            if child not in result and child != os.getpid():
+                result.add(child)
+                pending.append(child)
+    return result
 
 
 def _lists_children() -> bool:
-    """Whether the kernel does so itself; else all processes are looked through."""
+    """Whether the kernel lists the children of a process; else all processes are searched."""
     return Path("/proc/self/task", str(os.getpid()), "children").exists()
 
 
-def _of(parent: int) -> list[int]:
-    found = []
+def _children_of(parent: int) -> list[int]:
+    children = []
     for thread in _numbers(f"/proc/{parent}/task"):
         with contextlib.suppress(OSError):
-            found += [int(word) for word in Path(f"/proc/{parent}/task/{thread}/children").read_text().split()]
-    return found
+            children += [int(word) for word in Path(f"/proc/{parent}/task/{thread}/children").read_text().split()]
+    return children
 
 
 def _children() -> dict[int, list[int]]:
-    """Parent → children, of all processes."""
-    found: dict[int, list[int]] = {}
+    """Return parent → children, of all processes."""
+    children: dict[int, list[int]] = {}
     if _PROC:
         for process in _numbers("/proc"):
             if fields := _fields(f"/proc/{process}/stat"):
-                found.setdefault(int(fields[1]), []).append(process)
-        return found
+                children.setdefault(int(fields[1]), []).append(process)
+        return children
     for line in _ps("pid=,ppid=").splitlines():
         child, parent = map(int, line.split())
-        found.setdefault(parent, []).append(child)
-    return found
+        children.setdefault(parent, []).append(child)
+    return children
 
 
 def _numbers(folder: str) -> list[int]:
@@ -163,11 +163,11 @@ def _numbers(folder: str) -> list[int]:
 
 
 def _fields(path: str) -> list[str]:
-    return _named(path)[1]
+    return _stat(path)[1]
 
 
-def _named(path: str) -> tuple[str, list[str]]:
-    """(name, the fields behind it) of a `stat`; empty when it is gone."""
+def _stat(path: str) -> tuple[str, list[str]]:
+    """Return (name, the fields after it) of a `stat` file; both are empty when it is gone."""
     try:
         with open(path) as file:  # noqa: PTH123
             head, _, tail = file.read().rpartition(")")
@@ -184,13 +184,13 @@ def _signal(process: int, number: int) -> None:
 def _ps(columns: str, process: int = 0) -> str:
     import subprocess
 
-    which = ["-p", str(process)] if process else ["-A"]
-    done = subprocess.run(["ps", *which, "-o", columns], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    selection = ["-p", str(process)] if process else ["-A"]
+    result = subprocess.run(["ps", *selection, "-o", columns], capture_output=True, text=True, check=False)
+    return result.stdout.strip()
 
 
 def _clock(text: str) -> float:
-    """Seconds of "[[days-]hours:]minutes:seconds"."""
+    """Return the seconds of "[[days-]hours:]minutes:seconds"."""
     days, _, rest = text.rpartition("-")
     seconds = 0.0
     for part in rest.split(":") if rest else ():

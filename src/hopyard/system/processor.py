@@ -1,4 +1,4 @@
-"""What the system tells of the processor."""
+"""The model of this machine's processor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """The model of the processor, on which TensorFlow and XLA choose their kernels."""
+    """Return the model of the processor, by which TensorFlow and XLA choose their kernels; "" where it is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
 """Folders of one process in the temporary directory, and the removal of those whose process has ended.
 
-Spark ends its Python workers by signals, and so do engines their agents: nobody cleans up behind those. Each folder
+Spark ends its Python workers by signals, and engines end their agents so: nobody cleans up behind those. Each folder
 holds a file `lock` that its process, and what it forks, keep locked; the kernel drops the lock however they end.
 Whoever makes a folder first removes those whose lock is free. Others may write to the temporary directory, so only
 folders of this user are touched, and no link and no pipe in them is followed or waited for.
@@ -23,19 +23,19 @@ PREFIX = "hopyard-"
 _OTHERS = re.compile(rf"{PREFIX}\d+(-.*)?")
 """Shared memory of runs, and caches: `store.arena` and `data.cache` remove those."""
 YOUNG = 3600.0
-"""Seconds after which a folder that never got its name was left by a process that was killed while it made it."""
+"""Age in seconds of a folder without its final name from which its process counts as killed while it made it."""
 
 
 def scratch(kind: str) -> Path:
-    """A folder of this process, which stays locked until the process and its forks have ended. Those of ended processes
-    are removed."""
-    return _made(kind)[0]
+    """Return a folder of this process, which stays locked until the process and its forks have ended. The folders of
+    ended processes are removed."""
+    return _make_locked(kind)[0]
 
 
 @contextlib.contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """The same, removed at the end of the block."""
-    path, lock = _made(kind)
+    """Yield the same, and remove it at the end of the block."""
+    path, lock = _make_locked(kind)
     try:
         yield path
     finally:
@@ -47,23 +47,23 @@ def sweep(root: Path) -> None:
     """Remove the folders in `root` whose processes have ended."""
     for path in [*root.glob(f"{PREFIX}*"), *root.glob(f".{PREFIX}*")]:
         with contextlib.suppress(OSError):
-            _remove_if_left(path)
+            _remove_if_unlocked(path)
 
 
-def _made(kind: str) -> tuple[Path, int]:
+def _make_locked(kind: str) -> tuple[Path, int]:
     root = Path(tempfile.gettempdir())
     sweep(root)
-    made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{kind}-", dir=root))  # swept by no other before it is locked
-    lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    folder = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{kind}-", dir=root))  # swept by no other before it is locked
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    return made.rename(made.with_name(made.name[1:])), lock
+    return folder.rename(folder.with_name(folder.name[1:])), lock
 
 
-def _remove_if_left(path: Path) -> None:
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or _OTHERS.fullmatch(path.name):
+def _remove_if_unlocked(path: Path) -> None:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or _OTHERS.fullmatch(path.name):
         return
-    if path.name.startswith(".") and time.time() - found.st_mtime < YOUNG:
+    if path.name.startswith(".") and time.time() - status.st_mtime < YOUNG:
         return
     lock = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""What tests and trials of endurance use to bring trouble to real processes."""
+"""Tools with which tests and endurance runs bring trouble to real processes."""
 
 from hopyard.testing.proxy import Proxied, Proxy
 

@@ -1,9 +1,9 @@
 """A world where everything goes wrong that may: for the tests of the machine, and to write journals for them.
 
 Slots are slow, are lost, are thought lost and answer all the same; States become durable late, out of order or never;
-units fail, run out of memory, or cannot take a State; the store is away for a while; the journal finds no room; the
+units fail, run out of memory, or cannot take a State; the store is away for a while; the journal's disk is full; the
 driver is killed between any two of its steps and resumed. `step` lets one of these things happen, drawn from `choose`;
-`finish` lets the world be kind from now on, and the run must end.
+after `finish` nothing more goes wrong, and the run must end.
 
 After every step the world looks for a broken promise (`promises`).
 """
@@ -56,7 +56,7 @@ from hopyard.testing.promises import Content, at_the_end, between_events, hold, 
 
 @dataclass(eq=False)
 class Agent:
-    """A slot as it really is; the machine may think otherwise."""
+    """A slot as it really is; the machine may hold another view."""
 
     number: int
     task: Dispatch | Check | None = None
@@ -64,11 +64,11 @@ class Agent:
     """Key → the State that lies there."""
     pending: list[tuple[Ref, Content]] = field(default_factory=list)
     """States to be stored."""
-    said: deque[Event] = field(default_factory=deque)
-    """On their way to the driver, in order."""
+    outbox: deque[Event] = field(default_factory=deque)
+    """Messages on their way to the driver, in order."""
     alive: bool = True
     away: bool = False
-    """It cannot reach the store."""
+    """Whether it cannot reach the store."""
 
 
 @dataclass
@@ -76,15 +76,15 @@ class Chaos:
     """One run in a bad world.
 
     Args:
-        spec: of the run; its `trials` are proposed at the start.
+        spec: the run's; its `trials` are proposed at the start.
         choose: n → a number in [0, n).
-        slots: how many are there at most.
+        slots: most slots at a time.
         arrays: whether a metric is an additive array, so that folds are needed.
         sick: trials whose units raise a user error now and then.
         unfit: trials that do not pass preflight.
         fragile: one in so many stored States is gone when another driver takes over; 0: none.
         blind: one in so many hops does not find the State in its maker's memory, though it is there; 0: none.
-        restless: one in so many units goes to any idle slot, not to the one that was chosen; 0: none.
+        restless: one in so many units goes to any idle slot, not to the one that the scheduler chose; 0: none.
         weights: how likely each kind of step is.
     """
 
@@ -104,24 +104,24 @@ class Chaos:
         self.journal: list[bytes] = []
         self.store: dict[Ref, Content] = {}
         self.agents: dict[int, Agent] = {}
-        """Those that the driver knows."""
+        """Agents that the driver knows."""
         self.strays: list[Agent] = []
-        """Those that it thinks lost, and that may live on."""
+        """Agents that the driver thinks lost, and that may live on."""
         self.clock = 0.0
         self.joined = 0
         self.kind = False
-        """Whether no more goes wrong by itself."""
+        """Whether nothing more goes wrong by itself."""
         self.killed = False
         self.swept: set[Ref] = set()
         self.stored: set[Ref] = set()
-        """States of which this driver heard that they are stored."""
+        """States of which this driver knows that they are stored."""
         self.released: set[tuple[int, str]] = set()
         self.ended = False
         self.steps = 0
         self._kinds = [kind for kind, weight in (_WEIGHTS | self.weights).items() for _ in range(weight)]
 
     def _unsettled(self, machine: Machine) -> Machine:
-        """The machine with a scheduler that makes trials hop: what is promised may not depend on who gets what."""
+        """Returns the machine with a scheduler that makes trials hop: no promise may depend on which slot gets what."""
         scheduler, assignments = machine.scheduler, machine.scheduler.assignments
 
         def elsewhere() -> Iterator[Assignment]:
@@ -134,31 +134,31 @@ class Chaos:
         scheduler.assignments = elsewhere  # type: ignore[method-assign]
         return machine
 
-    def _elsewhere(self, machine: Machine, chosen: Assignment) -> Assignment:
-        """Another slot for the unit, or a unit of another trial for the slot."""
-        state = chosen.trial.states.get(chosen.trial.step)
-        fixed = chosen.kind != "train" or chosen.trial.isolated or (state is not None and state.parked)
+    def _elsewhere(self, machine: Machine, assignment: Assignment) -> Assignment:
+        """Returns another slot for the unit, or a unit of another trial for the slot."""
+        state = assignment.trial.states.get(assignment.trial.step)
+        fixed = assignment.kind != "train" or assignment.trial.isolated or (state is not None and state.parked)
         if fixed or not self.restless or self.choose(self.restless):
-            return chosen
-        idle = [machine.slots[number] for number in machine.scheduler.idle if number != chosen.slot.id]
+            return assignment
+        idle = [machine.slots[number] for number in machine.scheduler.idle if number != assignment.slot.id]
         if idle:
-            return chosen._replace(slot=idle[self.choose(len(idle))])
+            return assignment._replace(slot=idle[self.choose(len(idle))])
         waiting = [trial for trial in machine.trials.values() if machine.scheduler.is_ready(trial)]
         trial = waiting[self.choose(len(waiting))]
         epoch, partition = visit(trial.id, trial.step, self.spec.partitions)
-        return chosen._replace(trial=trial, epoch=epoch, partitions=(partition,))
+        return assignment._replace(trial=trial, epoch=epoch, partitions=(partition,))
 
     # ---------------------------------------------------------------- what may happen
 
     def start(self) -> None:
-        """The run begins."""
+        """Begin the run."""
         self.feed(Began(at=0.0, spec=self.spec))
         for trial in range(self.spec.trials or 0):
             self.feed(Proposed(at=self.clock, trial=trial, config={"n": trial}))
         self.feed(Exhausted(at=self.clock))
 
     def step(self) -> None:
-        """Something happens."""
+        """Let one thing happen."""
         self.steps += 1
         self.clock += 0.25
         if self.killed:
@@ -170,12 +170,12 @@ class Chaos:
             self.look()
 
     def finish(self) -> None:
-        """The world is kind from now on; the run ends, and gave what it had to."""
+        """Let nothing more go wrong; check that the run ends and gives what it must."""
         self._to_the_end()
         if self.choose(3) and self._tried_again():
             self._to_the_end()
-            left = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
-            hold(set(left) <= self.sick | self.unfit, f"tried again in a kind world, and failed: {left}")
+            failed = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
+            hold(set(failed) <= self.sick | self.unfit, f"tried again in a kind world, and failed: {failed}")
 
     def _to_the_end(self) -> None:
         turns = 0
@@ -195,38 +195,38 @@ class Chaos:
                 self._work(agent)
                 while agent.pending:
                     self._write(agent, 0)
-                while agent.said and not self.killed:
-                    self.feed(agent.said.popleft())
+                while agent.outbox and not self.killed:
+                    self.feed(agent.outbox.popleft())
             if not self.killed:
                 self.look()
                 if not turns % 10 and not any(agent.task for agent in self.agents.values()):
-                    self.tick()  # else a unit would be late that was given out a moment ago
-        for agent in [*self.agents.values(), *self.strays]:  # what was on its way when the run ended
+                    self.tick()  # else a unit that was given out a moment ago would be late
+        for agent in [*self.agents.values(), *self.strays]:  # messages on their way when the run ended
             while agent.pending:
                 self._write(agent, 0)
-            while agent.said:
-                self.feed(agent.said.popleft())
-        left = self.stored.intersection(self.store) - self.machine.kept()
-        hold(not left, f"stored, needed no longer, and never deleted: {left}")
+            while agent.outbox:
+                self.feed(agent.outbox.popleft())
+        undeleted = self.stored.intersection(self.store) - self.machine.kept()
+        hold(not undeleted, f"stored, needed no longer, and never deleted: {undeleted}")
         self.sweep()
         self.judge()
 
     def _tried_again(self) -> bool:
-        """The user asks for what failed through no fault of the recipe."""
+        """Retry the trials that failed through no fault of the recipe, as a user may. Returns whether there are any."""
         failed = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
-        wanted = [number for number in failed if self.machine.trials[number].fault != "user"]
-        if not wanted or not self.machine.names:
+        retriable = [number for number in failed if self.machine.trials[number].fault != "user"]
+        if not retriable or not self.machine.names:
             return False
         self._die()
         self.resume()
         self.ended = False
-        for number in wanted:
+        for number in retriable:
             self.feed(Retried(at=self.clock, trial=number))
         self.look()
         return True
 
     def join(self) -> None:
-        """A slot comes, with a new number."""
+        """Let a slot join, with a new number."""
         if self.killed or self.ended or len(self.agents) >= self.slots:
             return
         agent = self.agents[self.joined] = Agent(self.joined)
@@ -234,41 +234,41 @@ class Chaos:
         self.feed(Joined(at=self.clock, slot=agent.number, host="h", pid=agent.number))
 
     def work(self) -> None:
-        """An agent ends its unit."""
+        """Let an agent end its unit."""
         if agent := self._any([*self.agents.values(), *self.strays]):
             self._work(agent)
 
     def write(self) -> None:
-        """An agent stores a State, not always the oldest first."""
+        """Let an agent store a State, not always the oldest first."""
         if agent := self._any([a for a in [*self.agents.values(), *self.strays] if a.pending and not a.away]):
             self._write(agent, self.choose(len(agent.pending)))
 
     def hear(self) -> None:
-        """A message arrives."""
-        if agent := self._any([a for a in [*self.agents.values(), *self.strays] if a.said]):
-            self.feed(agent.said.popleft())
+        """Let a message arrive."""
+        if agent := self._any([a for a in [*self.agents.values(), *self.strays] if a.outbox]):
+            self.feed(agent.outbox.popleft())
 
     def lose(self) -> None:
-        """A slot is lost: it died, or is only thought dead."""
+        """Lose a slot: it died, or is only thought dead."""
         if agent := self._any(list(self.agents.values())):
             self._part(agent, dead=bool(self.choose(2)))
             self.feed(Lost(at=self.clock, slot=agent.number, reason="lost"))
 
     def leave(self) -> None:
-        """A slot with nothing to do is given back."""
+        """Give back a slot that has nothing to do."""
         spare = self.machine.spare(self.clock, 0.0)
         if agent := self._any([agent for number, agent in self.agents.items() if number in spare]):
             self._part(agent, dead=True)
             self.feed(Left(at=self.clock, slot=agent.number, reason="spare"))
 
     def fail(self) -> None:
-        """A unit fails through no fault of its own."""
+        """Let a unit fail through no fault of its own."""
         agent = self._any([a for a in self.agents.values() if isinstance(a.task, Dispatch)])
         if agent is not None and isinstance(agent.task, Dispatch):
             self._say_failed(agent, agent.task, "system")
 
     def starve(self) -> None:
-        """A unit runs out of memory: it says so, or the system kills its worker."""
+        """Let a unit run out of memory: it reports that, or the system kills its worker."""
         agent = self._any([a for a in self.agents.values() if isinstance(a.task, Dispatch)])
         if agent is None or not isinstance(agent.task, Dispatch):
             return
@@ -279,55 +279,55 @@ class Chaos:
             self.feed(Lost(at=self.clock, slot=agent.number, reason="oom", fault="memory"))
 
     def wipe(self) -> None:
-        """Somebody removes an agent's shared memory; with luck it still has what is to be stored."""
+        """Remove an agent's shared memory; sometimes it still has the States to be stored."""
         if agent := self._any([agent for agent in self.agents.values() if agent.pending]):
             agent.memory.clear()
             if self.choose(3):
-                for ref, _ in agent.pending:  # it finds that when it is about to store them
-                    agent.said.append(Forgotten(at=self.clock, slot=agent.number, ref=ref))
+                for ref, _ in agent.pending:  # it notices when it is about to store them
+                    agent.outbox.append(Forgotten(at=self.clock, slot=agent.number, ref=ref))
                 agent.pending.clear()
 
     def away(self) -> None:
-        """The store cannot be reached from a host, or can be again."""
+        """Cut an agent off from the store, or connect it again."""
         if agent := self._any(list(self.agents.values())):
             if agent.away:
                 self._back(agent)
             else:
                 agent.away = True
-                agent.said.append(StoreAway(at=self.clock, slot=agent.number, error="away"))
+                agent.outbox.append(StoreAway(at=self.clock, slot=agent.number, error="away"))
 
     def _back(self, agent: Agent) -> None:
         agent.away = False
-        agent.said.append(StoreBack(at=self.clock, slot=agent.number))
+        agent.outbox.append(StoreBack(at=self.clock, slot=agent.number))
 
     def tick(self) -> None:
-        """Time passes, and perhaps a deadline with it."""
+        """Let time pass to the next deadline, if there is one."""
         if (first := self.machine.earliest()) is not None:
             self.clock = max(self.clock, first)
             hold(self.machine.due(self.clock), "a deadline is not due")
             self.feed(Tick(at=self.clock))
 
     def full(self) -> None:
-        """The journal finds no room for the next event: the driver ends before it had any effect."""
+        """End the driver as if its disk were full: the next event has no effect."""
         self._die()
 
     def kill(self) -> None:
-        """The driver is killed while it takes the next message: between any two of its steps."""
-        agent = self._any([a for a in self.agents.values() if a.said])
+        """Kill the driver while it handles the next message: between any two of its steps."""
+        agent = self._any([a for a in self.agents.values() if a.outbox])
         if agent is None:
             self._die()
             return
-        event = agent.said.popleft()
-        where = self.choose(3)
+        event = agent.outbox.popleft()
+        moment = self.choose(3)
         commands = self.machine.handle(event)
-        self.journal += [encode(line) for line in (_lines(event, commands) if where else [event])]
-        if where == 2:
+        self.journal += [encode(line) for line in (_lines(event, commands) if moment else [event])]
+        if moment == 2:
             for command in commands[: self.choose(len(commands) + 1)]:
                 self._obey(command)
         self._die()
 
     def resume(self) -> None:
-        """Another driver takes over."""
+        """Let another driver take over."""
         self.killed = False
         self.stored.clear()
         self.machine = self._unsettled(fold([decode(line) for line in self.journal]))
@@ -343,7 +343,7 @@ class Chaos:
         self.sweep()
 
     def sweep(self) -> None:
-        """The driver deletes what is stored and not kept: States whose `Durable` never came, or of a killed driver."""
+        """Delete stored States that the run does not keep: their `Durable` never came, or their driver was killed."""
         swept = set(self.store) - self.machine.kept()
         self.swept |= swept
         for ref in swept:
@@ -352,7 +352,7 @@ class Chaos:
     # ---------------------------------------------------------------- the driver
 
     def feed(self, event: Event) -> None:
-        """The driver takes an event: journal, machine, commands."""
+        """Let the driver handle an event: journal, machine, commands."""
         if self.killed:
             return
         if isinstance(event, Durable):
@@ -391,15 +391,15 @@ class Chaos:
             self.ended = True
 
     def _keep(self, command: Keep) -> None:
-        """The maker stores it next, or says that it cannot."""
+        """Let the maker store a State next, or report that it cannot."""
         agent = self.agents[command.slot]
-        mine = [ref for ref, _ in agent.pending]
-        if command.ref in mine:
-            agent.pending.insert(0, agent.pending.pop(mine.index(command.ref)))
+        refs = [ref for ref, _ in agent.pending]
+        if command.ref in refs:
+            agent.pending.insert(0, agent.pending.pop(refs.index(command.ref)))
         elif command.ref not in self.store and not any(
-            isinstance(event, Durable) and event.ref == command.ref for event in agent.said
+            isinstance(event, Durable) and event.ref == command.ref for event in agent.outbox
         ):
-            agent.said.append(Forgotten(at=self.clock, slot=agent.number, ref=command.ref))
+            agent.outbox.append(Forgotten(at=self.clock, slot=agent.number, ref=command.ref))
 
     def _may_start(self, unit: Unit) -> None:
         if unit.start is None:
@@ -426,7 +426,7 @@ class Chaos:
         return agents[self.choose(len(agents))] if agents else None
 
     def _part(self, agent: Agent, dead: bool) -> None:
-        """The driver does not know this agent any longer."""
+        """Part the agent from the driver, which no longer knows it."""
         del self.agents[agent.number]
         agent.alive = not dead
         if dead:
@@ -434,7 +434,7 @@ class Chaos:
             agent.pending.clear()
             agent.memory.clear()
             if self.choose(2):
-                agent.said.clear()
+                agent.outbox.clear()
         self.strays.append(agent)
         del self.strays[: -2 * self.slots]
 
@@ -445,7 +445,7 @@ class Chaos:
         if isinstance(task, Check):
             faults = (f"trial {task.trial} is unfit",) if task.trial in self.unfit else ()
             agent.task = None
-            agent.said.append(Checked(at=at, slot=agent.number, trial=task.trial, faults=faults, names=("loss",)))
+            agent.outbox.append(Checked(at=at, slot=agent.number, trial=task.trial, faults=faults, names=("loss",)))
             return
         unit = task.unit
         if unit.trial in self.sick and unit.kind != "fold" and not self.choose(8):
@@ -453,48 +453,48 @@ class Chaos:
             return
         content: Content = ()
         if unit.start is not None:
-            found = self._find(unit, agent)
-            if found is None:
+            start_content = self._find(unit, agent)
+            if start_content is None:
                 self._say_failed(agent, task, "store", missing=not agent.away)
                 return
-            content = found
+            content = start_content
         agent.task = None
         if unit.kind == "fold":
             values = {name: sum(array.numbers()) / rows for name, (array, rows) in (unit.totals or {}).items()}
-            agent.said.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=(), seconds=0.0, values=values))
+            agent.outbox.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=(), seconds=0.0, values=values))
             return
         hold(unit.partitions, f"{unit} has no partitions")
         sums = [sums_of(self.arrays, unit.kind, unit.trial, unit.epoch, p) for p in unit.partitions]
         seconds = 0.01 * 4 ** self.choose(5)  # estimates change, so slots give up the trials that they have in memory
-        parts = tuple([Part(p, packed(one), seconds) for p, one in zip(unit.partitions, sums, strict=True)])
+        parts = tuple([Part(p, packed(each), seconds) for p, each in zip(unit.partitions, sums, strict=True)])
         memory_key = ""
         if unit.kind == "train":
             memory_key = f"m{unit.lease}"
             ref = Ref(unit.trial, unit.step + len(parts), unit.lease)
             state = content + tuple([(unit.epoch, p) for p in unit.partitions])
             agent.memory[memory_key] = ref, state
-            mine = [p for p in agent.pending if p[0].trial == ref.trial]
-            if len(mine) >= 2 and mine[-1][0].step % self.spec.partitions:
-                agent.pending.remove(mine[-1])
+            same_trial = [p for p in agent.pending if p[0].trial == ref.trial]
+            if len(same_trial) >= 2 and same_trial[-1][0].step % self.spec.partitions:
+                agent.pending.remove(same_trial[-1])
             agent.pending.append((ref, state))
         else:
             hold(len(content) == (unit.epoch + 1) * self.spec.partitions, f"{unit} validates the wrong State")
         done = Done(at=at, slot=agent.number, lease=unit.lease, parts=parts, seconds=0.1, memory_key=memory_key)
-        agent.said.append(done)
+        agent.outbox.append(done)
 
     def _find(self, unit: Unit, taker: Agent) -> Content | None:
         for agent in [*self.agents.values(), *self.strays]:
             if agent is not taker and self.blind and not self.choose(self.blind):
                 continue
-            held = agent.memory.get(unit.memory_key)
-            if held is not None and held[0] == unit.start:
-                return held[1]
+            entry = agent.memory.get(unit.memory_key)
+            if entry is not None and entry[0] == unit.start:
+                return entry[1]
         return self.store.get(unit.start) if unit.start is not None and not taker.away else None
 
     def _say_failed(self, agent: Agent, task: Dispatch, fault: Fault, missing: bool = False) -> None:
         agent.task = None
         unit = task.unit
-        agent.said.append(
+        agent.outbox.append(
             Failed(
                 at=self.clock,
                 slot=agent.number,
@@ -509,21 +509,21 @@ class Chaos:
         ref, content = agent.pending.pop(index)
         hold(ref not in self.store, f"{ref} is stored twice")
         self.store[ref] = content
-        agent.said.append(Durable(at=self.clock, slot=agent.number, ref=ref, digest=str(hash(content)), bytes=1))
+        agent.outbox.append(Durable(at=self.clock, slot=agent.number, ref=ref, digest=str(hash(content)), bytes=1))
 
     def look(self) -> None:
-        """What holds between any two events holds."""
+        """Check what must hold between any two events."""
         between_events(self.machine, self.arrays, self.store, self.journal)
 
     def judge(self) -> None:
-        """What holds when a run has ended holds."""
+        """Check what must hold when a run has ended."""
         at_the_end(self.machine, self.store, self.sick | self.unfit)
         for agent in self.agents.values():
             hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
 
 
 def _lines(event: Event, commands: list[Command]) -> list[Line]:
-    """What the driver writes down, as `driver/runs/loop.py` does."""
+    """Returns the lines that the driver journals, as `driver/runs/loop.py` does."""
     lines: list[Line] = [event]
     for command in commands:
         if isinstance(command, DECISIONS):
@@ -538,7 +538,7 @@ _WEIGHTS |= {"leave": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0
 
 
 def drawn(seed: int) -> Chaos:
-    """One of endlessly many bad worlds."""
+    """Returns one of endlessly many bad worlds."""
     random = Random(seed)  # noqa: S311
     partitions = random.choice([1, 2, 3, 4, 5])
     validation = random.choice([0, 0, 1, 2, 3])

@@ -1,6 +1,6 @@
-"""What a run must give, whatever happens: known here independently of the machine that decides.
+"""What a run must give, whatever happens: computed here independently of the machine that decides.
 
-A State's content is the list of what its trial went over, so a State made from the wrong one cannot hide.
+A State's content is the list of what its trial went over, so a State that was made from the wrong one is noticed.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ class Broken(AssertionError):
     """A promise was broken."""
 
 
-def hold(true: object, what: str) -> None:
-    """Raises Broken unless it is true."""
+def hold(true: object, message: str) -> None:
+    """Raise Broken unless it is true."""
     if not true:
-        raise Broken(what)
+        raise Broken(message)
 
 
 def sums_of(arrays: bool, kind: str, trial: int, epoch: int, partition: int) -> Sums:
-    """What one partition gives, and no other does; with an additive array, if `arrays`."""
-    one = float(Random(f"{kind}/{trial}/{epoch}/{partition}").randrange(1 << 20))  # noqa: S311
-    sums: Sums = {"loss": (one, 1.0 + partition)}
+    """Returns sums that this partition gives and no other; with an additive array, if `arrays`."""
+    value = float(Random(f"{kind}/{trial}/{epoch}/{partition}").randrange(1 << 20))  # noqa: S311
+    sums: Sums = {"loss": (value, 1.0 + partition)}
     if arrays:
-        sums["bins"] = [one, one + 1, 2.0], 1.0 + partition
+        sums["bins"] = [value, value + 1, 2.0], 1.0 + partition
     return sums
 
 
 def expected(spec: RunSpec, arrays: bool, trial: int, epoch: int) -> dict[str, float]:
-    """The metrics of this epoch: one pass, in the order of partitions."""
-    found: dict[str, float] = {}
+    """Returns the metrics of this epoch, by one pass in the order of partitions."""
+    metrics: dict[str, float] = {}
     for prefix, kind, count in (("", "train", spec.partitions), ("val_", "validate", spec.validation)):
-        every = [sums_of(arrays, kind, trial, epoch, partition) for partition in range(count)]
-        for name in every[0] if every else ():
+        all_sums = [sums_of(arrays, kind, trial, epoch, partition) for partition in range(count)]
+        for name in all_sums[0] if all_sums else ():
             total, rows = 0.0, 0.0
-            for sums in every:
-                values, more = sums[name]
+            for sums in all_sums:
+                values, row_count = sums[name]
                 total += sum(values) if isinstance(values, list) else values
-                rows += more
-            found[prefix + name] = total / rows
-    return found
+                rows += row_count
+            metrics[prefix + name] = total / rows
+    return metrics
 
 
 def between_events(machine: Machine, arrays: bool, stored: Collection[Ref], journal: Iterable[bytes]) -> None:
-    """What holds between any two events.
+    """Check what must hold between any two events.
 
     Args:
-        machine: the live one.
+        machine: the live machine.
         arrays: as for `sums_of`.
         stored: the States that are in the store.
         journal: the lines of all that happened and was decided.
@@ -71,8 +71,8 @@ def between_events(machine: Machine, arrays: bool, stored: Collection[Ref], jour
     for lease, (slot, unit) in standing.items():
         hold(slot in machine.slots and machine.slots[slot].busy == lease, f"lease {lease} of a slot without it")
         trial = machine.trials[unit.trial]
-        known = {trial.lease} if unit.kind == "train" else trial.validation_leases
-        hold(lease in known, f"lease {lease} astray")
+        leases = {trial.lease} if unit.kind == "train" else trial.validation_leases
+        hold(lease in leases, f"lease {lease} astray")
     for trial in machine.trials.values():
         hold(list(trial.states) == sorted(trial.states), "States out of order")
         hold(
@@ -87,9 +87,9 @@ def between_events(machine: Machine, arrays: bool, stored: Collection[Ref], jour
     missing = machine.kept() - set(stored)
     hold(not missing, f"not stored, but needed: {missing}")
     _nobody_waits_for_nothing(machine)
-    again = fold([decode(line) for line in journal]).snapshot()
-    now = machine.snapshot()
-    hold(again == now, "the journal folds to another state")
+    folded = fold([decode(line) for line in journal]).snapshot()
+    live = machine.snapshot()
+    hold(folded == live, "the journal folds to another state")
 
 
 def _nobody_waits_for_nothing(machine: Machine) -> None:
@@ -118,16 +118,16 @@ def _nobody_waits_for_nothing(machine: Machine) -> None:
             for epoch, record in trial.epochs.items():
                 held_up = trial.ended or trial.until or trial.isolated == "validate" or record.parked
                 hold(
-                    not record.left or held_up,
+                    not record.pending or held_up,
                     f"slot {slot.id} and the validation of {trial.id}, {epoch} wait for each other",
                 )
 
 
 def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collection[int]) -> None:
-    """What holds when the run has ended.
+    """Check what must hold when the run has ended.
 
     Args:
-        machine: of the run.
+        machine: the run's.
         store: State → what its trial went over.
         excused: trials whose recipe may have failed them.
 
@@ -138,19 +138,19 @@ def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collecti
     completed = 0
     for trial in machine.trials.values():
         hold(trial.ended or machine.faults, f"trial {trial.id} is {trial.status}")
-        wanted = set()
+        steps = set()
         if trial.status == "completed":
             completed += 1
             hold(sorted(trial.history) == list(range(spec.epochs)), f"trial {trial.id}: {sorted(trial.history)}")
-            wanted = {spec.steps, (best_epoch(spec, trial.history) + 1) * spec.partitions}
+            steps = {spec.steps, (best_epoch(spec, trial.history) + 1) * spec.partitions}
             hold(trial.best == best_epoch(spec, trial.history), f"trial {trial.id}: best {trial.best}")
-            hold(set(trial.states) == wanted, f"trial {trial.id} keeps {list(trial.states)}, not {wanted}")
+            hold(set(trial.states) == steps, f"trial {trial.id} keeps {list(trial.states)}, not {steps}")
         elif trial.ended:
-            mine = trial.fault in ("system", "memory") or trial.id in excused
-            hold(mine and trial.fault != "store", f"trial {trial.id} ({trial.fault}): {trial.error}")
-            wanted = {trial.durable_step, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
-            wanted |= {(epoch + 1) * spec.partitions for epoch in trial.epochs}
-            hold(set(trial.states) <= wanted, f"trial {trial.id}, failed, keeps {list(trial.states)}")
+            excusable = trial.fault in ("system", "memory") or trial.id in excused
+            hold(excusable and trial.fault != "store", f"trial {trial.id} ({trial.fault}): {trial.error}")
+            steps = {trial.durable_step, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
+            steps |= {(epoch + 1) * spec.partitions for epoch in trial.epochs}
+            hold(set(trial.states) <= steps, f"trial {trial.id}, failed, keeps {list(trial.states)}")
         for step, state in trial.states.items():  # the rotation is written out: an expectation of its own
             order = tuple([(k // spec.partitions, (trial.id + k) % spec.partitions) for k in range(step)])
             hold(store.get(state.ref) == order, f"{state.ref} went over {store.get(state.ref)}")
@@ -161,7 +161,7 @@ def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collecti
 
 
 def best_epoch(spec: RunSpec, history: dict[int, dict[str, float]]) -> int:
-    """The best epoch, by a plain search."""
+    """Returns the best epoch, by a plain search."""
     best = None
     for epoch in sorted(history):
         metric = spec.metric

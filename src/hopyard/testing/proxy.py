@@ -1,4 +1,4 @@
-"""A bad network between the driver and its agents: a relay that throws bytes away, holds them up, cuts connections.
+"""A bad network between the driver and its agents: a relay that drops bytes, delays them, or cuts connections.
 
 engine = Proxied(hy.Local(2))
 hy.select(…, engine=engine)        # in another thread: engine.swallow(1.5)
@@ -29,9 +29,9 @@ class _Relay:
     def __init__(self, agent: socket.socket, driver: socket.socket) -> None:
         self._agent, self._driver = agent, driver
         self.swallowed: set[str] = set()
-        """Directions whose bytes are thrown away."""
+        """Directions whose bytes are dropped."""
         self.lost = 0
-        """Bytes that were."""
+        """Bytes that were dropped."""
         self._flowing = threading.Event()
         self._flowing.set()
         self.threads = [
@@ -52,12 +52,12 @@ class _Relay:
         self.cut()
 
     def hold(self, seconds: float) -> None:
-        """Nothing passes for so long; then all that waited."""
+        """Let nothing through for so many seconds, and then all that waited."""
         self._flowing.clear()
         threading.Timer(seconds, self._flowing.set).start()
 
     def cut(self) -> None:
-        """Close it; what is in buffers is lost."""
+        """Cut the connection; bytes in buffers are lost."""
         self._flowing.set()
         for end in (self._agent, self._driver):
             with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ class _Relay:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it, and give the files back."""
+        """Cut the connection, and close its sockets."""
         self.cut()
         for thread in self.threads:
             thread.join()
@@ -94,13 +94,13 @@ class Proxy:
 
     @property
     def lost(self) -> int:
-        """Bytes that were thrown away so far."""
+        """Bytes that were dropped so far."""
         with self._lock:
             return self._lost + sum(relay.lost for relay in self._relays)
 
     def swallow(self, seconds: float, direction: Direction = "both") -> None:
-        """Throw away all that comes on the connections there are, and after so many seconds close them. Returns at
-        once; who dials anew is served."""
+        """Drop all bytes on the present connections, and cut them after so many seconds. Returns at once; new
+        connections are served."""
         with self._lock:
             relays = list(self._relays)
         for relay in relays:
@@ -116,7 +116,7 @@ class Proxy:
                 relay.hold(seconds)
 
     def close(self) -> None:
-        """Cut all connections, take no more."""
+        """Cut all connections, and accept no more."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -163,25 +163,25 @@ class Proxied:
         return _unproxied, (self.engine,)
 
     def open(self, launch: LaunchInfo) -> Agents:
-        """Agents of this agents are given the proxy's address in the place of the driver's."""
-        made: dict[str, str] = {}
+        """Start agents that get a proxy's address in place of the driver's."""
+        proxied: dict[str, str] = {}
 
         def card(slot: int) -> bytes:
-            told = json.loads(launch.card(slot))
-            address = str(told["address"])
-            if address not in made:
+            credentials = json.loads(launch.card(slot))
+            address = str(credentials["address"])
+            if address not in proxied:
                 host, port = parted(address)
                 proxy = Proxy(host, port)
                 self.proxies.append(proxy)
-                made[address] = f"tcp://{joined(host, proxy.port)}"
-            return json.dumps(told | {"address": made[address]}).encode() + b"\n"
+                proxied[address] = f"tcp://{joined(host, proxy.port)}"
+            return json.dumps(credentials | {"address": proxied[address]}).encode() + b"\n"
 
         agents: Agents = self.engine.open(replace(launch, card=card))
         return agents
 
     @property
     def lost(self) -> int:
-        """Bytes that were thrown away so far."""
+        """Bytes that were dropped so far."""
         return sum(proxy.lost for proxy in self.proxies)
 
     def swallow(self, seconds: float, direction: Direction = "both") -> None:
@@ -195,11 +195,11 @@ class Proxied:
             proxy.hold(seconds)
 
     def close(self) -> None:
-        """No agent reaches the driver any more."""
+        """Close all proxies: no agent reaches the driver any more."""
         for proxy in self.proxies:
             proxy.close()
 
 
 def _unproxied(engine: Engine) -> Engine:
-    """What a pickle of it holds: a driver of another process has a network of its own."""
+    """Returns the engine alone, which is what a pickle holds: a driver in another process has a network of its own."""
     return engine

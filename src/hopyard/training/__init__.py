@@ -1,1 +1,1 @@
-"""From a recipe to something that trains, and to answers."""
+"""Builds models from recipes, trains them over partitions, and predicts with them."""

@@ -1,4 +1,4 @@
-"""A model's answers for rows: one for each row that went in, in that order."""
+"""A model's outputs for rows: one for each input row, in the same order."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from hopyard.ports import SupportsPredict
 from hopyard.spec import Batch
 
 EXACT = 1 << 53
-"""Whole numbers up to here are float64 too."""
+"""float64 holds every whole number up to this one."""
 
 
 def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_type: bool = False) -> Any:
-    """Outputs for all rows, each at the place of its row, NaN at those that the transform dropped.
+    """Returns outputs for all rows, each at the position of its row, with NaN for rows that the transform dropped.
 
     Args:
         trainable: the model.
-        columns: what `data.apply.apply` gave.
-        batch_size: rows that it is given at once.
-        same_type: whether the dtype of several numbers a row may not depend on whether rows were dropped.
+        columns: the result of `data.apply.apply`.
+        batch_size: rows of each call of the model.
+        same_type: whether the dtype of outputs with several numbers a row must not depend on dropped rows.
 
     Returns:
         Array of shape (source rows, …), or a dict of such. Whole numbers and booleans are float64 where rows were
         dropped.
 
     Raises:
-        HopyardError: the model gives more or fewer answers than it was given rows.
+        HopyardError: the model returns more or fewer answers than rows.
         DataError: rows were dropped, and answers are of a type that has no NaN.
     """
     parts = [trainable.predict(batch) for batch in PartitionLoader(columns, batch_size)]
-    if not parts:  # all rows were dropped: one of zeros tells shapes and types
+    if not parts:  # all rows were dropped: a row of zeros shows shapes and types
         parts = [_each(trainable.predict(_zeros(columns)), lambda array: array[:0])]
-    whole = (
+    outputs = (
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         if isinstance(parts[0], dict)
         else np.concatenate(parts)
     )
-    return _each(whole, lambda array: _placed(array, columns, same_type))
+    return _each(outputs, lambda array: _at_source_rows(array, columns, same_type))
 
 
-def _placed(array: Array, columns: Columns, same_type: bool) -> Array:
+def _at_source_rows(array: Array, columns: Columns, same_type: bool) -> Array:
     if len(array) != columns.rows:
         raise HopyardError(
             f"predict(batch) must give one answer for each row, gave {len(array)} for {columns.rows} rows"
@@ -54,17 +54,17 @@ def _placed(array: Array, columns: Columns, same_type: bool) -> Array:
         return array
     total = columns.rows if columns.source_rows is None else columns.source_rows
     if columns.rows == total:
-        made = np.empty_like(array)
+        outputs = np.empty_like(array)
     else:
-        made = np.full(
+        outputs = np.full(
             (total, *array.shape[1:]), np.nan, _with_nan(array, same_type and array.shape[1:] not in ((), (1,)))
         )
-    made[columns.places] = array
-    return made
+    outputs[columns.places] = array
+    return outputs
 
 
 def _with_nan(array: Array, same_type: bool) -> Any:
-    """The dtype of the array, or float64 for numbers without NaN. Raises DataError where there is none."""
+    """Returns the array's dtype, or float64 for numbers that lack NaN. Raises DataError where neither will do."""
     if array.dtype.kind in "fc":
         return array.dtype
     exact = array.dtype.kind == "b" or (
@@ -83,5 +83,5 @@ def _zeros(columns: Columns) -> Batch:
     return Batch(inputs, None, None, 1)
 
 
-def _each(value: Any, change: Any) -> Any:
-    return {name: change(array) for name, array in value.items()} if isinstance(value, dict) else change(value)
+def _each(value: Any, function: Any) -> Any:
+    return {name: function(array) for name, array in value.items()} if isinstance(value, dict) else function(value)

@@ -1,4 +1,4 @@
-"""Recipes of one run: the first, and those with which failed trials began anew."""
+"""The recipes of one run: the first, and those with which failed trials were restarted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Recipe = Callable[..., Any]
 
 
 class Recipes:
-    """Stands where a recipe does: each trial has the one that it is trained with.
+    """Takes the place of a recipe, and calls for each trial the recipe that the trial is trained with.
 
     Args:
-        first: of all trials that are not named.
+        first: the recipe of all trials that are not in `trials`.
         others: digest → recipe.
         trials: trial → digest of its recipe. Empty in a run directory, where the journal has it.
     """
@@ -26,30 +26,30 @@ class Recipes:
         self.trials = dict(trials)
 
     def __call__(self, config: dict[str, Any], ctx: Any) -> Any:
-        """What the recipe of trial `ctx.trial` gives."""
+        """Calls the recipe of trial `ctx.trial`."""
         recipe = recipe_of(self, ctx.trial)
         return recipe(config, ctx) if wants_context(recipe) else recipe(config)
 
 
 def recipe_of(recipe: Recipe, trial: int) -> Recipe:
-    """The recipe that this trial is trained with."""
+    """Returns the recipe that this trial is trained with."""
     if not isinstance(recipe, Recipes) or trial not in recipe.trials:
         return all_of(recipe)[0]
     return recipe.others[recipe.trials[trial]]
 
 
 def joined(recipe: Recipe, digest: str, other: Recipe) -> Recipes:
-    """The same recipes, and another one, which no trial has yet."""
-    known = recipe if isinstance(recipe, Recipes) else Recipes(recipe, {}, {})
-    return Recipes(known.first, {**known.others, digest: other}, known.trials)
+    """Returns the same recipes and another one, which no trial uses yet."""
+    recipes = recipe if isinstance(recipe, Recipes) else Recipes(recipe, {}, {})
+    return Recipes(recipes.first, {**recipes.others, digest: other}, recipes.trials)
 
 
 def assigned(recipe: Recipe, trials: Mapping[int, str]) -> Recipe:
-    """The recipes that trials are trained with, and no others.
+    """Returns the recipes that trials are trained with, and no others.
 
     Args:
-        recipe: of a run directory.
-        trials: trial → digest of its recipe, of those that do not have the first one.
+        recipe: the recipe of a run directory.
+        trials: trial → digest of its recipe, for trials that do not have the first one.
     """
     if not isinstance(recipe, Recipes):
         return recipe
@@ -58,15 +58,15 @@ def assigned(recipe: Recipe, trials: Mapping[int, str]) -> Recipe:
 
 
 def all_of(recipe: Recipe) -> list[Recipe]:
-    """Every recipe, the first one first."""
+    """Returns every recipe, the first one first."""
     return [recipe.first, *recipe.others.values()] if isinstance(recipe, Recipes) else [recipe]
 
 
 def wants_context(recipe: Callable[..., Any]) -> bool:
-    """Whether it is `recipe(config, ctx)` rather than `recipe(config)`.
+    """Whether the recipe is `recipe(config, ctx)` rather than `recipe(config)`.
 
     Raises:
-        SpecError: it takes something else.
+        SpecError: it has other parameters.
     """
     if not callable(recipe):
         raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {recipe!r}")

@@ -1,4 +1,4 @@
-"""Going over a partition with something that trains: step by step or its own way, to sums of metrics."""
+"""Takes a Trainable over a partition, step by step or in its own way, and sums its metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopyard.spec import Batch, Sums
 from hopyard.training.build import Built
 
 LARGEST_ARRAY = 1 << 20
-"""Numbers of an additive metric: each batch adds so many one by one, exactly."""
+"""The most numbers in an additive metric: for each batch they are added one by one, exactly."""
 
 
 class NotFinite(HopyardError):
@@ -22,7 +22,7 @@ class NotFinite(HopyardError):
 
 
 class _CountedBatches:
-    """A partition whose batches count as progress of the model that iterates over them."""
+    """A partition whose batches count as progress when the model iterates over them."""
 
     def __init__(self, batches: PartitionBatches, steps: Steps, phase: str) -> None:
         self.rows, self.sizes, self.columns, self.order, self.seed = (
@@ -39,7 +39,7 @@ class _CountedBatches:
 
 
 def over(built: Built, batches: PartitionBatches, train: bool) -> Sums:
-    """Go over a partition: the model's own way if it has one, else batch by batch.
+    """Takes the model over a partition: in its own way if it has one, else batch by batch.
 
     Sums of several batches are added exactly (`math.fsum`), so their order does not matter.
     """
@@ -53,7 +53,7 @@ def over(built: Built, batches: PartitionBatches, train: bool) -> Sums:
 
 
 def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
-    """Metric → (sum, rows) over batches. A sum may be a number, a tensor of one element, or an additive array."""
+    """Returns metric → (sum, rows) over batches. A sum may be a number, a one-element tensor, or an additive array."""
     numbers: dict[str, list[Any]] = {}
     rows: dict[str, float] = {}
     for report in reports:
@@ -65,20 +65,20 @@ def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
                     f"metric {name!r} is an array of {count_of_numbers:,} numbers; at most {LARGEST_ARRAY:,} are added "
                     "up: report fewer bins, or a number"
                 )
-            detach = getattr(total, "detach", None)  # else it holds on to the graph of its batch
+            detach = getattr(total, "detach", None)  # otherwise it keeps the graph of its batch alive
             numbers.setdefault(name, []).append(total if detach is None else detach())
             rows[name] = rows.get(name, 0.0) + float(count)
-    return {name: (_added(totals), rows[name]) for name, totals in numbers.items()}
+    return {name: (_total(totals), rows[name]) for name, totals in numbers.items()}
 
 
 def size_of(total: Any) -> int:
-    """How many numbers the sum of a metric has."""
+    """Returns how many numbers the sum of a metric has."""
     if (shape := getattr(total, "shape", None)) is not None:
         return math.prod(shape)
     return len(total) if isinstance(total, (list, tuple)) else 1
 
 
-def _added(totals: list[Any]) -> float | list[float]:
+def _total(totals: list[Any]) -> float | list[float]:
     first = totals[0]
     if getattr(first, "shape", ()) not in ((), (1,)) or isinstance(first, (list, tuple)):
         columns = zip(*[[float(x) for x in total] for total in totals], strict=True)
@@ -87,11 +87,11 @@ def _added(totals: list[Any]) -> float | list[float]:
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
-def finite(sums: Sums, where: str) -> None:
-    """Raises NotFinite when the loss is NaN or infinite: to go on would be a waste."""
-    found = sums.get("loss")
-    if found is not None and not isinstance(found[0], list) and not math.isfinite(found[0]):
+def finite(sums: Sums, location: str) -> None:
+    """Raises NotFinite when the loss is NaN or infinite, because training on would be in vain."""
+    loss = sums.get("loss")
+    if loss is not None and not isinstance(loss[0], list) and not math.isfinite(loss[0]):
         raise NotFinite(
-            f"the loss is {found[0]} in {where}: this configuration diverged (a lower learning rate, clipped "
+            f"the loss is {loss[0]} in {location}: this configuration diverged (a lower learning rate, clipped "
             "gradients or another initialisation may help)"
         )

@@ -1,7 +1,7 @@
 """The chart of a run: who worked on what, when. `html` opens in any browser, without network; `png` is for papers.
 
-One lane a worker (one that replaces another goes on in its lane), one block a unit, one colour a trial. The page holds
-the blocks as columns of numbers and draws on a canvas only what is to be seen, so 100,000 units move smoothly.
+One lane a worker (one that replaces another continues its lane), one block a unit, one colour a trial. The page holds
+the blocks as columns of numbers and draws on a canvas only what is visible, so 100,000 units move smoothly.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from hopyard.views.timeline import Chart, Span
 KINDS = ("train", "validate", "fold", "check")
 OUTCOMES = ("done", "failed", "lost", "running")
 LARGEST = 3e38
-"""Of float32, in which means are kept."""
+"""Larger means would overflow float32, in which they are stored."""
 PIECE = 1 << 14
-"""Units that are written at once."""
+"""How many units are written at once."""
 GOLDEN = 137.508
 """Degrees between the hues of neighbouring trials: any few of them in a row look different."""
 
 
 def html(lines: Iterable[Line], title: str = "Hopyard run") -> Iterator[str]:
-    """A page of its own, piece by piece. About 50 bytes a unit, and twice as many of memory."""
-    seen = Units(metrics=True)
-    found = seen.read(lines)
+    """Yield a complete page, piece by piece: about 50 bytes a unit. Takes twice as many bytes of memory."""
+    units = Units(metrics=True)
+    timeline = units.read(lines)
     page = files(__package__).joinpath("gantt.html").read_text(encoding="utf-8")
     head, tail = page.split("{{data}}")
-    summary = escaping.escape(_summary(found, len(seen.trials)))
+    summary = escaping.escape(_summary(timeline, len(units.trials)))
     yield head.replace("{{summary}}", summary).replace("{{title}}", escaping.escape(title))
     yield "{"
-    for number, (name, pieces) in enumerate(_data(found, seen)):
+    for number, (name, pieces) in enumerate(_data(timeline, units)):
         yield f'{"," if number else ""}"{name}":'
         for piece in pieces:
             yield piece.replace("<", "\\u003c")
@@ -50,7 +50,7 @@ def html(lines: Iterable[Line], title: str = "Hopyard run") -> Iterator[str]:
 
 
 def png(lines: Iterable[Line], path: str | Path) -> None:
-    """The same as a picture; the format is that of the path's ending (png, pdf, svg).
+    """Write the same chart as a picture; the suffix of the path sets the format (png, pdf, svg).
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -64,8 +64,8 @@ def png(lines: Iterable[Line], path: str | Path) -> None:
             "a path that ends in .html needs nothing"
         ) from error
     units = Units()
-    found = units.read(lines)
-    lanes = max(1, len(found.lanes))
+    timeline = units.read(lines)
+    lanes = max(1, len(timeline.lanes))
     figure = Figure(figsize=(12, min(40.0, 1.6 + 0.34 * lanes)), layout="constrained")
     axes = figure.subplots()
     boxes, fills = [], []
@@ -80,28 +80,28 @@ def png(lines: Iterable[Line], path: str | Path) -> None:
     axes.add_collection(
         PolyCollection(boxes, facecolors=fills, edgecolors="white" if edge else "none", linewidths=edge)
     )
-    axes.set_xlim(0.0, max(1e-3, _x(found, found.at)) * 1.01)
+    axes.set_xlim(0.0, max(1e-3, _x(timeline, timeline.at)) * 1.01)
     axes.set_ylim(-0.6, lanes - 0.4)
-    for mark in found.marks:
+    for mark in timeline.marks:
         if mark.lane < 0:
             if mark.what == "resumed":
-                axes.axvline(_x(found, mark.at), color="tab:orange", linestyle="--", linewidth=1)
+                axes.axvline(_x(timeline, mark.at), color="tab:orange", linestyle="--", linewidth=1)
         else:
-            axes.plot([_x(found, mark.at)], [mark.lane], marker="x", color="black" if mark.what == "lost" else "red")
-    names = _lane_names(found)
+            axes.plot([_x(timeline, mark.at)], [mark.lane], marker="x", color="black" if mark.what == "lost" else "red")
+    names = _lane_names(timeline)
     axes.set_yticks(range(lanes), names or [""], fontsize=8 if lanes < 40 else 4)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.set_title(_summary(found), fontsize=9)
+    axes.set_title(_summary(timeline), fontsize=9)
     figure.savefig(path, dpi=150)
 
 
-def _x(found: Chart, at: float) -> float:
-    return found.elapsed(at)
+def _x(timeline: Chart, at: float) -> float:
+    return timeline.elapsed(at)
 
 
 def _colour(trial: int) -> tuple[float, float, float]:
-    """RGB of a trial, the same as in the page: hsl(137.508 · trial, 58 %, 52 %)."""
+    """Return the RGB colour of a trial, the same as in the page: hsl(137.508 · trial, 58 %, 52 %)."""
     hue, saturation, lightness = (trial * GOLDEN) % 360 / 60, 0.58, 0.52
     chroma = (1 - abs(2 * lightness - 1)) * saturation
     second = chroma * (1 - abs(hue % 2 - 1))
@@ -112,41 +112,41 @@ def _colour(trial: int) -> tuple[float, float, float]:
     return r + low, g + low, b + low
 
 
-def _lane_names(found: Chart) -> list[str]:
-    slots: list[list[int]] = [[] for _ in found.lanes]
-    for seat in found.seats:
-        if not slots[seat.lane] or slots[seat.lane][-1] != seat.slot:
-            slots[seat.lane].append(seat.slot)
-    hosts = len(set(found.lanes)) > 1
+def _lane_names(timeline: Chart) -> list[str]:
+    slots: list[list[int]] = [[] for _ in timeline.lanes]
+    for worker in timeline.workers:
+        if not slots[worker.lane] or slots[worker.lane][-1] != worker.slot:
+            slots[worker.lane].append(worker.slot)
+    hosts = len(set(timeline.lanes)) > 1
     return [
         f"{'→'.join(map(str, slots[lane][-3:]))}{f' · {host}' if hosts else ''}"
-        for lane, host in enumerate(found.lanes)
+        for lane, host in enumerate(timeline.lanes)
     ]
 
 
-def _summary(found: Chart, trials: int | None = None) -> str:
-    idle = found.idle()
+def _summary(timeline: Chart, trials: int | None = None) -> str:
+    idle = timeline.idle()
     parts = [
-        words.duration(found.elapsed(found.at)),
-        words.count(len(found.lanes), "worker"),
-        words.count(found.units, "unit"),
-        f"{words.size(found.hop_bytes)} hopped",
+        words.duration(timeline.elapsed(timeline.at)),
+        words.count(len(timeline.lanes), "worker"),
+        words.count(timeline.units, "unit"),
+        f"{words.size(timeline.hop_bytes)} hopped",
     ]
     if trials is not None:
         parts.insert(1, words.count(trials, "trial"))
     if idle is not None:
         parts.insert(2, f"{idle:.1%} idle")
-    if found.lost:
-        parts.append(f"{words.count(len(found.lost), 'worker')} lost")
+    if timeline.lost:
+        parts.append(f"{words.count(len(timeline.lost), 'worker')} lost")
     return ", ".join(parts)
 
 
 class Units:
     """What the chart draws of each span, in columns: 50 bytes a unit and 4 for each metric, where a million Spans would
-    be a gigabyte. In the order in which they ended; times in 0.1 ms since the beginning.
+    be a gigabyte. The order is that in which they ended; times are in 0.1 ms since the beginning.
 
     Args:
-        metrics: whether to keep their values.
+        metrics: whether to store the values of the metrics.
     """
 
     def __init__(self, metrics: bool = False) -> None:
@@ -161,35 +161,35 @@ class Units:
         self.error: dict[int, int] = {}
         self.errors: dict[str, int] = {}
         self.values: dict[str, array[float]] = {}
-        """Metric → its mean over the rows of each unit; NaN: it has none."""
+        """Metric → its mean over the rows of each unit; NaN where a unit has none."""
 
     def read(self, lines: Iterable[Line]) -> Chart:
-        """All these lines, once."""
-        found = Chart(lambda span: self._add(found, span))
+        """Read all these lines, once, and return their timeline."""
+        timeline = Chart(lambda span: self._add(timeline, span))
         for line in lines:
             if isinstance(line, Proposed):
                 self.trials[line.trial] = line.config
             elif isinstance(line, Began):
                 self.partitions = line.spec.partitions
-            found.see(line)
-        for span in list(found.open.values()):
-            self._add(found, span)
-        return found
+            timeline.see(line)
+        for span in list(timeline.open.values()):
+            self._add(timeline, span)
+        return timeline
 
     def order(self) -> array[int]:
-        """The units by lane and start. (Not by `sorted`, whose keys would take more memory than all columns.)"""
+        """Return the units by lane and start. (The keys of `sorted` would take more memory than all columns.)"""
         import numpy as np
 
         return array("i", np.lexsort((np.asarray(self.start), np.asarray(self.lane))).astype("i").tobytes())
 
-    def _add(self, found: Chart, span: Span) -> None:
+    def _add(self, timeline: Chart, span: Span) -> None:
         if span.lane < 0:
             return
         index = len(self.start)
-        start = round(found.elapsed(span.start) * 1e4)
-        end = span.end if span.end is not None else max(found.at, span.start)
+        start = round(timeline.elapsed(span.start) * 1e4)
+        end = span.end if span.end is not None else max(timeline.at, span.start)
         self.start.append(start)
-        self.length.append(max(1, round(found.elapsed(end) * 1e4) - start))
+        self.length.append(max(1, round(timeline.elapsed(end) * 1e4) - start))
         self.lane.append(span.lane)
         self.slot.append(span.slot)
         self.trial.append(span.trial)
@@ -208,7 +208,7 @@ class Units:
             self._means(index, span)
 
     def _means(self, index: int, span: Span) -> None:
-        """Of each scalar metric over the rows of a unit."""
+        """Append the mean of each scalar metric over the rows of a unit."""
         names = dict.fromkeys(name for part in span.parts for name in part.sums)
         for name in names:
             column = self.values.setdefault(name, array("f"))
@@ -219,20 +219,20 @@ class Units:
             column.append(total / rows if rows and abs(total) < LARGEST * rows else math.nan)
 
 
-def _data(found: Chart, units: Units) -> Iterator[tuple[str, Iterator[str]]]:
-    """What the page draws: blocks as columns, by lane and start; times in 0.1 ms since the beginning. JSON in pieces,
-    by name."""
+def _data(timeline: Chart, units: Units) -> Iterator[tuple[str, Iterator[str]]]:
+    """Yield what the page draws, as (name, pieces of JSON): blocks as columns, by lane and start; times in 0.1 ms since
+    the beginning."""
     names = words.Differing()
     for config in units.trials.values():
         names.see(config)
-    shares = [found.idle_of(lane) if len(found.lanes) <= 2000 else None for lane in range(len(found.lanes))]
+    shares = [timeline.idle_of(lane) if len(timeline.lanes) <= 2000 else None for lane in range(len(timeline.lanes))]
     order = units.order()
     yield (
         "lanes",
         _json(
             [
                 {"name": name, "idle": None if idle is None else round(idle, 4)}
-                for name, idle in zip(_lane_names(found), shares, strict=True)
+                for name, idle in zip(_lane_names(timeline), shares, strict=True)
             ]
         ),
     )
@@ -249,15 +249,15 @@ def _data(found: Chart, units: Units) -> Iterator[tuple[str, Iterator[str]]]:
     for name in columns:
         column = getattr(units, name)
         yield name, _list(order, partial(_number, column))
-    yield "again", _json([place for place, index in enumerate(order) if index in units.again])
-    yield "error", _json({str(place): units.error[index] for place, index in enumerate(order) if index in units.error})
+    yield "again", _json([row for row, index in enumerate(order) if index in units.again])
+    yield "error", _json({str(row): units.error[index] for row, index in enumerate(order) if index in units.error})
     yield "values", _list(order, partial(_values, list(units.values.values())))
     yield (
         "marks",
         _json(
             [
-                {"at": round(found.elapsed(mark.at) * 1e4), "lane": mark.lane, "what": mark.what, "text": mark.text}
-                for mark in found.marks
+                {"at": round(timeline.elapsed(mark.at) * 1e4), "lane": mark.lane, "what": mark.what, "text": mark.text}
+                for mark in timeline.marks
             ]
         ),
     )
@@ -279,7 +279,7 @@ def _list(order: Sequence[int], text: Callable[[int], str]) -> Iterator[str]:
 
 
 def _values(columns: list[array[float]], index: int) -> str:
-    """The means of one unit, four digits; null: none."""
+    """Return the means of one unit with four digits; null where it has none."""
     texts = [
         f"{column[index]:.4g}" if index < len(column) and math.isfinite(column[index]) else "null" for column in columns
     ]

@@ -1,7 +1,7 @@
-"""The one live table of a run: on a terminal drawn in place, in a notebook too, and elsewhere as plain lines.
+"""The one live table of a run: drawn in place on a terminal and in a notebook, and printed as plain lines elsewhere.
 
-It keeps no thread. The driver calls `see` after each batch of events and about once a second when nothing happens;
-what is drawn, at most four times a second, is drawn there, and never takes more than a twentieth of the time.
+It has no thread. The driver calls `see` after each batch of events and about once a second when nothing happens; `see`
+draws, at most four times a second, and never takes more than a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hopyard.views import words
 from hopyard.views.timeline import Chart
 
 EVERY = 0.25
-"""Seconds between two drawings, at least."""
+"""The least number of seconds between two drawings."""
 SHARE = 0.05
-"""Of the driver's time that drawing may take."""
+"""The share of the driver's time that drawing may take."""
 METRICS = 4
-"""Columns of metrics, at most."""
+"""The greatest number of columns for metrics."""
 _EIGHTHS: tuple[str, ...] = ("", *"▏▎▍▌▋▊▉")
 _COLOURS = {
     "running": "cyan",
@@ -48,13 +48,13 @@ _COLOURS = {
 
 
 class Table:
-    """What people look at while a run runs.
+    """The live table of a run.
 
     Args:
-        spec: of the run.
+        spec: the run's.
         console: where to draw; default: the terminal's standard error, so that a script's own output stays clean.
         clock: seconds since the epoch of Unix, the clock of the journal.
-        stalls: the slots that make no progress.
+        stalls: returns the slots that make no progress.
     """
 
     def __init__(
@@ -69,32 +69,32 @@ class Table:
         self._clock = clock
         self._stalls = stalls
         self._stalled: Mapping[int, Stall] = {}
-        """As of the last look."""
+        """The result of `stalls` when it was last called."""
         self._chart = Chart(keep=False)
         self._differing = words.Differing()
         self._trials = 0
         self._epochs: dict[int, set[int]] = {}
-        """Trial → the epochs that were told of in plain lines."""
+        """Trial → the epochs that were printed as plain lines."""
         self._failed: set[int] = set()
         self._marks = 0
-        self._drawn = 0.0
+        self._drawn_at = 0.0
         self._pause = 0.0
         self._begun = False
         self._closed = False
         self._live: Live | None = None
         self._handle: Any = None
         self._console = console if console is not None else Console(stderr=True)
-        self._face: Literal["terminal", "notebook", "plain"] = "plain"
+        self._output: Literal["terminal", "notebook", "plain"] = "plain"
         if console is None and _notebook():
-            self._face = "notebook"
+            self._output = "notebook"
         elif self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._face = "terminal"
+            self._output = "terminal"
 
     def see(self, lines: list[Line], machine: Machine) -> None:
-        """What happened since the last call. What the machine knows beyond these lines (of a run that goes on) is
-        drawn, but not told again in plain lines.
+        """Show what happened since the last call. What the machine knows beyond these lines (of a resumed run) is
+        drawn, but not printed again as plain lines.
 
-        Microseconds when it does not draw.
+        Takes microseconds when it does not draw.
         """
         if not self._begun:
             self._begun = True
@@ -108,34 +108,34 @@ class Table:
             if isinstance(line, Resumed):
                 self._skip(machine)
             elif isinstance(line, Retried):
-                self._tell_again(line, machine)
-        if self._face == "plain":
-            self._tell_stalls(machine)
-            self._tell(lines, touched, machine)
+                self._see_retried(line, machine)
+        if self._output == "plain":
+            self._print_stalls(machine)
+            self._print_news(lines, touched, machine)
             return
         now = self._clock()
-        if 0 <= now - self._drawn < self._pause or self._closed:
+        if 0 <= now - self._drawn_at < self._pause or self._closed:
             return
         began = time.perf_counter()
         self._stalled = self._stalls()
         self._draw(machine, now)
-        self._drawn = now
+        self._drawn_at = now
         self._pause = max(EVERY, (time.perf_counter() - began) / SHARE)
 
     def close(self, machine: Machine) -> None:
-        """The last drawing; the table stays on the screen."""
+        """Draw for the last time; the table stays on the screen."""
         if self._closed:
             return
         self._closed = True
-        if self._face == "plain":
+        if self._output == "plain":
             for trial in machine.trials.values():
-                self._tell_epochs(trial, machine)
+                self._print_epochs(trial, machine)
             self._print(self._end(machine))
             return
         self._draw(machine, self._chart.at or self._clock())
         if self._live is not None:
             self._live.stop()
-        elif self._face == "notebook":
+        elif self._output == "notebook":
             return
         self._console.print(Text(self._end(machine)), soft_wrap=True)
 
@@ -145,19 +145,19 @@ class Table:
         self._console.print(Text(text), soft_wrap=True)
 
     def _skip(self, machine: Machine) -> None:
-        """All that was before a resume has been told."""
+        """Count everything from before a resume as printed."""
         self._epochs = {trial.id: set(trial.history) for trial in machine.trials.values()}
         self._failed = {trial.id for trial in machine.trials.values() if trial.status == "failed"}
         self._marks = len(self._chart.marks)
 
-    def _tell_again(self, line: Retried, machine: Machine) -> None:
-        """What comes of a trial that is tried again is news, and so is its next failure."""
+    def _see_retried(self, line: Retried, machine: Machine) -> None:
+        """Let the next epochs and the next failure of a trial that is tried again be printed, as if they were new."""
         self._failed.discard(line.trial)
         trial = machine.trials.get(line.trial)
         if trial is not None and line.trial in self._epochs:
             self._epochs[line.trial] &= set() if line.recipe else set(trial.history)
 
-    def _tell(self, lines: list[Line], touched: dict[int, None], machine: Machine) -> None:
+    def _print_news(self, lines: list[Line], touched: dict[int, None], machine: Machine) -> None:
         for line in lines:
             if isinstance(line, Checked) and machine.status == "running":
                 slots = words.count(len(machine.slots), "worker")
@@ -172,13 +172,13 @@ class Table:
             trial = machine.trials.get(number)
             if trial is None:
                 continue
-            self._tell_epochs(trial, machine)
+            self._print_epochs(trial, machine)
             if trial.status == "failed" and number not in self._failed:
                 self._failed.add(number)
                 self._print(f"trial {number}  failed ({trial.fault}): {trial.error}  {words.named(trial.config)}")
 
-    def _tell_stalls(self, machine: Machine) -> None:
-        """Each stall once."""
+    def _print_stalls(self, machine: Machine) -> None:
+        """Print each stall once."""
         before, self._stalled = self._stalled, self._stalls()
         for slot, stall in self._stalled.items():
             if slot not in before:
@@ -188,17 +188,17 @@ class Table:
                     f"is replaced after {limit:g} (stall_timeout)"
                 )
 
-    def _tell_epochs(self, trial: TrialRecord, machine: Machine) -> None:
-        """Those that were not told. Validations end in any order: an epoch waits for those before it, unless they will
-        not come."""
-        told = self._epochs.setdefault(trial.id, set())
-        if len(trial.history) == len(told):
+    def _print_epochs(self, trial: TrialRecord, machine: Machine) -> None:
+        """Print the epochs that were not printed. Validations end in any order: an epoch waits for those before it,
+        unless they will not come."""
+        printed = self._epochs.setdefault(trial.id, set())
+        if len(trial.history) == len(printed):
             return
         for before, epoch in enumerate(sorted(trial.history)):
             if epoch != before and not trial.ended and not self._closed:
                 break
-            if epoch not in told:
-                told.add(epoch)
+            if epoch not in printed:
+                printed.add(epoch)
                 self._print(self._line(trial, epoch, machine))
 
     def _line(self, trial: TrialRecord, epoch: int, machine: Machine) -> str:
@@ -218,8 +218,8 @@ class Table:
             text += f", {idle:.1%} idle"
         best = words.best(machine)
         if best is not None and best.best is not None and self.spec.metric:
-            found = words.number(best.value(self.spec.metric))
-            text += f"; best: trial {best.id}, epoch {best.best + 1}, {self.spec.metric} {found}"
+            value = words.number(best.value(self.spec.metric))
+            text += f"; best: trial {best.id}, epoch {best.best + 1}, {self.spec.metric} {value}"
             config = words.named(best.config, self._names(machine))
             text += f"  {config}" if config else ""
         return text
@@ -231,22 +231,22 @@ class Table:
     # ---------------------------------------------------------------- drawing
 
     def _draw(self, machine: Machine, now: float) -> None:
-        if self._face == "notebook":
+        if self._output == "notebook":
             self._show(machine, now)
             return
         if self._live is None:
-            own = sys.stdout.isatty()  # what the script prints stays where it goes, a file for example
-            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=own)
+            tty = sys.stdout.isatty()  # what the script prints into a file, for example, stays there
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=tty)
             self._live.start()
         height = self._console.size.height - 1
         self._live.update(self.render(machine, now, height, self._console.size.width), refresh=True)
 
     def _show(self, machine: Machine, now: float) -> None:
-        """In a notebook: HTML, updated in place."""
-        paper = Console(file=io.StringIO(), record=True, width=120, height=40, force_jupyter=False)
-        paper.print(self.render(machine, now, 40, 120))
+        """Draw in a notebook: HTML, updated in place."""
+        recorder = Console(file=io.StringIO(), record=True, width=120, height=40, force_jupyter=False)
+        recorder.print(self.render(machine, now, 40, 120))
         code = '<pre style="font-family:ui-monospace,Menlo,Consolas,monospace;line-height:1.25">{code}</pre>'
-        page = paper.export_html(inline_styles=True, code_format=code)
+        page = recorder.export_html(inline_styles=True, code_format=code)
         display = importlib.import_module("IPython.display")
         if self._handle is None:
             self._handle = display.display(display.HTML(page), display_id=True)
@@ -254,7 +254,7 @@ class Table:
             self._handle.update(display.HTML(page))
 
     def render(self, machine: Machine, now: float, height: int, width: int) -> Group:
-        """The whole picture in `height` lines: the head, then the trials (of a fit: the epochs) that fit."""
+        """Return the whole picture in `height` lines: the head, then as many trials (for one trial: epochs) as fit."""
         rows = max(1, height - 5 - len(_troubles(machine, now)))
         body = self._fit(machine, now, rows) if self.spec.trials == 1 else self._search(machine, now, rows, width)
         return Group(self._head(machine, now), *body)
@@ -293,26 +293,26 @@ class Table:
             return machine.status
         if self._chart.marks and self._chart.marks[-1].what in ("interrupted", "stopped"):
             return self._chart.marks[-1].what
-        if self._closed:  # the driver ends, and could not say so
+        if self._closed:  # the driver ends, and could not write that to the journal
             return "interrupted"
         return "preflight" if machine.status == "checking" else machine.status
 
     def _eta(self, machine: Machine) -> float | None:
-        """Seconds until the run ends: its work over its slots, but no less than its longest trial."""
+        """Return the seconds until the run ends: its work over its slots, but no less than its longest trial."""
         if machine.status != "running" or not self._chart.units or not machine.slots:
             return None
-        each = [self._left(trial) for trial in machine.trials.values() if not trial.ended]
-        if not each:
+        remaining = [self._remaining_seconds(trial) for trial in machine.trials.values() if not trial.ended]
+        if not remaining:
             return 0.0
         missing = max(0, (self.spec.trials or 0) - len(machine.trials))
-        return max(*each, sum(each) * (1 + missing / len(machine.trials)) / len(machine.slots))
+        return max(*remaining, sum(remaining) * (1 + missing / len(machine.trials)) / len(machine.slots))
 
-    def _left(self, trial: TrialRecord) -> float:
+    def _remaining_seconds(self, trial: TrialRecord) -> float:
         checks = (self.spec.epochs - len(trial.history)) * self.spec.validation
         return trial.remaining + checks * (trial.check_seconds or 0.3 * trial.seconds)
 
     def _names(self, machine: Machine) -> list[str]:
-        """The parameters that differ between trials."""
+        """Return the parameters that differ between trials."""
         if self._trials != len(machine.trials):
             for trial in islice(machine.trials.values(), self._trials, None):
                 self._differing.see(trial.config)
@@ -320,11 +320,11 @@ class Table:
         return self._differing.names
 
     def _search(self, machine: Machine, now: float, rows: int, width: int) -> list[Grid | Text]:
-        """One row a trial: all of them, or the running ones, the best and a summary."""
+        """Return one row a trial: all of them, or the running ones, the best and a summary."""
         best = words.best(machine)
         trials = list(machine.trials.values())
         if len(trials) > rows:
-            trials = _chosen(machine, best, max(1, rows - 1))
+            trials = _visible_trials(machine, best, max(1, rows - 1))
         names = self._names(machine)
         metrics = words.columns(machine)[: METRICS if width >= 140 else 3 if width >= 110 else 2]
         live = machine.status == "running"
@@ -346,20 +346,20 @@ class Table:
             grid.add_column("worker", no_wrap=True, overflow="ellipsis")
         for trial in trials:
             mark = "★" if trial is best else ""
-            found = trial.metrics
+            values = trial.metrics
             slot, unit = work.get(trial.id, (-1, None))
             status = "stalled" if slot in self._stalled else self._status(trial, unit is not None)
             cells: list[Text | str] = [mark, str(trial.id), words.named(trial.config, names)]
             cells += [Text(status, _COLOURS.get(status, "")), self._epoch(trial, slot, unit, now)]
-            cells += [words.number(found.get(name)) if found else "" for name in metrics]
-            left = self._left(trial) if trial.seconds and trial.status == "running" else None
+            cells += [words.number(values.get(name)) if values else "" for name in metrics]
+            remaining = self._remaining_seconds(trial) if trial.seconds and trial.status == "running" else None
             if live:
-                cells += ["" if left is None else words.duration(left), self._worker(machine, slot)]
+                cells += ["" if remaining is None else words.duration(remaining), self._worker(machine, slot)]
             grid.add_row(*cells, style="bold" if trial is best else "red" if trial.status == "failed" else "")
         body: list[Grid | Text] = [grid]
         hidden = len(machine.trials) - len(trials)
         if hidden:
-            body.append(_rest(machine, trials))
+            body.append(_hidden_summary(machine, trials))
         failed = next((trial for trial in reversed(machine.trials.values()) if trial.status == "failed"), None)
         if failed is not None:
             text = f"trial {failed.id} failed ({failed.fault}): {' '.join(failed.error.split())}"
@@ -367,7 +367,7 @@ class Table:
         return [*body, *_troubles(machine, now)]
 
     def _fit(self, machine: Machine, now: float, rows: int) -> list[Grid | Text]:
-        """One row an epoch, the newest ones."""
+        """Return one row an epoch, the newest ones."""
         if not machine.trials:
             return []
         trial = next(iter(machine.trials.values()))
@@ -380,14 +380,14 @@ class Table:
         grid.add_column("worker", no_wrap=True)
         for epoch in sorted(trial.history)[-max(1, rows - 1) :]:
             best = bool(self.spec.metric) and epoch == trial.best and trial.good(self.spec.metric)
-            found = trial.history[epoch]
-            cells = [f"{epoch + 1}/{self.spec.epochs}", *(words.number(found.get(name)) for name in metrics), ""]
+            values = trial.history[epoch]
+            cells = [f"{epoch + 1}/{self.spec.epochs}", *(words.number(values.get(name)) for name in metrics), ""]
             grid.add_row("★" if best else "", *cells, style="bold" if best else "")
         work = [(slot, unit) for slot, unit in machine.leases.standing().values()]
         if not trial.ended:
             slot, unit = work[0] if work else (-1, None)
-            where = self._worker(machine, slot)
-            grid.add_row("", self._epoch(trial, slot, unit, now), *("" for _ in metrics), where)
+            worker = self._worker(machine, slot)
+            grid.add_row("", self._epoch(trial, slot, unit, now), *("" for _ in metrics), worker)
         text = Text(words.named(trial.config), "dim", no_wrap=True, overflow="ellipsis")
         body: list[Grid | Text] = [text, grid] if trial.config else [grid]
         if trial.status == "failed":
@@ -404,7 +404,7 @@ class Table:
         return "running" if working else "hopping" if trial.step else "waiting"
 
     def _epoch(self, trial: TrialRecord, slot: int, unit: Unit | None, now: float) -> str:
-        """`2/3 ███▌ `: the epoch it is in, and how far."""
+        """Return `2/3 ███▌ `: the epoch that a trial is in, and how much of it is done."""
         spec = self.spec
         if trial.ended:
             return f"{len(trial.history)}/{spec.epochs}"
@@ -417,50 +417,50 @@ class Table:
         return f"{epoch + 1}/{spec.epochs} {_bar(step / spec.partitions - epoch, 5)}"
 
     def _worker(self, machine: Machine, slot: int) -> str:
-        found = machine.slots.get(slot)
-        if found is None:
+        record = machine.slots.get(slot)
+        if record is None:
             return ""
-        hosts = {seat.host for seat in islice(machine.slots.values(), 100)}
-        return f"{slot} {found.host}" if len(hosts) > 1 else str(slot)
+        hosts = {other.host for other in islice(machine.slots.values(), 100)}
+        return f"{slot} {record.host}" if len(hosts) > 1 else str(slot)
 
 
 def _bar(share: float, width: int) -> str:
-    """`████▌   `, in eighths."""
+    """Return `████▌   `, a bar in eighths."""
     eighths = round(min(1.0, max(0.0, share)) * width * 8)
     full, part = divmod(eighths, 8)
     return ("█" * full + _EIGHTHS[part]).ljust(width, "░")
 
 
-def _chosen(machine: Machine, best: TrialRecord | None, rows: int) -> list[TrialRecord]:
-    """The best trial, then running ones, then the next best; by number."""
-    found: dict[int, TrialRecord] = {}
+def _visible_trials(machine: Machine, best: TrialRecord | None, rows: int) -> list[TrialRecord]:
+    """Return the best trial, then running ones, the next best and waiting ones, as many as fit; sorted by number."""
+    visible: dict[int, TrialRecord] = {}
     if best is not None:
-        found[best.id] = best
-    for wanted in ("running", "ranked", "waiting"):
-        if len(found) >= rows:
+        visible[best.id] = best
+    for group in ("running", "ranked", "waiting"):
+        if len(visible) >= rows:
             break
-        source = words.ranked(machine) if wanted == "ranked" else machine.trials.values()
-        for trial in source:
-            if len(found) >= rows:
+        candidates = words.ranked(machine) if group == "ranked" else machine.trials.values()
+        for trial in candidates:
+            if len(visible) >= rows:
                 break
-            if trial.status == wanted or (wanted == "ranked" and trial.best is not None):
-                found[trial.id] = trial
-    return [found[number] for number in sorted(found)]
+            if trial.status == group or (group == "ranked" and trial.best is not None):
+                visible[trial.id] = trial
+    return [visible[number] for number in sorted(visible)]
 
 
-def _rest(machine: Machine, shown: list[TrialRecord]) -> Text:
-    """`and 84 more: 40 completed, 44 waiting`."""
-    seen = {trial.id for trial in shown}
+def _hidden_summary(machine: Machine, shown: list[TrialRecord]) -> Text:
+    """Return `and 84 more: 40 completed, 44 waiting`."""
+    shown_ids = {trial.id for trial in shown}
     counts: dict[str, int] = {}
     for trial in machine.trials.values():
-        if trial.id not in seen:
+        if trial.id not in shown_ids:
             counts[trial.status] = counts.get(trial.status, 0) + 1
     parts = [f"{counts[name]:,} {name}" for name in ("running", "completed", "failed", "waiting") if name in counts]
     return Text(f"  and {sum(counts.values()):,} more: {', '.join(parts)}", "dim")
 
 
 def _troubles(machine: Machine, now: float) -> list[Text]:
-    """What keeps trials waiting, and why the store cannot be reached: at most one line each."""
+    """Return what keeps trials waiting, and why the store cannot be reached: at most one line each."""
     delayed = [trial for trial in machine.trials.values() if trial.until and not trial.ended]
     away = next((slot for slot in machine.slots.values() if slot.away), None)
     lines = []
@@ -475,6 +475,6 @@ def _troubles(machine: Machine, now: float) -> list[Text]:
 
 
 def _notebook() -> bool:
-    """Whether this process is a notebook's kernel, found without importing anything."""
+    """Return whether this process is a notebook's kernel, without importing anything."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")

@@ -1,4 +1,4 @@
-"""A program as its journal tells it: how it stands, and each of its tasks."""
+"""The status of a program and of each of its tasks, according to its journal."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TaskRow:
 
 
 @dataclass(slots=True)
-class Story:
-    """A program."""
+class ProgramSummary:
+    """A program: what it is, its status and its tasks."""
 
     name: str = ""
     roles: str = ""
@@ -37,53 +37,53 @@ class Story:
     last: float = 0.0
     tasks: dict[int, TaskRow] = field(default_factory=dict)
 
-    def stands(self, status: str) -> None:
-        """How it stands, which a journal alone does not tell; what was left in the midst stands the same."""
+    def set_status(self, status: str) -> None:
+        """Set the status, which the journal alone does not show; if "interrupted", also of tasks that had not ended."""
         self.status = status
         for task in self.tasks.values():
             if status == "interrupted" and task.status in ("starting", "running"):
                 task.status = status
 
 
-def story(lines: Iterable[ProgramLine]) -> Story:
-    """How the program stands after these lines.
+def summarize(lines: Iterable[ProgramLine]) -> ProgramSummary:
+    """Return the status of the program after these lines.
 
     Raises:
         JournalError: the first of them is not `Launched`.
     """
-    told = Story()
+    summary = ProgramSummary()
     machine = None
     for line in lines:
         if machine is None:
             machine = begun(line)
             if isinstance(line, Launched):
-                told.engine = str(line.about.get("engine", ""))
+                summary.engine = str(line.about.get("engine", ""))
         machine.apply(line)
-        told.last = line.at
+        summary.last = line.at
     if machine is None:  # nothing has happened yet
-        return told
-    told.name, told.began = machine.spec.name, machine.began
-    told.roles = ", ".join(f"{count} {role}" for role, (count, _, _) in machine.spec.roles.items())
-    told.status, told.cause, told.restarts = machine.status, machine.cause, machine.restart
+        return summary
+    summary.name, summary.began = machine.spec.name, machine.began
+    summary.roles = ", ".join(f"{count} {role}" for role, (count, _, _) in machine.spec.roles.items())
+    summary.status, summary.cause, summary.restarts = machine.status, machine.cause, machine.restart
     for slot, record in machine.tasks.items():
         host = machine.known[slot].host if slot in machine.known else ""
-        told.tasks[slot] = TaskRow(record.task.name, slot, host, record.status, dict(record.values), record.step)
-    return told
+        summary.tasks[slot] = TaskRow(record.task.name, slot, host, record.status, dict(record.values), record.step)
+    return summary
 
 
-def report(told: Story, directory: Path) -> str:
-    """For people."""
+def report(summary: ProgramSummary, directory: Path) -> str:
+    """Return the summary as text for people."""
     lines = [
-        f"{told.name}: {told.status}",
+        f"{summary.name}: {summary.status}",
         f"  directory  {directory}",
-        f"  roles      {told.roles}, on {told.engine}",
-        f"  lasted     {words.duration(told.last - told.began)}",
+        f"  roles      {summary.roles}, on {summary.engine}",
+        f"  lasted     {words.duration(summary.last - summary.began)}",
     ]
-    if told.restarts:
-        lines.append(f"  restarts   {told.restarts}")
-    if told.cause:
-        lines += ["  cause      " + told.cause.replace("\n", "\n             ")]
-    for task in told.tasks.values():
+    if summary.restarts:
+        lines.append(f"  restarts   {summary.restarts}")
+    if summary.cause:
+        lines += ["  cause      " + summary.cause.replace("\n", "\n             ")]
+    for task in summary.tasks.values():
         values = "  ".join(f"{name} {words.number(value)}" for name, value in task.values.items())
         step = "" if task.step is None else f"step {task.step}  "
         lines.append(f"  {task.name:<12} {task.status:<9} {task.host}  slot-{task.slot}.log  {step}{values}".rstrip())

@@ -12,15 +12,16 @@ from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
 
 SHORT = 16
-"""Hexadecimal digits of a digest that stand in a table; the whole is in `summary`."""
+"""How many hexadecimal digits of a digest a table shows; `summary` has all of them."""
 
 
 def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
-    """One dict a trial, by number: plain values, ready for JSON (NaN stays a float: encode it as your format likes).
+    """Return one dict a trial, by number: plain values, ready for JSON (NaN stays a float: encode it as your format
+    likes).
 
-    Keys: trial, config, status, epochs (that are all in), metrics (of the last of them), best_epoch, best (the run's
-    metric there), best_metrics, history (epoch → metrics), digest (of the final State, empty until it is durable),
-    remaining_seconds (of training, estimated), fault, error.
+    Keys: trial, config, status, epochs (how many are complete), metrics (of the last of them), best_epoch, best (the
+    run's metric there), best_metrics, history (epoch → metrics), digest (of the final State, empty until it is
+    durable), remaining_seconds (of training, estimated), fault, error.
     """
     metric = machine.spec.metric
     return [
@@ -43,8 +44,8 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
     ]
 
 
-def brief(found: Chart, machine: Machine) -> dict[str, Any]:
-    """One line's worth of a run: plain values for JSON. `folded` is the status that the journal folds to."""
+def brief(timeline: Chart, machine: Machine) -> dict[str, Any]:
+    """Return the values for one line about a run, ready for JSON. `folded` is the status that the journal folds to."""
     best = words.best(machine)
     return {
         "folded": machine.status,
@@ -54,34 +55,34 @@ def brief(found: Chart, machine: Machine) -> dict[str, Any]:
         "epochs": machine.spec.epochs,
         "metric": machine.spec.metric,
         "best": best.value(machine.spec.metric) if best is not None else None,
-        "started": found.began,
-        "seconds": found.elapsed(found.at),
+        "started": timeline.began,
+        "seconds": timeline.elapsed(timeline.at),
     }
 
 
 def facts(lines: Iterable[Line], machine: Machine, status: str) -> dict[str, Any]:
-    """What the whole run came to: plain values for JSON."""
+    """Return the totals of the whole run: plain values for JSON."""
     return _facts(chart(lines), machine, status)
 
 
 def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], status: str) -> str:
-    """The final report.
+    """Return the final report.
 
     Args:
         lines: the journal.
         machine: its fold.
-        about: what run.json says; read are `directory` (of the run), `split`, `store`, `recipe`, `recipes`, `digests`;
-            each may be missing.
-        status: how the run stands (`store/standing.py`).
+        about: the content of run.json. Used are `directory` (of the run), `split`, `store`, `recipe`, `recipes` and
+            `digests`; each may be missing.
+        status: the status of the run (`store/standing.py`).
     """
-    found = chart(lines)
+    timeline = chart(lines)
     directory = str(about.get("directory", "") or "")
     blocks = [
-        _head(found, machine, directory, status, str(about.get("split", "") or "")),
+        _head(timeline, machine, directory, status, str(about.get("split", "") or "")),
         _recipes(machine, about),
         _best(machine),
         _ranks(machine, status),
-        _account(found, machine, status),
+        _account(timeline, machine, status),
         _failures(machine),
         _defects(machine),
         _next(machine, about, directory, status),
@@ -89,34 +90,34 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _facts(found: Chart, machine: Machine, status: str) -> dict[str, Any]:
+def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
     statuses = [trial.status for trial in machine.trials.values()]
     return {
         "status": status,
         "trials": len(machine.trials),
         "completed": statuses.count("completed"),
         "failed": statuses.count("failed"),
-        "wall_seconds": found.elapsed(found.at),
-        "busy_seconds": found.busy(),
-        "idle_share": found.idle(),
-        "slots": len(found.lanes),
-        "units": found.units,
-        "partitions": found.parts,
-        "redone": found.redone,
-        "hop_seconds": found.hop_seconds,
-        "hop_bytes": found.hop_bytes,
-        "states": found.stored,
-        "state_bytes": found.stored_bytes,
-        "lost": [mark.text for mark in found.lost],
-        "resumed": len(found.gaps),
+        "wall_seconds": timeline.elapsed(timeline.at),
+        "busy_seconds": timeline.busy(),
+        "idle_share": timeline.idle(),
+        "slots": len(timeline.lanes),
+        "units": timeline.units,
+        "partitions": timeline.parts,
+        "redone": timeline.redone,
+        "hop_seconds": timeline.hop_seconds,
+        "hop_bytes": timeline.hop_bytes,
+        "states": timeline.stored,
+        "state_bytes": timeline.stored_bytes,
+        "lost": [mark.text for mark in timeline.lost],
+        "resumed": len(timeline.gaps),
         "defects": machine.defects,
     }
 
 
-def _head(found: Chart, machine: Machine, directory: str, status: str, split: str) -> str:
+def _head(timeline: Chart, machine: Machine, directory: str, status: str, split: str) -> str:
     spec = machine.spec
-    facts = _facts(found, machine, status)
-    why = [f" ({mark.text})" for mark in found.marks[-1:] if mark.what == status]
+    facts = _facts(timeline, machine, status)
+    why = [f" ({mark.text})" for mark in timeline.marks[-1:] if mark.what == status]
     data = words.count(spec.partitions, "partition")
     if spec.validation:
         data += f" + {spec.validation} for validation"
@@ -132,17 +133,17 @@ def _head(found: Chart, machine: Machine, directory: str, status: str, split: st
 
 
 def _recipes(machine: Machine, about: dict[str, Any]) -> str:
-    """Which trials were trained with which recipe, where there are several."""
-    used: dict[str, list[int]] = {}
+    """Return which trials were trained with which recipe; empty where there is one recipe."""
+    ids: dict[str, list[int]] = {}
     for _, trial in sorted(machine.trials.items()):
-        used.setdefault(trial.recipe, []).append(trial.id)
-    if set(used) <= {""}:
+        ids.setdefault(trial.recipe, []).append(trial.id)
+    if set(ids) <= {""}:
         return ""
-    digests = {"": str((about.get("digests") or {}).get("recipe", "")) or "–", **{seal: seal for seal in used if seal}}
+    digests = {"": str((about.get("digests") or {}).get("recipe", "")) or "–", **{seal: seal for seal in ids if seal}}
     names = {"": str(about.get("recipe", "")), **(about.get("recipes") or {})}
     rows = [
         f"  {names.get(seal, '') or 'recipe'} (digest {digests[seal][:SHORT]}): trials {', '.join(map(str, trials))}"
-        for seal, trials in sorted(used.items())
+        for seal, trials in sorted(ids.items())
     ]
     return "\n".join(["Recipes", *rows])
 
@@ -151,8 +152,8 @@ def _best(machine: Machine) -> str:
     spec = machine.spec
     best = words.best(machine)
     if best is None or best.best is None:
-        some = any(trial.history for trial in machine.trials.values() if trial.status != "failed")
-        return f"Best: none; {spec.metric} is NaN or infinite in every epoch" if some else ""
+        has_history = any(trial.history for trial in machine.trials.values() if trial.status != "failed")
+        return f"Best: none; {spec.metric} is NaN or infinite in every epoch" if has_history else ""
     why = f" by {spec.metric} ({spec.mode})" if spec.metric else ""
     metrics = best.history[best.best]
     order = [name for name in words.columns(machine) if name in metrics]
@@ -187,33 +188,36 @@ def _ranks(machine: Machine, status: str) -> str:
             ]
         )
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
-    left = {2, len(head) - 1}
+    left_aligned = {2, len(head) - 1}
     lines = ["Trials, each at its best epoch (digest: of its final State)"]
     for row in rows:
-        cells = [cell.ljust(widths[n]) if n in left else cell.rjust(widths[n]) for n, cell in enumerate(row)]
+        cells = [cell.ljust(widths[n]) if n in left_aligned else cell.rjust(widths[n]) for n, cell in enumerate(row)]
         lines.append("  " + "  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
-def _account(found: Chart, machine: Machine, status: str) -> str:
-    facts = _facts(found, machine, status)
+def _account(timeline: Chart, machine: Machine, status: str) -> str:
+    facts = _facts(timeline, machine, status)
     idle = facts["idle_share"]
     rows = [("wall time", words.duration(facts["wall_seconds"]))]
-    if found.gaps:
-        away = sum(end - start for start, end in found.gaps)
+    if timeline.gaps:
+        away = sum(end - start for start, end in timeline.gaps)
         rows.append(
-            ("resumed", f"{words.count(len(found.gaps), 'time')}; not in it: {words.duration(away)} without a driver")
+            (
+                "resumed",
+                f"{words.count(len(timeline.gaps), 'time')}; not in it: {words.duration(away)} without a driver",
+            )
         )
     if idle is not None:
         rows.append(("idle share", f"{idle:.1%} of the slots' time, from the first to the last unit"))
-    rows.append(("units", f"{words.count(found.units, 'unit')} over {words.count(found.parts, 'partition')}"))
-    rows.append(("done again", words.count(found.redone, "partition") if found.redone else "none"))
-    rows.append(("hops", f"{words.size(found.hop_bytes)} in {words.duration(found.hop_seconds)}"))
-    rows.append(("stored", f"{words.count(found.stored, 'State')}, {words.size(found.stored_bytes)}"))
-    lost = found.lost
+    rows.append(("units", f"{words.count(timeline.units, 'unit')} over {words.count(timeline.parts, 'partition')}"))
+    rows.append(("done again", words.count(timeline.redone, "partition") if timeline.redone else "none"))
+    rows.append(("hops", f"{words.size(timeline.hop_bytes)} in {words.duration(timeline.hop_seconds)}"))
+    rows.append(("stored", f"{words.count(timeline.stored, 'State')}, {words.size(timeline.stored_bytes)}"))
+    lost = timeline.lost
     rows.append(("lost workers", str(len(lost)) if lost else "none"))
     lines = ["Account", *(f"  {name:<13} {text}" for name, text in rows)]
-    lines += [f"    {words.duration(found.elapsed(mark.at))} after the start: {mark.text}" for mark in lost[:20]]
+    lines += [f"    {words.duration(timeline.elapsed(mark.at))} after the start: {mark.text}" for mark in lost[:20]]
     if len(lost) > 20:
         lines.append(f"    and {len(lost) - 20} more")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""Who worked on what, when: the lines of a journal as spans on lanes, and what is added up over them.
+"""Who worked on what, when: the lines of a journal as spans on lanes, and their totals.
 
-A *span* is one unit on one slot, from its `Dispatch` to its end. A *seat* is one slot, from its `Joined` until it was
+A *span* is one unit on one slot, from its `Dispatch` to its end. A *worker* is one slot, from its `Joined` until it was
 gone. A *lane* is a row of the chart: a slot that joins takes the lane of one that is gone from the same host, so a
 replaced worker stays where people look for it. Times are the journal's; no clock is read.
 """
@@ -49,12 +49,12 @@ class Span:
     hop_seconds: float = 0.0
     hop_bytes: int = 0
     again: bool = False
-    """Some of its partitions had been given out before."""
+    """Whether some of its partitions had been dispatched before."""
 
 
 @dataclass(slots=True)
-class Seat:
-    """One slot, while it was there."""
+class Worker:
+    """One slot, from when it joined until it was gone."""
 
     slot: int
     host: str
@@ -62,12 +62,12 @@ class Seat:
     joined: float
     left: float | None = None
     busy: float = 0.0
-    """Seconds with a unit, of those that ended."""
+    """Seconds that it spent on units that ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened to a worker or to the run. `lane` -1: to the whole run."""
+    """Something that happened to a worker, or to the whole run: then `lane` is -1."""
 
     at: float
     lane: int
@@ -80,38 +80,38 @@ class Mark:
 
 @dataclass
 class Chart:
-    """What a run did, as far as it was told. Owner of its state; it changes in `see` and `gone` only.
+    """What a run did, as far as the lines go. It owns its state and changes it in `see` and `gone` only.
 
     Args:
-        each: shown each span that ended. They are not kept here: there may be a million of them.
-        keep: whether to count what was done again, for which it keeps a few bytes for each epoch of each trial; the
-            live table does without.
+        each: called with each span that ended. Spans are not stored here: there may be a million of them.
+        keep: whether to count what was done again, which takes a few bytes for each epoch of each trial; the live
+            table does without.
     """
 
     each: Callable[[Span], object] = lambda span: None
     keep: bool = True
-    seats: list[Seat] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     lanes: list[str] = field(default_factory=list)
     """Host of each lane."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """(from, to) while no driver lived."""
+    """(from, to) of the times in which no driver lived."""
     open: dict[int, Span] = field(default_factory=dict)
-    """Slot → what it works on."""
+    """Slot → the span that it works on."""
     began: float = 0.0
-    """When the first line was written."""
+    """The time of the first line."""
     at: float = 0.0
-    """Of the newest line."""
+    """The time of the newest line."""
     first: float | None = None
-    """When the first unit was given out."""
+    """When the first unit was dispatched."""
     last: float = 0.0
     """When the last unit ended."""
     units: int = 0
-    """That ended well."""
+    """Units that ended well."""
     parts: int = 0
-    """Partitions in them."""
+    """Partitions in these units."""
     redone: int = 0
-    """Partitions that were given out again. Counted only with `keep`."""
+    """Partitions that were dispatched again. Counted only with `keep`."""
     hop_seconds: float = 0.0
     hop_bytes: int = 0
     stored: int = 0
@@ -119,17 +119,17 @@ class Chart:
     stored_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self._there: dict[int, Seat] = {}
+        self._present: dict[int, Worker] = {}
         self._free: dict[str, list[int]] = {}
-        self._given: dict[tuple[int, str, int], int] = {}
+        self._dispatched: dict[tuple[int, str, int], int] = {}
         self._over = False
-        self._told = False
+        self._begun = False
 
     def see(self, line: Line) -> int:
-        """One more line. Gives the trial that it may have changed in a way people want to read about, or -1. O(1)."""
+        """Add one line. Returns the trial that it may have changed in a way people want to read about, or -1. O(1)."""
         before, self.at = self.at, line.at
-        if not self._told:
-            self._told, self.began, before = True, line.at, line.at
+        if not self._begun:
+            self._begun, self.began, before = True, line.at, line.at
         if isinstance(line, Dispatch):
             self._dispatch(line)
         elif isinstance(line, Done):
@@ -151,7 +151,7 @@ class Chart:
         elif isinstance(line, Left):
             self.gone(line.slot, line.at, line.reason, mark=False)
         elif isinstance(line, Check):
-            lane = self._there[line.slot].lane if line.slot in self._there else -1
+            lane = self._present[line.slot].lane if line.slot in self._present else -1
             self._start(Span(line.at, line.slot, lane, -1, line.trial, "check", 0, ()))
         elif isinstance(line, Checked):
             span = self.open.get(line.slot)
@@ -159,7 +159,7 @@ class Chart:
                 self._end(span, line.at, "failed" if line.faults else "done", "; ".join(line.faults))
             return line.trial
         elif isinstance(line, Resumed):
-            for slot in list(self._there):
+            for slot in list(self._present):
                 self.gone(slot, before, "its driver was gone", mark=False)
             self.gaps.append((before, line.at))
             self._over = False
@@ -173,15 +173,15 @@ class Chart:
         return -1
 
     def gone(self, slot: int, at: float, reason: str, mark: bool = True) -> int:
-        """A slot is gone. Gives the trial that it worked on, or -1."""
-        seat = self._there.pop(slot, None)
-        if seat is None:
+        """Remove a slot that is gone. Returns the trial that it worked on, or -1."""
+        worker = self._present.pop(slot, None)
+        if worker is None:
             return -1
-        seat.left = at
-        self._free.setdefault(seat.host, []).append(seat.lane)
+        worker.left = at
+        self._free.setdefault(worker.host, []).append(worker.lane)
         if mark and not self._over:
-            text = f"worker {slot} on {seat.host} lost: {reason}"
-            self.marks.append(Mark(at, seat.lane, "lost", text, slot))
+            text = f"worker {slot} on {worker.host} lost: {reason}"
+            self.marks.append(Mark(at, worker.lane, "lost", text, slot))
         span = self.open.get(slot)
         if span is None:
             return -1
@@ -189,30 +189,30 @@ class Chart:
         return span.trial
 
     def idle(self, now: float | None = None) -> float | None:
-        """Share of slot-seconds without a unit, from the first unit given out to the end of the last one, or to `now`
-        while units run. None when nothing was given out. O(slots)."""
+        """Return the share of slot-seconds without a unit, from the first dispatch to the end of the last unit, or to
+        `now` while units run. None when nothing was dispatched. O(slots)."""
         if self.first is None:
             return None
         end = self._until(now)
-        there = sum(self._presence(seat, end) for seat in self.seats)
-        return max(0.0, 1 - self.busy(now) / there) if there > 0 else None
+        present = sum(self._presence(worker, end) for worker in self.workers)
+        return max(0.0, 1 - self.busy(now) / present) if present > 0 else None
 
     def busy(self, now: float | None = None) -> float:
-        """Slot-seconds with a unit."""
+        """Return the slot-seconds with a unit."""
         end = self._until(now)
         running = sum(max(0.0, end - span.start) for span in self.open.values() if span.kind != "check")
-        return sum(seat.busy for seat in self.seats) + running
+        return sum(worker.busy for worker in self.workers) + running
 
     def idle_of(self, lane: int) -> float | None:
-        """The same of one lane, for a run that does not go on."""
-        seats = [seat for seat in self.seats if seat.lane == lane]
+        """Return the idle share of one lane, for a run that does not go on."""
+        workers = [worker for worker in self.workers if worker.lane == lane]
         end = self._until(None)
-        there = sum(self._presence(seat, end) for seat in seats)
+        present = sum(self._presence(worker, end) for worker in workers)
         running = sum(max(0.0, end - s.start) for s in self.open.values() if s.lane == lane and s.kind != "check")
-        return max(0.0, 1 - (sum(seat.busy for seat in seats) + running) / there) if there > 0 else None
+        return max(0.0, 1 - (sum(worker.busy for worker in workers) + running) / present) if present > 0 else None
 
     def elapsed(self, at: float) -> float:
-        """Seconds from the beginning to `at`, without those in which no driver lived."""
+        """Return the seconds from the beginning to `at`, without those in which no driver lived."""
         return at - self.began - sum(max(0.0, min(at, end) - start) for start, end in self.gaps if start < at)
 
     @property
@@ -225,12 +225,12 @@ class Chart:
             return max(self.last, self.at if now is None else now)
         return self.last
 
-    def _presence(self, seat: Seat, end: float) -> float:
+    def _presence(self, worker: Worker, end: float) -> float:
         first = 0.0 if self.first is None else self.first
-        return max(0.0, min(end, seat.left if seat.left is not None else end) - max(first, seat.joined))
+        return max(0.0, min(end, worker.left if worker.left is not None else end) - max(first, worker.joined))
 
     def _joined(self, line: Joined) -> None:
-        if line.slot in self._there:
+        if line.slot in self._present:
             self.gone(line.slot, line.at, "it joined again", mark=False)
         free = self._free.get(line.host)
         if free:
@@ -238,23 +238,23 @@ class Chart:
         else:
             lane = len(self.lanes)
             self.lanes.append(line.host)
-        seat = self._there[line.slot] = Seat(line.slot, line.host, lane, line.at)
-        self.seats.append(seat)
+        worker = self._present[line.slot] = Worker(line.slot, line.host, lane, line.at)
+        self.workers.append(worker)
 
     def _dispatch(self, line: Dispatch) -> None:
         unit = line.unit
         if self.first is None:
             self.first = self.last = line.at
-        lane = self._there[line.slot].lane if line.slot in self._there else -1
+        lane = self._present[line.slot].lane if line.slot in self._present else -1
         span = Span(line.at, line.slot, lane, unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions)
         if self.keep:
             key = unit.trial, unit.kind, unit.epoch
-            given = self._given.get(key, 0)
+            dispatched = self._dispatched.get(key, 0)
             bits = 0
             for partition in unit.partitions:
                 bits |= 1 << partition
-            self._given[key] = given | bits
-            twice = (given & bits).bit_count()
+            self._dispatched[key] = dispatched | bits
+            twice = (dispatched & bits).bit_count()
             span.again = twice > 0
             self.redone += twice
         self._start(span)
@@ -267,10 +267,10 @@ class Chart:
         span.end, span.outcome, span.error = at, outcome, error
         if span.kind != "check":
             self.last = max(self.last, at)
-            seat = self._there.get(span.slot)
-            if seat is None:  # just gone: its seat is the last one of this slot
-                seat = next(seat for seat in reversed(self.seats) if seat.slot == span.slot)
-            seat.busy += at - span.start
+            worker = self._present.get(span.slot)
+            if worker is None:  # just gone: it is the last worker of this slot
+                worker = next(worker for worker in reversed(self.workers) if worker.slot == span.slot)
+            worker.busy += at - span.start
         self.each(span)
 
     def _done(self, line: Done) -> int:
@@ -291,8 +291,8 @@ class Chart:
 
 
 def chart(lines: Iterable[Line], each: Callable[[Span], object] = lambda span: None) -> Chart:
-    """The chart of all these lines. The first is `Began`; `each` is shown each span that ended."""
-    found = Chart(each)
+    """Return the chart of all these lines. The first is `Began`; `each` is called with each span that ended."""
+    timeline = Chart(each)
     for line in lines:
-        found.see(line)
-    return found
+        timeline.see(line)
+    return timeline

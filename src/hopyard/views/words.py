@@ -1,4 +1,4 @@
-"""Numbers, durations, configurations and ranks in words: what every view says the same way."""
+"""Numbers, durations, configurations and ranks as text, the same in every view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MISSING = object()
 
 
 def number(value: float | None) -> str:
-    """Four significant digits; `–` for None."""
+    """Return four significant digits; `–` for None."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -23,7 +23,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`3.1 ms`, `0.42 s`, `12 s`, `3 min 20 s`, `2 h 05 min`; `–` for None."""
+    """Return `3.1 ms`, `0.42 s`, `12 s`, `3 min 20 s`, `2 h 05 min`; `–` for None."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     seconds = max(0.0, seconds)
@@ -41,112 +41,113 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, in the unit that fits: `812 B`, `1.2 MB`."""
+    """Return a number of bytes in the unit that fits: `812 B`, `1.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # above, three digits would say 1e+03
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
 
 
-def count(many: int, one: str) -> str:
-    """`1 trial`, `2 trials`, `3 classes`."""
-    return f"{many:,} {one}" if many == 1 else f"{many:,} {one}{'es' if one.endswith('s') else 's'}"
+def count(many: int, noun: str) -> str:
+    """Return `1 trial`, `2 trials`, `3 classes`."""
+    return f"{many:,} {noun}" if many == 1 else f"{many:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def value(item: Any) -> str:
-    """One value of a configuration."""
+    """Return one value of a configuration as text."""
     return f"{item:.4g}" if isinstance(item, float) else str(item)
 
 
 def named(config: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
-    """`lr=0.01 width=64`; `names`: only these, in this order."""
-    chosen = config if names is None else [name for name in names if name in config]
-    return " ".join(f"{name}={value(config[name])}" for name in chosen)
+    """Return `lr=0.01 width=64`; `names`: only these, in this order."""
+    shown = config if names is None else [name for name in names if name in config]
+    return " ".join(f"{name}={value(config[name])}" for name in shown)
 
 
 class Differing:
-    """Which parameters differ between trials, kept up as trials come."""
+    """The parameters that differ between trials, updated as trials are added."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        """In the order of their first appearance."""
+        """The parameters that differ, in the order of their first appearance."""
         self._first: dict[str, Any] = {}
         self._order: list[str] = []
         self._count = 0
 
     def see(self, config: Config) -> None:
-        """One more trial. O(parameters)."""
+        """Add one trial. O(parameters)."""
         changed = [name for name in self._order if config.get(name, _MISSING) != self._first[name]]
         for name in config:
             if name not in self._first:
                 self._order.append(name)
                 self._first[name] = config[name]
-                if self._count:  # the trials before went without it
+                if self._count:  # the earlier trials lack it
                     changed.append(name)
         self._count += 1
         if any(name not in self.names for name in changed):
-            found = {*self.names, *changed}
-            self.names = [name for name in self._order if name in found]
+            names = {*self.names, *changed}
+            self.names = [name for name in self._order if name in names]
 
 
 def differing(machine: Machine) -> list[str]:
-    """The parameters that differ between the trials; all of them when there is one trial."""
+    """Return the parameters that differ between the trials; all of them when there is one trial."""
     if len(machine.trials) == 1:
         return list(next(iter(machine.trials.values())).config)
-    found = Differing()
+    parameters = Differing()
     for trial in machine.trials.values():
-        found.see(trial.config)
-    return found.names
+        parameters.see(trial.config)
+    return parameters.names
 
 
 def status(trial: TrialRecord, run: str) -> str:
-    """How a trial stands: one that its run left in the midst is as the run is, "interrupted" for example."""
+    """Return the status of a trial; a running trial of a run that is "interrupted" or "stopped" has the run's."""
     return run if trial.status == "running" and run in ("interrupted", "stopped") else trial.status
 
 
 def best(machine: Machine) -> TrialRecord | None:
-    """The trial whose best epoch has the best value of the run's metric; ties: the lower number; failed ones, and those
-    whose every value is NaN or infinite, do not count. Without a metric the first that has an epoch."""
+    """Return the trial whose best epoch has the best value of the run's metric; of equals, the one with the lowest
+    number. Failed trials, and those whose every value is NaN or infinite, do not count. Without a metric, return the
+    first trial that has an epoch."""
     metric, mode = machine.spec.metric, machine.spec.mode
-    found: TrialRecord | None = None
+    winner: TrialRecord | None = None
     for trial in machine.trials.values():
         if not trial.good(metric) or trial.status == "failed":
             continue
-        if found is None or better(mode, trial.value(metric), found.value(metric)):
-            found = trial
-    return found
+        if winner is None or better(mode, trial.value(metric), winner.value(metric)):
+            winner = trial
+    return winner
 
 
 def retriable(machine: Machine) -> bool:
-    """Whether trials failed that `hopyard resume --failed` tries again: those that no recipe has ended."""
+    """Return whether trials failed that `hopyard resume --failed` tries again: those whose recipe is not to blame."""
     return any(trial.status == "failed" and trial.fault != "user" for trial in machine.trials.values())
 
 
 def ranked(machine: Machine) -> list[TrialRecord]:
-    """The trials, best first; those without a value behind, failed ones last."""
+    """Return the trials, best first; those without a value follow, failed ones come last."""
     metric = machine.spec.metric
     sign = 1.0 if machine.spec.mode == "min" else -1.0
 
     def key(trial: TrialRecord) -> tuple[bool, bool, bool, float, int]:
-        found = trial.value(metric)
-        bad = found is None or not math.isfinite(found)
-        return trial.status == "failed", found is None, bad, 0.0 if found is None or bad else sign * found, trial.id
+        score = trial.value(metric)
+        bad = score is None or not math.isfinite(score)
+        return trial.status == "failed", score is None, bad, 0.0 if score is None or bad else sign * score, trial.id
 
     return sorted(machine.trials.values(), key=key)
 
 
 def columns(machine: Machine) -> list[str]:
-    """Names of the metrics, the run's own first, then the training loss, then what validation says."""
-    seen: dict[str, None] = {}
+    """Return the names of the metrics: the run's own first, then the training loss, then those of validation."""
+    names: dict[str, None] = {}
     for trial in machine.trials.values():
         if trial.history:
-            seen.update(dict.fromkeys(trial.metrics))
+            names.update(dict.fromkeys(trial.metrics))
             break
-    if not seen:
-        seen = dict.fromkeys(machine.names)
+    if not names:
+        names = dict.fromkeys(machine.names)
         if machine.spec.validation:
-            seen.update(dict.fromkeys(f"val_{name}" for name in machine.names))
-    first = [name for name in (machine.spec.metric, "loss", "val_loss") if name in seen]
-    rest = sorted(seen, key=lambda name: (not name.startswith("val_"), name))
-    return list(dict.fromkeys([*first, *rest]))
+            names.update(dict.fromkeys(f"val_{name}" for name in machine.names))
+    first = [name for name in (machine.spec.metric, "loss", "val_loss") if name in names]
+    others = sorted(names, key=lambda name: (not name.startswith("val_"), name))
+    return list(dict.fromkeys([*first, *others]))

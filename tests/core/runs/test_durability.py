@@ -24,8 +24,8 @@ def ref(step: int) -> Ref:
 
 def test_a_slot_is_late_after_the_timeout() -> None:
     it = Durability(10.0)
-    it.made(ref(1), 0, 100.0)
-    it.made(ref(2), 1, 103.0)
+    it.expect(ref(1), 0, 100.0)
+    it.expect(ref(2), 1, 103.0)
     assert it.earliest() == 110.0
     assert it.expired(109.9) == []
     assert it.expired(110.0) == [(0, ref(1))]
@@ -37,11 +37,11 @@ def test_a_slot_is_late_after_the_timeout() -> None:
 
 def test_nobody_is_late_while_the_store_is_away() -> None:
     it = Durability(10.0)
-    it.made(ref(1), 0, 100.0)
-    it.made(ref(2), 1, 100.0)
+    it.expect(ref(1), 0, 100.0)
+    it.expect(ref(2), 1, 100.0)
     it.away(0, 104.0)
     it.away(0, 108.0)  # said again
-    it.made(ref(3), 0, 150.0)
+    it.expect(ref(3), 0, 150.0)
     assert it.expired(1000.0) == [(1, ref(2))]
     it.gone(1)
     assert it.earliest() is None
@@ -55,7 +55,7 @@ def test_nobody_is_late_while_the_store_is_away() -> None:
 
 def test_a_slot_that_alone_does_not_reach_the_store_is_late() -> None:
     it = Durability(300.0)
-    it.made(ref(1), 0, 100.0)
+    it.expect(ref(1), 0, 100.0)
     it.away(0, 104.0)
     it.stored(1, 104.0)  # perhaps before
     it.stored(1, 103.0)  # certainly before: its answer came late
@@ -74,7 +74,7 @@ def test_a_slot_that_alone_does_not_reach_the_store_is_late() -> None:
 def test_nobody_is_late_when_the_store_comes_back_for_one_after_the_other() -> None:
     it = Durability(30.0)
     for slot in range(3):
-        it.made(ref(slot), slot, 0.0)
+        it.expect(ref(slot), slot, 0.0)
         it.away(slot, 1.0)
     it.back(0, 9000.0)
     it.stored(0, 9000.0)
@@ -89,7 +89,7 @@ def test_what_a_slot_makes_while_it_is_cut_off_has_its_time() -> None:
     it = Durability(600.0)
     it.away(0, 0.0)
     it.stored(1, 5.0)
-    it.made(ref(1), 0, 700.0)
+    it.expect(ref(1), 0, 700.0)
     it.stored(1, 1299.0)
     assert it.expired(1e9) == []
     it.stored(1, 1300.0)
@@ -98,22 +98,22 @@ def test_what_a_slot_makes_while_it_is_cut_off_has_its_time() -> None:
 
 def test_what_a_slot_that_is_gone_made_is_not_awaited() -> None:
     it = Durability(10.0)
-    it.made(ref(1), 0, 100.0)
+    it.expect(ref(1), 0, 100.0)
     it.away(0, 101.0)
     it.gone(0)
-    it.made(ref(2), 0, 102.0)  # a slot of the same number, for the store is not away
+    it.expect(ref(2), 0, 102.0)  # a slot of the same number, for the store is not away
     assert it.expired(112.0) == [(0, ref(2))]
 
 
 def test_whoever_stores_is_not_late() -> None:
     it = Durability(10.0)
-    it.made(ref(1), 0, 100.0)
-    it.made(ref(2), 0, 101.0)
+    it.expect(ref(1), 0, 100.0)
+    it.expect(ref(2), 0, 101.0)
     it.stored(0, 109.0)
     it.settled(ref(1))
     it.stored(1, 109.0)  # a slot that is not there
     assert it.earliest() == 119.0 and it.expired(118.0) == []
-    it.made(ref(3), 0, 112.0)
+    it.expect(ref(3), 0, 112.0)
     assert it.expired(119.0) == [(0, ref(2))]
     it.settled(ref(2))
     assert it.earliest() == 122.0
@@ -122,14 +122,14 @@ def test_whoever_stores_is_not_late() -> None:
 def test_slots_late_at_one_time_need_no_order_of_their_states() -> None:
     it = Durability(10.0)
     for step in (2, 1):
-        it.made(ref(step), 0, 100.0)
-    it.made(ref(3), 1, 100.0)
+        it.expect(ref(step), 0, 100.0)
+    it.expect(ref(3), 1, 100.0)
     assert it.expired(110.0) == [(0, ref(2)), (1, ref(3))]
 
 
 def test_one_that_may_take_longer() -> None:
     it = Durability(10.0)
-    it.made(ref(1), 0, 100.0, 4.0)
+    it.expect(ref(1), 0, 100.0, 4.0)
     assert it.earliest() == 140.0 and it.times(ref(1)) == 4.0
 
 
@@ -151,7 +151,7 @@ def test_many_states_cost_little_each() -> None:
 
     it._slots = Counted()  # type: ignore[assignment]
     for step in range(1000):
-        it.made(Ref(0, step, step), step % 100, float(step) / 100)
+        it.expect(Ref(0, step, step), step % 100, float(step) / 100)
         it.stored(step % 100, float(step) / 100)
         assert it.earliest() is not None
         if step % 2:
@@ -181,7 +181,7 @@ def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) ->
         for each in own:
             own[each] += 0 if each in away else seconds
         if what == "made" and not any(ref(step) in each for each in owed.values()):
-            it.made(ref(step), slot, float(now))
+            it.expect(ref(step), slot, float(now))
             owed[slot][ref(step)] = own[slot]
             wall[ref(step)] = now
         elif what == "stored":

@@ -68,7 +68,7 @@ def scheduled(trials, slots=1):
         scheduler.set_busy(slot)
         slot.busy = 1 + len(found)
         if kind == "validate":
-            one.epochs[epoch].left -= set(partitions)
+            one.epochs[epoch].pending -= set(partitions)
         else:
             one.lease = slot.busy
             one.queue_version += 1
@@ -87,7 +87,7 @@ def test_the_oldest_validation_goes_before_other_trials():
     trials = [trial(n) for n in range(3)]
     for one in trials:
         one.epochs[0] = EpochRecord()
-    trials[1].epochs[0].left, trials[2].epochs[0].left = {0}, {1}
+    trials[1].epochs[0].pending, trials[2].epochs[0].pending = {0}, {1}
     assert scheduled(trials) == [(0, 1, "validate")]
     trials[1].ended = True
     assert scheduled(trials) == [(0, 2, "validate")]

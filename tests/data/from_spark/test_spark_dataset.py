@@ -77,8 +77,8 @@ def test_rows_go_by_their_names(spark: Any, store: Path, validation: Any, key: A
     batch = pa.RecordBatch.from_pandas(table)
     content = row_hashes(batch, read, "t")
     names = Names(content if key is None else np.concatenate([row_hashes(batch, [key], "t"), content], axis=1))
-    chosen = table["held"].to_numpy() if validation == "held" else names.chosen(3, validation)
-    runs = {run: mine for run, mine, _ in names.dealt(PARTITIONS, chosen)}
+    chosen = table["held"].to_numpy() if validation == "held" else names.validates(3, validation)
+    runs = {run: mine for run, mine, _ in names.runs(PARTITIONS, chosen)}
     for kind, first in (("train", 0), ("validate", PARTITIONS)):
         if kind == "validate" and not validation:
             assert manifest.validate == []

@@ -473,11 +473,11 @@ def test_a_file_is_compared_once_in_a_process(cache: Path, monkeypatch: pytest.M
     flip(path)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert arrays().prepare(cache) == manifest and open_partition(manifest, "train", 0).rows
-    monkeypatch.setattr(npy, "_SAME", {})  # as another process has it
+    monkeypatch.setattr(npy, "_VERIFIED", {})  # as another process has it
     with pytest.raises(DataError, match="damaged"):
         open_partition(msgspec.structs.replace(manifest), "train", 0)
-    assert len(npy._SAME) == 0
-    assert open_partition(manifest, "train", 1).rows and len(npy._SAME) == 2
+    assert len(npy._VERIFIED) == 0
+    assert open_partition(manifest, "train", 1).rows and len(npy._VERIFIED) == 2
 
 
 def test_entries_without_digests_of_files_are_read(cache: Path) -> None:

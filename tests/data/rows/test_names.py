@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hopyard.data.options import columns
 from hopyard.data.rows.hash import row_hashes
-from hopyard.data.rows.names import Distinct, Names, added, named, unsigned
+from hopyard.data.rows.names import Distinct, Names, added, name_rows, unsigned
 from hopyard.errors import DataError
 from hopyard.formats.arrow import to_arrow
 from hopyard.formats.vectors import lists
@@ -149,10 +149,10 @@ def batch(rows: int, users: int = 10) -> Any:
 
 
 def test_rows_of_one_key_stay_together() -> None:
-    found = named(batch(1000), spec("user"), "t")
-    chosen = found.chosen(3, 0.4)
+    found = name_rows(batch(1000), spec("user"), "t")
+    chosen = found.validates(3, 0.4)
     runs = np.full(1000, -1)
-    for run, mine, _ in found.dealt(3, chosen):
+    for run, mine, _ in found.runs(3, chosen):
         runs[mine] = run
     users = np.arange(1000) % 10
     assert all(len(set(runs[users == user].tolist())) == 1 for user in range(10))
@@ -161,23 +161,23 @@ def test_rows_of_one_key_stay_together() -> None:
 
 
 def test_partitions_and_validation_are_independent_draws() -> None:
-    found = named(batch(60_000), spec(), "t")
+    found = name_rows(batch(60_000), spec(), "t")
     counts = np.zeros(16)
-    for run, mine, _ in found.dealt(8, found.chosen(1, 0.25)):
+    for run, mine, _ in found.runs(8, found.validates(1, 0.25)):
         counts[run] = len(mine)
     wanted = np.repeat([60_000 * 0.75 / 8, 60_000 * 0.25 / 8], 8)
     assert (np.square(counts - wanted) / wanted).sum() < 45  # χ² with 15 degrees of freedom: 1 in 10,000
-    other = found.chosen(2, 0.25)
-    assert abs((found.chosen(1, 0.25) & other).mean() - 0.0625) < 0.006
+    other = found.validates(2, 0.25)
+    assert abs((found.validates(1, 0.25) & other).mean() - 0.0625) < 0.006
 
 
 @pytest.mark.parametrize("key", [None, "user"])
 def test_sums_tell_rows_and_no_order(key: Any) -> None:
-    whole = named(batch(500), spec(key), "t")
+    whole = name_rows(batch(500), spec(key), "t")
     shuffled = Names(whole.words[np.random.default_rng(0).permutation(500)])
     assert whole.total() == shuffled.total() != Names(whole.words[:-1]).total()
-    chosen = whole.chosen(0, 0.5)
-    dealt = {run: (sorted(mine.tolist()), total) for run, mine, total in whole.dealt(4, chosen)}
+    chosen = whole.validates(0, 0.5)
+    dealt = {run: (sorted(mine.tolist()), total) for run, mine, total in whole.runs(4, chosen)}
     assert added(*(total for _, total in dealt.values())) == whole.total()
     for mine, total in dealt.values():
         assert total == Names(whole.words[mine]).total()
@@ -185,18 +185,18 @@ def test_sums_tell_rows_and_no_order(key: Any) -> None:
 
 
 def test_a_sum_is_that_of_whole_numbers() -> None:
-    words = named(batch(50), spec(), "t").words
+    words = name_rows(batch(50), spec(), "t").words
     assert Names(words).total() == sum((high << 64) + low for high, low in words.tolist()) % (1 << 128)
 
 
 def test_distinct_names_are_counted() -> None:
     few, many = Distinct(), Distinct()
     for _ in range(3):
-        few.take(named(batch(1000), spec("user"), "t").words[:, 0])
+        few.take(name_rows(batch(1000), spec("user"), "t").words[:, 0])
     assert str(few) == "10"
     halves = [Distinct(), Distinct()]
     for half, start in zip(halves, (0, 40_000), strict=True):
-        half.take(named(batch(100_000).slice(start, 60_000), spec(), "t").words[:, 0])
+        half.take(name_rows(batch(100_000).slice(start, 60_000), spec(), "t").words[:, 0])
         many.merge(half.packed())
     assert 60_000 < float(str(many).removeprefix("about ").replace(",", "")) < 140_000
 

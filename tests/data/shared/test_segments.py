@@ -82,7 +82,7 @@ def own_rule(batches: list[tuple[int, int]], kind: str, partition: int, partitio
     mine = []
     for n in (n for start, stop in batches for n in range(start, stop)):
         words = named_rows(n, n + 1)
-        ((run, _, _),) = words.dealt(partitions, np.array([n % 4 == 0]))
+        ((run, _, _),) = words.runs(partitions, np.array([n % 4 == 0]))
         if run == partition + (partitions if kind == "validate" else 0):
             mine.append((words.words[0].tolist(), n))
     return [n for _, n in sorted(mine)]
@@ -134,7 +134,7 @@ def test_bytes_that_are_fetched_and_compared_are_progress(
     with closing(Appender(path, (4,), "float32", keep=True)) as file:
         file.append(np.zeros((9, 4), np.float32))
         digest = file.finish()
-    monkeypatch.setattr("hopyard.data.npy._SAME", {})  # as in a process that did not write it
+    monkeypatch.setattr("hopyard.data.npy._VERIFIED", {})  # as in a process that did not write it
     counter.count = 0
     compare(path, digest)
     assert counter.count == 9 * 4 * 4

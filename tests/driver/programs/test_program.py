@@ -584,9 +584,9 @@ class TestOddPrograms:
         program = launch(tmp_path, main, roles={"worker": 1})
         assert program.wait(60) == "done"
         from hopyard.store.journal import read
-        from hopyard.views.program import story
+        from hopyard.views.program import summarize
 
-        assert str(story(read(tmp_path / "program" / "program.jsonl", CODEC)).tasks[0].values["loss"]) == "nan"
+        assert str(summarize(read(tmp_path / "program" / "program.jsonl", CODEC)).tasks[0].values["loss"]) == "nan"
 
 
 def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -667,7 +667,7 @@ def test_odd_errors(tmp_path: Path, how: str, words: str) -> None:
 
 def test_a_time_out_that_ends_while_its_last_decisions_are_carried_out_is_decided_upon_at_once() -> None:
     loop = object.__new__(ProgramLoop)
-    loop._renewed, loop._decided = deque(), 9.0
+    loop._slots_to_start, loop._decided_at = deque(), 9.0
     loop._machine = SimpleNamespace(due=lambda now: 10.0 if now <= 10.0 else None)  # type: ignore[assignment]
     loop._clock = SimpleNamespace(now=lambda: 14.0)  # type: ignore[assignment]
     assert loop._wait() < 0

@@ -116,8 +116,8 @@ class Turns:
     def close(self) -> None:
         self.loop._journal.close()
         self.lock.free()
-        os.close(self.loop._bell)
-        os.close(self.loop._ringer)
+        os.close(self.loop._wake_reader)
+        os.close(self.loop._wake_writer)
 
 
 @pytest.fixture

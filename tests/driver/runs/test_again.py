@@ -10,7 +10,7 @@ import pytest
 
 from hopyard.core.runs.faults import POISON
 from hopyard.core.runs.records import TrialRecord
-from hopyard.driver.runs.again import chosen
+from hopyard.driver.runs.again import trials_to_retry
 from hopyard.store.layout import Layout
 
 KINDS = {
@@ -38,7 +38,7 @@ def machine(*kinds: str, safe: int = 4) -> Any:
 
 def asked(*kinds: str, recipe: Any = None, safe: int = 4) -> tuple[list[int], list[int]]:
     """(trials that go on, trials that begin anew)"""
-    found = chosen(Layout(Path("runs/mine")), machine(*kinds, safe=safe), recipe)
+    found = trials_to_retry(Layout(Path("runs/mine")), machine(*kinds, safe=safe), recipe)
     return [one.trial for one in found if not one.recipe], [one.trial for one in found if one.recipe]
 
 

@@ -469,7 +469,7 @@ def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.Log
 
 def test_slots_are_numbered_on_after_a_resume(tmp_path: Path) -> None:
     it = Stage(tmp_path)
-    it.loop._next = 7
+    it.loop._next_slot = 7
     with pytest.raises(KeyboardInterrupt):
         it.loop.run()
     assert it.link.started == [7]

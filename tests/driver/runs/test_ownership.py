@@ -24,7 +24,7 @@ from hopyard.data.partitions.prepare import InputRows
 from hopyard.data.shared.needed import needed
 from hopyard.driver.runs import start
 from hopyard.driver.runs.ownership import new_folder, parent_of
-from hopyard.driver.runs.run import Run, about_of, place
+from hopyard.driver.runs.run import Run, about_of, states_url
 from hopyard.filesystems import absolute
 from hopyard.spec import Ref
 from hopyard.store.journal import retire
@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def states(run: Path) -> Any:
-    return open_store(place(Layout(run), about_of(Layout(run))))
+    return open_store(states_url(Layout(run), about_of(Layout(run))))
 
 
 # ------------------------------------------------------------------------------------------ one directory, two starts
@@ -273,7 +273,7 @@ def test_a_run_and_its_copy_both_end_right(
     copy = shutil.copytree(run, tmp_path / "copy")
     for directory in (run, copy) if first == "the original" else (copy, run):
         assert digests(hy.resume(directory)) == undisturbed
-    assert place(Layout(run), about_of(Layout(run))) != place(Layout(copy), about_of(Layout(copy)))
+    assert states_url(Layout(run), about_of(Layout(run))) != states_url(Layout(copy), about_of(Layout(copy)))
     for directory in (run, copy):
         found = hy.load(directory)
         assert digests(found) == undisturbed
@@ -365,10 +365,10 @@ def test_resumes_that_fail_before_they_begin_cost_nothing(
     store: str,
 ) -> None:
     run = interrupted(STORES[store](tmp_path))
-    folder = place(Layout(run), about_of(Layout(run)))
+    folder = states_url(Layout(run), about_of(Layout(run)))
     failing_twice(run)
     assert digests(hy.resume(run)) == undisturbed
-    assert place(Layout(run), about_of(Layout(run))) == folder
+    assert states_url(Layout(run), about_of(Layout(run))) == folder
     assert list(states(run).marks()) == [line.mark for line in journal(run) if isinstance(line, Resumed)]
     assert "another run's" not in caplog.text
 
@@ -549,7 +549,7 @@ def test_a_run_does_not_go_on_where_its_store_is_not_mounted(
 def test_a_folder_that_somebody_deleted_in_the_run_directory_is_made_again(tmp_path: Path, caplog: Any) -> None:
     run = select(tmp_path / "run")
     kept = digests(run)
-    shutil.rmtree(place(Layout(run.directory), about_of(Layout(run.directory))))
+    shutil.rmtree(states_url(Layout(run.directory), about_of(Layout(run.directory))))
     assert digests(hy.resume(run.directory)) == kept
     assert caplog.text.count("is gone") == 3 and "more; what is not there is made again" in caplog.text
 

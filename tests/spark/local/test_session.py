@@ -221,7 +221,7 @@ def test_old_logs_of_executors_are_removed(monkeypatch, tmp_path):
     for path in (old, used, new):
         path.parent.mkdir(parents=True)
         path.write_text("")
-    long_ago = time.time() - folders.KEPT_SECONDS - 60
+    long_ago = time.time() - folders.LOG_SECONDS - 60
     for path in (old, old.parent, old.parent.parent, used.parent, used.parent.parent):
         os.utime(path, (long_ago, long_ago))
     assert folders.spark_home(launch.pyspark({}).home) == home
@@ -238,8 +238,8 @@ def test_variables_keep_what_is_right(bare, tmp_path):
     home = fake(tmp_path / "home", "17")
     given = {"PATH": bare, "JAVA_HOME": str(home), "PYSPARK_PYTHON": "/opt/python", "SPARK_LOCAL_IP": "127.0.0.2"}
     assert launch.variables(given) == {name: value for name, value in given.items() if name != "PATH"}
-    assert launch.alone({"PATH": bare})["SPARK_LOCAL_IP"] == "127.0.0.1"
-    assert launch.alone(given)["SPARK_LOCAL_IP"] == "127.0.0.2"
+    assert launch.isolated_variables({"PATH": bare})["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert launch.isolated_variables(given)["SPARK_LOCAL_IP"] == "127.0.0.2"
 
 
 def test_a_machine_whose_name_has_no_address_gets_one(bare, monkeypatch):

@@ -20,9 +20,9 @@ from hopyard.driver.runs.loop import Loop
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.inference.bundle import portable
-from hopyard.spark.inference.scoring import probabilities, told
+from hopyard.spark.inference.scoring import infer_meaning, probabilities
 from hopyard.spark.ml.dataset import Prepared, Rows
-from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _Each
+from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _FitIterator
 from spark_rows import NAME, spark_rows
 
 pytestmark = pytest.mark.timeout(300)  # with the start of Spark
@@ -174,7 +174,7 @@ class TestWhatIsWritten:
                 if self.url == str(tmp_path / folder("d")):
                     raise DataError("bad rows")
 
-        monkeypatch.setattr(Rows, "dataset", lambda self, df: Written(self.given["name"]))
+        monkeypatch.setattr(Rows, "dataset", lambda self, df: Written(self.params["name"]))
         return Prepared(None)
 
     def test_with_the_last_fit(self, prepared: Any, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ class TestWhatIsWritten:
             prepared.get(Rows({"name": name}))
             return sorted(path.name for path in tmp_path.iterdir())
 
-        each = _Each([lambda name=name: fitted(name) for name in "aba"], prepared.close)
+        each = _FitIterator([lambda name=name: fitted(name) for name in "aba"], prepared.close)
         assert next(each) == (0, [folder("a")])
         assert next(each) == (1, [folder("a"), folder("b")])
         assert next(each) == (2, [folder("a"), folder("b")])
@@ -190,7 +190,9 @@ class TestWhatIsWritten:
         assert list(each) == []
 
     def test_with_one_that_fails(self, prepared: Any, tmp_path: Path) -> None:
-        each = _Each([lambda name=name: prepared.get(Rows({"name": name})) for name in ("a", "d", "c")], prepared.close)
+        each = _FitIterator(
+            [lambda name=name: prepared.get(Rows({"name": name})) for name in ("a", "d", "c")], prepared.close
+        )
         next(each)
         with pytest.raises(DataError, match="bad rows"):
             next(each)
@@ -288,12 +290,12 @@ class TestRefused:
         [
             ({"epoch": 3}, r"HopyardEstimator\(epoch=…\): there is no such Param; did you mean 'epochs'"),
             ({"epochs": 0}, r"epochs must be an integer >= 1, got 0"),
-            ({"recipe": 3}, "recipe = 3: a function of a config"),
+            ({"recipe": 3}, r"recipe must be a function.*, got 3"),
             ({"validation": 1.5}, r"validation must be a fraction in \[0, 1\), or validationCol.*, got 1\.5"),
-            ({"outputs": "odds"}, "outputs = 'odds': one of 'auto', 'logits'"),
-            ({"search": "random"}, "search = 'random': hy.Grid"),
-            ({"featuresCols": "a"}, "featuresCols = 'a': a list of column names"),
-            ({"engine": hy.Local}, "engine = <class"),
+            ({"outputs": "odds"}, r"outputs must be one of 'auto', 'logits'.*, got 'odds'"),
+            ({"search": "random"}, r"search must be hy\.Grid.*, got 'random'"),
+            ({"featuresCols": "a"}, "featuresCols must be a list of column names, got 'a'"),
+            ({"engine": hy.Local}, "engine must be an engine such as .*, got <class"),
         ],
     )
     def test_values(self, make: Any, given: dict[str, Any], match: str) -> None:
@@ -303,7 +305,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("given", "match"),
         [
-            ({"recipe": None}, "recipe is not set"),
+            ({"recipe": None}, "recipe must be set to a function"),
             ({"metric": "accuracy"}, 'mode is not set: metric = \'accuracy\' needs "min" or "max"'),
             ({"search": hy.Random(2)}, "what to train is not said once: set config alone"),
             ({"config": None}, "what to train is not said once: set config alone"),
@@ -336,7 +338,7 @@ class TestRefused:
 
     def test_outputs_that_are_no_classes(self, df: Any, make: Any) -> None:
         model = make(featuresCols=["a", "b", "c"]).fit(df)
-        model._shown = {"one": np.zeros((2, 2)), "two": np.zeros(2)}
+        model._sample = {"one": np.zeros((2, 2)), "two": np.zeros(2)}
         with pytest.raises(SpecError, match="the model gives several outputs"):
             model.transform(df)
 
@@ -386,23 +388,23 @@ class TestMeaning:
         assert ("RuntimeError: the executor is lost" in caplog.text) == lost
 
     def test_rows_that_say_nothing(self) -> None:
-        assert told(np.full((64, 1), 0.37), 2) == "probabilities"  # of a model that makes no difference
-        assert told(np.array([np.nan, np.inf, 0.2, 0.9]), 2) == "probabilities"
-        assert told(np.array([[np.nan, 0.5], [0.25, 0.75]]), 2) == "probabilities"
-        assert told(np.full((4, 1), np.nan), 2) == "logits"
+        assert infer_meaning(np.full((64, 1), 0.37), 2) == "probabilities"  # of a model that makes no difference
+        assert infer_meaning(np.array([np.nan, np.inf, 0.2, 0.9]), 2) == "probabilities"
+        assert infer_meaning(np.array([[np.nan, 0.5], [0.25, 0.75]]), 2) == "probabilities"
+        assert infer_meaning(np.full((4, 1), np.nan), 2) == "logits"
 
     def test_told_by_made_up_rows(self) -> None:
         rng = np.random.default_rng(0)
         logits = rng.standard_normal((64, 3))
         shares = probabilities("logits", logits)
-        assert told(logits, 3) == "logits"
-        assert told(shares, 3) == "probabilities"
-        assert told(shares, None) == "values"
-        assert told(shares[:, :1], 2) == "probabilities"
-        assert told(logits[:, 0], 2) == "logits"
-        assert told(logits[:, 0], 3) == "values"
-        assert told({"a": logits}, 3) == "values"
-        assert told(rng.standard_normal((64, 3, 2)), 3) == "values"
+        assert infer_meaning(logits, 3) == "logits"
+        assert infer_meaning(shares, 3) == "probabilities"
+        assert infer_meaning(shares, None) == "values"
+        assert infer_meaning(shares[:, :1], 2) == "probabilities"
+        assert infer_meaning(logits[:, 0], 2) == "logits"
+        assert infer_meaning(logits[:, 0], 3) == "values"
+        assert infer_meaning({"a": logits}, 3) == "values"
+        assert infer_meaning(rng.standard_normal((64, 3, 2)), 3) == "values"
 
     def test_probabilities(self) -> None:
         np.testing.assert_allclose(probabilities("logits", np.array([-1e3, 0.0, 1e3])), [[1, 0], [0.5, 0.5], [0, 1]])

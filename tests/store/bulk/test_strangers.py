@@ -257,7 +257,7 @@ def test_a_frame_that_is_too_large_is_not_read(
     server: Server, credentials: Credentials, friend: Callable[[], None]
 ) -> None:
     line = connection.dial(server.address, credentials)
-    connection._send(line._line, struct.pack("<cI", b"A", connection.CHUNK + 1))
+    connection._send(line._socket, struct.pack("<cI", b"A", connection.CHUNK + 1))
     with pytest.raises(ConnectionError):
         line.receive(connection.REPLY)
     line.close()
@@ -298,7 +298,7 @@ def test_a_connection_that_is_half_open_keeps_nobody(
     """Somebody of the run was let in, said half a word and was stopped."""
     monkeypatch.setattr(connection, "STALL_SECONDS", 1.0)
     line = connection.dial(server.address, credentials)
-    connection._send(line._line, b"A\x10\x00")
+    connection._send(line._socket, b"A\x10\x00")
     friend()
     wait_for(lambda: threads() <= 1)
     line.close()
@@ -310,7 +310,7 @@ def test_two_hundred_connections_at_once(
     monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 2.0)
     lines = [socket.create_connection(parted(server.address)) for _ in range(200)]
     try:
-        wait_for(lambda: server._came >= 200)
+        wait_for(lambda: server._accepted_count >= 200)
         wait_for(lambda: threads() <= bulk_server.STRANGERS + 1)
         friend()
         for line in lines:

@@ -12,49 +12,49 @@ from hopyard.core.messages import Down, Up, pack, unpack_down, unpack_up
 
 
 class Pipe:
-    """One end. `send` may be called from any thread, `receive` from one."""
+    """One end of the socket pair. `send` may be called from any thread, `receive` from one."""
 
     def __init__(self, end: Connection) -> None:
         self._end = end
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
-        """Readable when a message is there, or the other end is gone."""
+        """Return the descriptor, which can be read when a message is there or the other end is gone."""
         return self._end.fileno()
 
     def send(self, message: Up | Down) -> None:
-        """Raises OSError when the other end is gone."""
+        """Send a message; OSError when the other end is gone."""
         data = pack(message)
         with self._lock:
             self._end.send_bytes(data)
 
     def writable(self) -> bool:
-        """Whether the other end reads what is sent: a word of little weight may be left out where it does not."""
+        """Whether a message can be sent without blocking: one of little importance may be dropped where it cannot."""
         return bool(select.select([], [self._end], [], 0)[1])
 
     def hurry(self) -> None:
-        """Only what is there already is received from now on."""
+        """From now on, `receive` returns only messages that are there already."""
         os.set_blocking(self._end.fileno(), False)
 
     def receive(self) -> bytes | None:
-        """The next message's bytes, waiting for it; None when the other end is gone."""
+        """Wait for the next message and return its bytes; None when the other end is gone."""
         try:
             return self._end.recv_bytes()
         except (EOFError, OSError):
             return None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end."""
         self._end.close()
 
 
 def down(pipe: Pipe) -> Any:
-    """The next message for the hosted process; None: the agent is gone."""
+    """Return the next message for the hosted process; None: the agent is gone."""
     data = pipe.receive()
     return None if data is None else unpack_down(data)
 
 
 def up(pipe: Pipe) -> Any:
-    """The next message from the hosted process; None: it is gone."""
+    """Return the next message from the hosted process; None: the process is gone."""
     data = pipe.receive()
     return None if data is None else unpack_up(data)

@@ -1,4 +1,4 @@
-"""What a program's `main(args, ctx)` is given: who it is, who its peers are, its rows, and a way to report."""
+"""The `ctx` of a program's `main(args, ctx)`: the task's identity, its peers, its rows, and a way to report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ present: ProgramContext | None = None
 
 
 def context() -> ProgramContext:
-    """What `main(args, ctx)` is given, for scripts, which have no such argument; in a task's process only.
+    """Return the `ctx` of `main(args, ctx)`, for scripts, which have no such argument; in a task's process only.
 
     Raises:
         SpecError: this process is no task of a program.
@@ -51,7 +51,7 @@ class ProgramContext:
         devices: names of its GPUs, as CUDA_VISIBLE_DEVICES takes them.
         directory: of the program; on other hosts than the driver's only where they share it.
         restart: number of times the program was started again.
-        is_chief: whether it is the one that writes checkpoints: the chief, else rank 0.
+        is_chief: whether this task should write checkpoints: the chief does, else rank 0.
     """
 
     def __init__(self, session: TaskSession) -> None:
@@ -75,11 +75,11 @@ class ProgramContext:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the program is about to be ended: a loop that looks at this can end by itself."""
+        """Whether the program is about to be ended: a loop that checks this can end by itself."""
         return self._session.stopping.is_set()
 
     def feed(self, name: str = "train") -> Feed:
-        """The rows that `program.feed(…, name=name)` or `program.infer` send to this task.
+        """Return the rows that `program.feed(…, name=name)` or `program.infer` send to this task.
 
         Raises:
             SpecError: `name` is no text; parameter servers and evaluators are not fed.
@@ -94,7 +94,7 @@ class ProgramContext:
         return self._feeds[name]
 
     def report(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Tell of metrics: they go into the program's journal, and `program.status()` shows the last of each.
+        """Report metrics: they go into the program's journal, and `program.status()` shows the last of each.
 
         Args:
             values: name → number (or a tensor of one element).
@@ -113,14 +113,14 @@ class ProgramContext:
             )
 
     def path(self, uri: str | os.PathLike[str]) -> str:
-        """An absolute path or URL: relative ones are of the program's directory, URLs and absolute paths stay."""
+        """Return an absolute path or URL: relative paths are relative to the program's directory, others stay."""
         text = os.fspath(uri)
         if "://" in text or Path(text).is_absolute():
             return text
         return str(self.directory / text)
 
     def shard(self, data: Any, size: int = 0) -> Any:
-        """This task's share of something that all tasks read by themselves, Spark not involved.
+        """Return this task's share of data that all tasks read by themselves, without Spark.
 
         Args:
             data: a glob pattern or a list (of files, for example): every `world_size`-th of it, in sorted order; or a
@@ -152,10 +152,10 @@ class ProgramContext:
             yield from PartitionLoader(open_partition(manifest, "train", partition), size)
 
     def checkpoint(self, tree: Any, step: int) -> None:
-        """Keep a tree of tensors, numbers and strings, so that a program that is started again can go on from it.
+        """Store a tree of tensors, numbers and strings, so that a program that is started again can go on from it.
 
-        Written under a temporary name, synced, renamed; the two that were written last are kept, whatever their steps.
-        Call it on one task, or where each task has its own tree: trees are kept per role and index.
+        It is written under a temporary name, synced and renamed; the two that were written last are kept, whatever
+        their steps. Call it on one task, or where each task has its own tree: trees are kept per role and index.
 
         Raises:
             SpecError: this host does not see the program's directory, so what is kept here would be lost to others.
@@ -167,24 +167,24 @@ class ProgramContext:
         folder = self._checkpoints
         folder.mkdir(parents=True, exist_ok=True)
         sweep_parts(folder)  # nobody else writes here: an attempt ends before the next begins
-        there = _written(folder)
-        number = 1 + max(there, default=0)
+        checkpoints = _checkpoint_files(folder)
+        number = 1 + max(checkpoints, default=0)
         write_whole(folder / f"{number:09d}-{operator.index(step)}.safetensors", bytes(encode(tree)))
-        for old in sorted(there)[:-1]:
-            there[old].unlink(missing_ok=True)
+        for old in sorted(checkpoints)[:-1]:
+            checkpoints[old].unlink(missing_ok=True)
 
     def restored(self) -> tuple[Any, int] | None:
-        """(tree, step) of the last `checkpoint` of this role and index; None when there is none.
+        """Return (tree, step) of the last `checkpoint` of this role and index; None when there is none.
 
         Raises:
             SpecError: this host does not see the program's directory.
         """
         from hopyard.store.tree import decode
 
-        there = _written(self._checkpoints)
-        if not there:
+        checkpoints = _checkpoint_files(self._checkpoints)
+        if not checkpoints:
             return None
-        last = there[max(there)]
+        last = checkpoints[max(checkpoints)]
         return decode(last.read_bytes()), int(last.stem.partition("-")[2])
 
     @property
@@ -198,7 +198,7 @@ class ProgramContext:
         return self.directory / "checkpoints" / f"{self.role}-{self.index}"
 
 
-def _written(folder: Path) -> dict[int, Path]:
-    """Checkpoints by the order in which they were written: a program may count its steps from 1 again, and clocks of
+def _checkpoint_files(folder: Path) -> dict[int, Path]:
+    """Return checkpoints by the number of their writing: a program may count its steps from 1 again, and clocks of
     hosts differ."""
     return {int(path.stem.partition("-")[0]): path for path in folder.glob("[0-9]*-*.safetensors")}

@@ -1,4 +1,4 @@
-"""What a task's process shares between its parts: the task, its way to the agent, its endpoint for rows."""
+"""What the parts of a task's process share: the task, its pipe to the agent, its endpoint for rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hopyard.errors import HopyardError
 
 
 class TaskSession:
-    """Owner of the task: what it is, its way to the agent, its endpoint for rows."""
+    """Owner of the task's description, its pipe to the agent and its endpoint for rows."""
 
     def __init__(self, pipe: Pipe, host: Host, begin: Begin, folder: Path) -> None:
         self.folder = folder
@@ -40,17 +40,17 @@ class TaskSession:
         self._feed_server: Any = None
 
     def listen(self) -> None:
-        """Hear the agent, in a thread of its own. Its end is this process's."""
+        """Receive the agent's messages, in a thread of its own. When the agent ends, so does this process."""
         while (message := down(self.pipe)) is not None:
             if isinstance(message, (FeedMessage, StopRequested)):
                 try:
-                    self._take(message)
+                    self._handle(message)
                 except Exception:  # noqa: BLE001 - a message that fails must not end the listening
                     traceback.print_exc()
         os._exit(1)
 
     def feed_server(self) -> Any:
-        """The endpoint for rows, made when it is first wanted."""
+        """Return the endpoint for rows, which is created at the first call."""
         with self._lock:
             if self._feed_server is None:
                 from hopyard.feeds.receiver import FeedServer
@@ -71,13 +71,13 @@ class TaskSession:
             return self._feed_server
 
     def drain(self, error: str = "") -> bool:
-        """`main` is over: rows that still come are thrown away, or refused where it failed. False: nobody feeds it."""
+        """`main` is over: drop rows that still come, or refuse them where it failed. False: nobody feeds this task."""
         with self._lock:
             if self._feed_server is not None:
                 self._feed_server.finish(f"{self.begin.task.name} failed: {error}" if error else "")
             return self._feed_server is not None
 
-    def _take(self, message: FeedMessage | StopRequested) -> None:
+    def _handle(self, message: FeedMessage | StopRequested) -> None:
         if isinstance(message, StopRequested):
             self.stopping.set()
             self.drain()  # a loop over a feed ends, too

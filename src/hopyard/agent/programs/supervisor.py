@@ -1,7 +1,7 @@
-"""An agent that hosts a program: it reserves ports, runs the user's `main` in its own process, and tells of its end.
+"""An agent that hosts a program: it reserves ports, runs the user's `main` in its own process, and reports its end.
 
-The process is a child, so that a crash, a hang or an exit of the user's code is seen for what it is, and so that the
-ports of the task outlive it: a task that is started again has its old address. The agent itself computes nothing.
+The process is a child, so that a crash, a hang or an exit of the user's code can be told apart, and so that the ports
+of the task outlive it: a task that is started again keeps its address. The agent itself computes nothing.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from hopyard.agent.connection import Connection
 
 GENERATIONS = 20
-"""Generations of processes left behind by a task that are looked for; each is ended before the next."""
+"""Generations of processes left behind by a task that are searched; each is ended before the next."""
 STORES = 3
-"""Stores of torch that may end by themselves: where torch is not installed, each does."""
+"""How often torch's store may end by itself: where torch is not installed, it always does."""
 LOOK_SECONDS = 1.0
-"""Between looks at whether the process was stopped."""
+"""Seconds between two checks whether the process was stopped."""
 TERM_SECONDS = 1.0
-"""From SIGTERM to SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL."""
 
 
 class TaskSupervisor:
@@ -61,8 +61,8 @@ class TaskSupervisor:
     Args:
         card: of this agent.
         connection: to the driver.
-        setup: what is to be hosted.
-        companion: the agent's other child, which stays.
+        setup: the program to host.
+        companion: process id of the agent's other child, which must not be ended.
     """
 
     def __init__(self, card: Card, connection: Connection, setup: Host, companion: int) -> None:
@@ -77,27 +77,27 @@ class TaskSupervisor:
         self._poll.register(self._ports.store_listener, zmq.POLLIN)
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Pipe | None = None
-        self._watch = -1
+        self._pidfd = -1
         self._task: Begin | None = None
         self._end_sent = False
-        """Whether the end of the task's `main` was told."""
+        """Whether the end of the task's `main` was reported."""
         self._begun = False
         self._halt_at = 0.0
-        """When the child is killed that was told to end; 0: it was not."""
+        """When a child that was told to end is killed; 0: it was not told."""
         self._stopped_at = 0.0
         """Since when the child is stopped (SIGSTOP); 0: it is not."""
         self._tensorboard: TensorBoard | None = None
         self._allowed: dict[str, FeedAllowed] = {}
-        """Feed → how far it may go, for a process that did not read when it was to be told."""
+        """Feed → how far it may go, for a process that could not be sent it yet, as it did not read."""
         self._stores_ended = 0
-        """Stores of torch's that ended by themselves."""
+        """How often torch's store has ended by itself."""
         self._folder = scratch("task")
-        """For what its tasks keep on the host."""
+        """For files that the tasks keep on the host."""
 
     def run(self) -> None:
-        """Until the driver says that this is the end."""
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        gpus = tuple(name for name in seen if name.strip() not in ("", "-1"))
+        """Host tasks until the driver ends the agent."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        gpus = tuple(name for name in visible if name.strip() not in ("", "-1"))
         place = Place(self._slot, socket.gethostname(), os.getpid(), self._address, self._ports.numbers, gpus)
         adopt_orphans()
         self._spawn()
@@ -113,13 +113,13 @@ class TaskSupervisor:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _step(self) -> bool:
-        """Wait for something, see to it. False: the end."""
+        """Wait for an event and handle it. False: the driver ends the agent."""
         wait = min(LOOK_SECONDS, max(0.0, self._halt_at - time.monotonic())) if self._halt_at else LOOK_SECONDS
         ready = {key for key, _ in self._poll.poll(math.ceil(wait * 1000))}
         if self._pipe is not None and self._pipe.fileno() in ready:
-            self._listen()
-        if self._child is not None and (self._watch in ready or self._watch < 0) and self._child.poll() is not None:
-            self._ended()
+            self._forward()
+        if self._child is not None and (self._pidfd in ready or self._pidfd < 0) and self._child.poll() is not None:
+            self._report_exit()
         if self._ports.store_listener.fileno() in ready and not self._ports.has_store:
             self._poll.unregister(self._ports.store_listener)
             self._ports.open_store()
@@ -133,11 +133,11 @@ class TaskSupervisor:
         if self._allowed and self._pipe is not None and self._pipe.writable():
             for message in [self._allowed.pop(feed) for feed in list(self._allowed)]:
                 self._send(message)
-        if self._tensorboard is not None and (started := self._tensorboard.found()):
+        if self._tensorboard is not None and (started := self._tensorboard.poll()):
             self._connection.send(TensorBoardStarted(self._slot, *started))
         if self._halt_at and time.monotonic() >= self._halt_at and self._child is not None:
             self._child.kill()
-        self._look()
+        self._check_stopped()
         return self._receive()  # last, as it may change what there is to wait for
 
     def _receive(self) -> bool:
@@ -153,7 +153,7 @@ class TaskSupervisor:
         return True
 
     def _begin(self, message: Begin) -> None:
-        """Run a task. The process waits already, unless one ran before."""
+        """Run a task. Its process waits already, unless a task ran before."""
         if self._task is not None:
             self._end_child()
             if message.restart:
@@ -170,11 +170,11 @@ class TaskSupervisor:
             self._tensorboard = TensorBoard(self._setup.tensorboard, self._address)
 
     def _halt(self, message: Halt) -> None:
-        """End the task: politely, then not."""
+        """End the task: by SIGTERM, then by SIGKILL."""
         if not self._is_present(message.incarnation) or self._child is None:
             self._connection.send(Ended(slot=self._slot, incarnation=message.incarnation, halted=True))
             return
-        if not self._begun:  # it hangs: where?
+        if not self._begun:  # it hangs: write where
             self._child.send_signal(signal.SIGUSR1)
             time.sleep(0.05)  # for its stack to reach the log
         self._halt_at = time.monotonic() + TERM_SECONDS
@@ -182,7 +182,7 @@ class TaskSupervisor:
         self._child.terminate()
         self._child.send_signal(signal.SIGCONT)
 
-    def _listen(self) -> None:
+    def _forward(self) -> None:
         """Pass a message of the child on to the driver."""
         assert self._pipe is not None
         message = up(self._pipe)
@@ -197,7 +197,7 @@ class TaskSupervisor:
             self._end_sent = True
         self._connection.send(message, patient=isinstance(message, (Reported, FeedMessage)))
 
-    def _ended(self) -> None:
+    def _report_exit(self) -> None:
         """Tell the driver that the child is gone."""
         child, task = self._child, self._task
         if child is None:
@@ -205,9 +205,9 @@ class TaskSupervisor:
         code = child.wait()
         if self._pipe is not None:
             self._pipe.hurry()  # its own children may hold the other end
-        while self._pipe is not None:  # its last words
-            self._listen()
-        self._forget()
+        while self._pipe is not None:  # its last messages
+            self._forward()
+        self._clear_child()
         if task is None:  # before it had a task
             print(f"the process that waited for its task {story(code)}", flush=True)  # noqa: T201 - the log
             sys.exit(1)
@@ -220,8 +220,8 @@ class TaskSupervisor:
             )
         self._halt_at = 0.0
 
-    def _look(self) -> None:
-        """Whether the child was stopped, and nobody lets it go on."""
+    def _check_stopped(self) -> None:
+        """End the child if it was stopped (SIGSTOP) and did not go on within the heartbeat time-out."""
         if self._child is None or self._task is None or self._end_sent:
             return
         try:
@@ -236,16 +236,16 @@ class TaskSupervisor:
         elif now - self._stopped_at > self._setup.heartbeat_timeout:
             seconds = now - self._stopped_at
             self._end_sent = True
-            where = f"its process {self._child.pid} on {socket.gethostname()}"
-            words = f"{where} was stopped (SIGSTOP) for {seconds:.0f} seconds"
-            killed = -int(signal.SIGKILL)
-            self._connection.send(Ended(slot=self._slot, incarnation=self._task.incarnation, code=killed, error=words))
+            process = f"its process {self._child.pid} on {socket.gethostname()}"
+            reason = f"{process} was stopped (SIGSTOP) for {seconds:.0f} seconds"
+            code = -int(signal.SIGKILL)
+            self._connection.send(Ended(slot=self._slot, incarnation=self._task.incarnation, code=code, error=reason))
             self._child.kill()
 
     # ------------------------------------------------------------------------------------------------ the child
 
     def _spawn(self) -> None:
-        """A process that waits for its task; it is in this agent's group, and ends with it."""
+        """Start a process that waits for its task; it is in this agent's group, and ends with it."""
         ours, theirs = multiprocessing.Pipe()
         with theirs:
             self._child = subprocess.Popen(
@@ -255,9 +255,9 @@ class TaskSupervisor:
             )
         self._pipe = Pipe(ours)
         self._poll.register(self._pipe.fileno(), zmq.POLLIN)
-        self._watch = watched(self._child.pid)
-        if self._watch >= 0:
-            self._poll.register(self._watch, zmq.POLLIN)
+        self._pidfd = watched(self._child.pid)
+        if self._pidfd >= 0:
+            self._poll.register(self._pidfd, zmq.POLLIN)
         self._send(self._setup)
 
     def _end_child(self) -> None:
@@ -268,35 +268,36 @@ class TaskSupervisor:
             self._poll.unregister(self._pipe.fileno())
             self._pipe.close()
             self._pipe = None
-        self._forget()
+        self._clear_child()
 
-    def _forget(self) -> None:
+    def _clear_child(self) -> None:
         self._child = None
         self._end_strays()
-        if self._watch >= 0:
-            self._poll.unregister(self._watch)
-            os.close(self._watch)
-            self._watch = -1
+        if self._pidfd >= 0:
+            self._poll.unregister(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     def _end_strays(self) -> None:
-        """What the task has started and left behind: it must not talk to the next attempt. Those of this agent's group,
-        and those in sessions of their own, whose parent this agent is by now. When these end, their children are."""
+        """End the processes that the task has left behind, as they must not talk to the next attempt: those of this
+        agent's group, and those in sessions of their own, whose parent this agent is by now. When one ends, this agent
+        becomes the parent of its children."""
         tensorboard = 0 if self._tensorboard is None else self._tensorboard.pid
-        kept = {os.getpid(), self._companion, self._ports.store_pid, tensorboard}
-        me, group = str(os.getpid()), str(os.getpgrp())
+        spared = {os.getpid(), self._companion, self._ports.store_pid, tensorboard}
+        own_pid, own_group = str(os.getpid()), str(os.getpgrp())
         for _ in range(GENERATIONS):
             killed = []
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError, IndexError):
-                    state, parent, its = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-                    strays = parent == me or (its == group == me and state != "Z")
-                    if strays and int(entry.name) not in kept:
+                    state, parent, process_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                    is_stray = parent == own_pid or (process_group == own_group == own_pid and state != "Z")
+                    if is_stray and int(entry.name) not in spared:
                         killed.append(int(entry.name))
                         os.kill(killed[-1], signal.SIGKILL)
             if not killed:
                 return
-            until = time.monotonic() + TERM_SECONDS
-            while killed and time.monotonic() < until:
+            deadline = time.monotonic() + TERM_SECONDS
+            while killed and time.monotonic() < deadline:
                 with contextlib.suppress(ChildProcessError):
                     if not os.waitpid(killed[-1], os.WNOHANG)[0]:
                         time.sleep(0.002)  # polled, as a wait for one child has no time-out
@@ -311,7 +312,7 @@ class TaskSupervisor:
             return
         if isinstance(message, FeedAllowed):
             self._allowed.pop(message.feed, None)
-        # there may be many of these, and a process that is stopped would stop this one, too
+        # there may be many of these, and writing to a process that is stopped would block this one
         if isinstance(message, (FeedQuery, FeedAllowed)) and not self._pipe.writable():
             if isinstance(message, FeedAllowed):
                 self._allowed[message.feed] = message

@@ -1,7 +1,7 @@
 """The process in which a task of a program runs: `python -m hopyard.agent.programs.task FD`, started by its agent.
 
-It waits for its task, sets the environment that the task's framework reads, runs the user's `main`, and says how that
-ended. What the user's code does to this process (exit, crash, hang) is seen by the agent.
+It waits for its task, sets the environment that the task's framework reads, runs the user's `main`, and reports how
+that ended. The agent detects what the user's code does to this process (exit, crash, hang).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from hopyard.agent.parent import ended_with
+from hopyard.agent.parent import end_with
 from hopyard.agent.programs.channel import Pipe, down
 from hopyard.agent.programs.session import TaskSession
 from hopyard.core.programs.events import Begin, Ended, Running
@@ -30,7 +30,7 @@ from hopyard.system.network import interface_of
 from hopyard.text import escaped
 
 EXIT_SECONDS = 5.0
-"""For what the user registered with `atexit`, until the end of `main` is told all the same."""
+"""Time for what the user registered with `atexit`; after that the end of `main` is reported all the same."""
 TEXT = 20_000
 """Characters of an error that are sent to the driver; the log has all."""
 TRACE_LINES = 60
@@ -38,8 +38,8 @@ TRACE_LINES = 60
 
 
 def main() -> None:
-    """The life of the process."""
-    ended_with(os.getppid())
+    """Receive the task, run it and report its end."""
+    end_with(os.getppid())
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     pipe = Pipe(Connection(int(sys.argv[1])))
@@ -56,7 +56,7 @@ def main() -> None:
                 os.environ[name] = interface
     session = TaskSession(pipe, host, begin, Path(sys.argv[2]))
     threading.Thread(target=session.listen, name="hopyard-listen", daemon=True).start()
-    code, ended = _run(session)
+    exit_code, ended = _run(session)
     lingers = session.drain(ended.error)
     sent = threading.Lock()
 
@@ -83,54 +83,54 @@ def main() -> None:
     send_end()
     if not ended.error and lingers:
         session.stopping.wait()
-    os._exit(code)
+    os._exit(exit_code)
 
 
 def _await_threads() -> None:
-    """As at the end of any interpreter, the user's threads go on to their end: one may write the last checkpoint."""
-    waited = threading.Timer(EXIT_SECONDS, lambda: _say_threads(threading.main_thread()))
-    waited.daemon = True
-    waited.start()
+    """Wait for the user's threads, as the interpreter does at its end: one may write the last checkpoint."""
+    timer = threading.Timer(EXIT_SECONDS, lambda: _print_threads(threading.main_thread()))
+    timer.daemon = True
+    timer.start()
     threading._shutdown()  # type: ignore[attr-defined]  # those of a ThreadPoolExecutor, too
-    waited.cancel()
+    timer.cancel()
 
 
-def _say_threads(main: threading.Thread) -> None:
-    names = [one.name for one in threading.enumerate() if not one.daemon and one is not main]
+def _print_threads(main: threading.Thread) -> None:
+    names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
     print(f"main has returned; the task goes on until its threads end: {', '.join(names)}", flush=True)  # noqa: T201
 
 
 def _run(session: TaskSession) -> tuple[int, Ended]:
-    """Run the user's code. (exit code, what is said of it)"""
+    """Run the user's code; return (exit code, message about its end)."""
     slot, incarnation = session.slot, session.incarnation
     try:
-        work = _loaded(session)
+        work = _load_main(session)
         session.pipe.send(Running(slot=slot, incarnation=incarnation))
         work()
     except SystemExit as end:
         if end.code in (None, 0):
             return 0, Ended(slot=slot, incarnation=incarnation, returned=True)
         code = int(end.code) & 0xFF if isinstance(end.code, int) else 1
-        words = plain(f"it ended by sys.exit({end.code!r})")
-        print(words, file=sys.stderr)  # noqa: T201 - the log
-        return code, Ended(slot=slot, incarnation=incarnation, code=code, returned=True, error=words)
-    except BaseException as error:  # noqa: BLE001 - all that the user's code raises is told
-        trace = plain("".join(_own(error)))
+        reason = plain(f"it ended by sys.exit({end.code!r})")
+        print(reason, file=sys.stderr)  # noqa: T201 - the log
+        return code, Ended(slot=slot, incarnation=incarnation, code=code, returned=True, error=reason)
+    except BaseException as error:  # noqa: BLE001 - all that the user's code raises is reported
+        trace = plain("".join(_user_traceback(error)))
         print(trace, file=sys.stderr)  # noqa: T201 - the log
-        words = explained(error)
-        return 1, Ended(slot=slot, incarnation=incarnation, code=1, returned=True, error=words, trace=trace)
+        reason = explained(error)
+        return 1, Ended(slot=slot, incarnation=incarnation, code=1, returned=True, error=reason, trace=trace)
     return 0, Ended(slot=slot, incarnation=incarnation, returned=True)
 
 
-def _loaded(session: TaskSession) -> Any:
-    """The user's code, ready to be called."""
-    from hopyard.agent.programs.patches.jax_cluster import known_to_jax
+def _load_main(session: TaskSession) -> Any:
+    """Return the user's code, ready to be called."""
+    from hopyard.agent.programs.patches.jax_cluster import register_with_jax
     from hopyard.agent.programs.patches.tensorflow_waits import shorten
-    from hopyard.agent.programs.patches.torch_gpus import shown_to_torch
+    from hopyard.agent.programs.patches.torch_gpus import show_host_gpus
 
     shorten()
-    known_to_jax()
-    shown_to_torch()
+    register_with_jax()
+    show_host_gpus()
     if session.host.tensorflow1:
         from hopyard.agent.programs.patches.tensorflow1 import present
 
@@ -157,39 +157,39 @@ def _loaded(session: TaskSession) -> Any:
     return lambda: main(args, ctx)
 
 
-def _own(error: BaseException) -> list[str]:
-    """The traceback from the user's first line on, cut to what can be read."""
+def _user_traceback(error: BaseException) -> list[str]:
+    """Return the traceback from the user's first line on, cut to a readable length."""
     trace = error.__traceback__
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    inner = trace
-    while inner is not None and inner.tb_frame.f_code.co_filename in ours:
-        inner = inner.tb_next
+    own_files = (__file__, runpy.__file__, "<frozen runpy>")
+    user_trace = trace
+    while user_trace is not None and user_trace.tb_frame.f_code.co_filename in own_files:
+        user_trace = user_trace.tb_next
     try:
-        lines = "".join(traceback.format_exception(type(error), error, inner or trace)).splitlines(keepends=True)
+        lines = "".join(traceback.format_exception(type(error), error, user_trace or trace)).splitlines(keepends=True)
     except Exception:  # noqa: BLE001 - the user's own __str__
-        lines = [*traceback.format_tb(inner or trace), type(error).__name__]
+        lines = [*traceback.format_tb(user_trace or trace), type(error).__name__]
     if len(lines) > TRACE_LINES:
         lines = [*lines[: TRACE_LINES // 3], "  …\n", *lines[-2 * TRACE_LINES // 3 :]]
     return lines
 
 
 def plain(text: str, limit: int = TEXT) -> str:
-    """Text that can be sent and shown: cut in its middle, and `escaped`."""
+    """Return text that can be sent and shown: cut in its middle, and `escaped`."""
     if len(text) > limit:
         text = f"{text[: limit // 2]} … ({len(text):,} characters) … {text[-limit // 2 :]}"
     return escaped(text)
 
 
 def explained(error: BaseException) -> str:
-    """The error in one line, with the way out where it is known."""
+    """Return the error in one line, with the remedy where it is known."""
     try:
-        words = f"{type(error).__name__}: {error}".strip()
+        reason = f"{type(error).__name__}: {error}".strip()
     except Exception as odd:  # noqa: BLE001 - the user's own __str__
-        words = f"{type(error).__name__} (its text cannot be had: {type(odd).__name__})"
-    words = plain(words)
-    if strategies.failed_by_it(error, words):
-        words += ". " + strategies.SENTENCE
-    return words
+        reason = f"{type(error).__name__} (its text cannot be had: {type(odd).__name__})"
+    reason = plain(reason)
+    if strategies.failed_by_it(error, reason):
+        reason += ". " + strategies.SENTENCE
+    return reason
 
 
 def _flush() -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard beside a program's first task."""
+"""TensorBoard beside the first task of a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _URL = re.compile(rb"https?://\S+?:\d+/")
 
 
 class TensorBoard:
-    """A TensorBoard process. Ended with the agent, as it is in its group.
+    """A TensorBoard process. It ends with the agent, as it is in the agent's group.
 
     Args:
         directory: of the event files.
@@ -28,27 +28,27 @@ class TensorBoard:
         )
         assert self._process.stderr is not None
         os.set_blocking(self._process.stderr.fileno(), False)
-        self._said = b""
+        self._output = b""
         self._reported = False
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         return self._process.pid
 
-    def found(self) -> tuple[str, str] | None:
-        """Its URL, or why it has none, once, as soon as that is known."""
+    def poll(self) -> tuple[str, str] | None:
+        """Return (URL, reason why there is none), one of them empty, once it is known; None before and after that."""
         assert self._process.stderr is not None
         more = self._process.stderr.read()
         if self._reported:
             return None
-        self._said += more or b""
-        if match := _URL.search(self._said):
+        self._output += more or b""
+        if match := _URL.search(self._output):
             self._reported = True
             return match.group().decode(), ""
         if self._process.poll() is not None:
             self._reported = True
-            return "", self._said.decode(errors="replace").strip()[-2000:] or f"exit code {self._process.returncode}"
+            return "", self._output.decode(errors="replace").strip()[-2000:] or f"exit code {self._process.returncode}"
         return None
 
     def close(self) -> None:

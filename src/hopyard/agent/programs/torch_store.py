@@ -8,12 +8,12 @@ import socket
 import sys
 from typing import Any
 
-from hopyard.agent.parent import ended_with
+from hopyard.agent.parent import end_with
 
 
 def main() -> None:
     """Serve until killed."""
-    ended_with(os.getppid())
+    end_with(os.getppid())
     file, host = int(sys.argv[1]), sys.argv[2]
     port = socket.socket(fileno=os.dup(file)).getsockname()[1]
     import torch.distributed as dist

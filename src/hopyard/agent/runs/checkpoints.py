@@ -1,9 +1,9 @@
-"""The background of a worker: stores States, computes their digests (BLAKE3), says so. Training never waits for it.
+"""Stores a worker's States in the background and reports their digests (BLAKE3). Training never waits for it.
 
-A store that is away is tried again until it is back, and the driver hears of it: nothing is lost meanwhile, the State
-lies in memory. A store that blocks who reads or writes, and raises nothing, is away as well (`agent/runs/silence.py`).
+A store that is away is tried again until it is back, and the driver is told: nothing is lost meanwhile, as the State
+lies in memory. A store that blocks its callers and raises nothing is away as well (`agent/runs/silence.py`).
 
-What is stored: always the State at an epoch's end; of the others the newest of each trial, at most one a second,
+The State at an epoch's end is always stored. Of the others only the newest of each trial is, at most one a second,
 since a State that is replaced within a second saves at most a second of work. At most two writes of a trial are
 pending: the newer replaces the older that is not an epoch's end.
 """
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 LONGEST = 60.0
 """Seconds between attempts to store, at most; the first ones follow after 1, 2, 4, …"""
 PATIENCE = 1.0
-"""Seconds of failures that nobody needs to hear of."""
+"""Seconds of failures that are not reported."""
 PAUSE = 1.0
 """Seconds between two stored States of one trial that are not an epoch's end."""
 
 SILENT = 30.0
-"""Seconds in which a store gives or takes no byte and does not answer; then it is away."""
+"""Seconds without an answer or a byte moved after which a store is away."""
 HUNG = 0.25
 """The same as a part of the time after which the worker counts as hung, where that is less."""
 SLICE = 0.5
@@ -62,20 +62,20 @@ class Pending:
 
 @dataclass(slots=True)
 class Call:
-    """A State on its way to or from the store, whatever that takes."""
+    """One transfer of a State to or from the store, with all its attempts."""
 
     away: bool = False
     """The driver was told that the store is away."""
 
 
 class CheckpointWriter:
-    """Owner of the States that this worker made, from when they lie in shared memory until nobody needs them there.
+    """Owner of this worker's own States, from when they lie in shared memory until nobody needs them there.
 
     Args:
-        slot: who speaks.
-        store: where States go.
-        arena: where they lie.
-        send: tells the driver what becomes of States; called from the background thread, and from `flush`.
+        slot: number of this worker's slot.
+        store: where States are stored.
+        arena: the shared memory that holds them.
+        send: sends messages about States to the driver; called from the background thread, and from `flush`.
         stall: seconds without progress after which the driver ends the worker; 0: it need not make any.
     """
 
@@ -89,19 +89,19 @@ class CheckpointWriter:
         self._condition = threading.Condition()
         self._ending = threading.Event()
         self._pending: list[Pending] = []
-        self._last: dict[int, float] = {}
+        self._stored_at: dict[int, float] = {}
         self._released: set[str] = set()
         self._flushed: set[Ref] = set()
-        """States that were never in shared memory."""
+        """States that were stored without ever lying in shared memory."""
         self._durable: list[str] = []
-        self._active = ""
+        self._active_key = ""
         self._open = True
         self._asleep_until = -math.inf
-        """When the background looks again by itself; minus infinity while it is awake."""
-        self._silent = min(SILENT, HUNG * stall) if stall else SILENT
-        self._silence = Silence(self._silent)
+        """When the background thread wakes by itself; minus infinity while it is awake."""
+        self._silence_limit = min(SILENT, HUNG * stall) if stall else SILENT
+        self._silence = Silence(self._silence_limit)
         self._away = 0
-        """Threads that wait for the store, and said so."""
+        """Number of threads that wait for the store and have reported it."""
         self._thread = threading.Thread(target=self._run, name="hopyard-keep", daemon=True)
         self._thread.start()
 
@@ -111,30 +111,30 @@ class CheckpointWriter:
             for older in [p for p in self._pending if p.ref.trial == ref.trial and not p.always]:
                 self._pending.remove(older)
                 self._free(older.memory_key)
-            due = 0.0 if always else self._last.get(ref.trial, 0.0) + PAUSE
+            due = 0.0 if always else self._stored_at.get(ref.trial, 0.0) + PAUSE
             self._pending.append(Pending(ref, memory_key, always, due))
             if due < self._asleep_until:  # to wake it for each State, most of them replaced, costs as much as to lay it
                 self._condition.notify()
 
     def store_next(self, ref: Ref, memory_key: str) -> None:
-        """Others wait for this State: it is stored next. If it is not here any longer, the driver hears it."""
+        """Store this State next, as others wait for it. If it is not here any longer, the driver is told."""
         with self._condition:
             for pending in self._pending:
                 if pending.ref == ref:
                     pending.due = -1.0
                     self._condition.notify()
                     return
-            if self._arena.own(memory_key, ref) is None:  # also where another State lies at this place
+            if self._arena.own(memory_key, ref) is None:  # also where another State has this memory key
                 if ref not in self._flushed:
                     self._send(Forgotten(slot=self._slot, ref=ref))
                 return
-            if memory_key == self._active or memory_key in self._durable:
+            if memory_key == self._active_key or memory_key in self._durable:
                 return  # it is being stored, or was
             self._pending.append(Pending(ref, memory_key, True, -1.0))
             self._condition.notify()
 
     def release(self, memory_key: str) -> None:
-        """Nobody will ask for it in shared memory again; an epoch's end is stored all the same."""
+        """Free shared memory that nobody will read again; a State at an epoch's end is stored all the same."""
         with self._condition:
             for pending in self._pending:
                 if pending.memory_key == memory_key:
@@ -144,13 +144,13 @@ class CheckpointWriter:
                     else:
                         self._released.add(memory_key)
                     return
-            if memory_key == self._active:
+            if memory_key == self._active_key:
                 self._released.add(memory_key)
             else:
                 self._free(memory_key)
 
     def make_room(self) -> bool:
-        """Give up shared memory of States that are stored, oldest first; False when there is none."""
+        """Free the shared memory of the oldest State that is stored; False when there is none."""
         with self._condition:
             if not self._durable:
                 return False
@@ -158,7 +158,7 @@ class CheckpointWriter:
             return True
 
     def flush(self, ref: Ref, data: memoryview) -> Durable:
-        """Store at once, in the caller's thread: there is no shared memory for it.
+        """Store a State at once, in the caller's thread: there is no shared memory for it.
 
         Raises:
             ResourceError: no room in the store either.
@@ -168,7 +168,7 @@ class CheckpointWriter:
         return Durable(slot=self._slot, ref=ref, digest=digest(data), bytes=len(data))
 
     def close(self, seconds: float = 5.0) -> None:
-        """Store what is an epoch's end, then stop."""
+        """Store the pending States of epochs' ends, then stop."""
         with self._condition:
             self._pending = [pending for pending in self._pending if pending.always]
             self._open = False
@@ -184,14 +184,14 @@ class CheckpointWriter:
         self._arena.settle(memory_key)
 
     def _next(self) -> Pending | None:
-        """What is to be stored now; waits for it. None: closed."""
+        """Return what is to be stored now; waits for it. None: closed."""
         while True:
             now = time.monotonic()
             ready = [pending for pending in self._pending if pending.due <= now]
             if ready:
-                chosen = min(ready, key=lambda pending: (pending.due >= 0.0, not pending.always, pending.due))
-                self._pending.remove(chosen)
-                return chosen
+                first = min(ready, key=lambda pending: (pending.due >= 0.0, not pending.always, pending.due))
+                self._pending.remove(first)
+                return first
             if not self._open and not self._pending:
                 return None
             self._asleep_until = min((pending.due for pending in self._pending), default=math.inf)
@@ -199,7 +199,7 @@ class CheckpointWriter:
             self._asleep_until = -math.inf
 
     def _put(self, ref: Ref, data: memoryview, waited_for: bool = False) -> None:
-        """Store it; a store that is away is tried again until it is back. (What is there already is not written twice.)
+        """Store a State; a store that is away is tried again until it is back. (What is stored is not written twice.)
 
         Args:
             ref, data: the State.
@@ -223,14 +223,14 @@ class CheckpointWriter:
                     log.warning("tried again in %.0f s: %s", wait, error)
                     if time.monotonic() - began >= PATIENCE:
                         self._report_away(call, str(error))
-                self._rest(wait, waited_for)
+                self._wait_to_retry(wait, waited_for)
                 wait = min(LONGEST, 2 * wait)
         finally:
             self._report_back(call)
 
     @contextmanager
     def watched(self, ref: Ref) -> Iterator[None]:
-        """Around reading a State from the store in this thread: if that does not answer, the driver hears of it."""
+        """Surrounds reading a State from the store in this thread: if the store does not answer, the driver is told."""
         call = Call()
         try:
             with self._watched(call, ref):
@@ -239,16 +239,16 @@ class CheckpointWriter:
             self._report_back(call)
 
     def _watched(self, call: Call, ref: Ref) -> AbstractContextManager[None]:
-        silent = f"State {ref}: the store has not answered for {self._silent:.0f} s, and moved no byte meanwhile"
-        return self._silence.watched(lambda: self._report_away(call, silent))
+        reason = f"State {ref}: the store has not answered for {self._silence_limit:.0f} s, and moved no byte meanwhile"
+        return self._silence.watched(lambda: self._report_away(call, reason))
 
-    def _rest(self, seconds: float, waited_for: bool) -> None:
-        """Until the next attempt, or this worker ends."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+    def _wait_to_retry(self, seconds: float, waited_for: bool) -> None:
+        """Wait until the next attempt, or until this worker ends."""
+        deadline = time.monotonic() + seconds
+        while (remaining := deadline - time.monotonic()) > 0:
             if waited_for:
                 meter.advance()
-            if self._ending.wait(min(left, SLICE) if waited_for else left):
+            if self._ending.wait(min(remaining, SLICE) if waited_for else remaining):
                 return
 
     def _report_away(self, call: Call, error: str) -> None:
@@ -274,15 +274,15 @@ class CheckpointWriter:
                 pending = self._next()
                 if pending is None:
                     return
-                self._active = pending.memory_key
+                self._active_key = pending.memory_key
             try:
                 data = self._arena.view(pending.memory_key)
                 self._put(pending.ref, data)
-                seal = digest(data)
+                state_digest = digest(data)
             except KeyError:  # another State lies there by now
                 self._send(Forgotten(slot=self._slot, ref=pending.ref))
                 with self._condition:
-                    self._active = ""
+                    self._active_key = ""
                 continue
             except StoreUnreachable as error:
                 log.warning("not stored, as this worker ends: %s", error)
@@ -290,16 +290,16 @@ class CheckpointWriter:
             except ResourceError as error:
                 self._send(NoRoom(self._slot, str(error)))
                 return
-            except Exception as error:  # unsaid, the run would wait for ever
+            except Exception as error:  # without a message, the run would wait for ever
                 log.exception("State %s cannot be stored", pending.ref)
-                words = escaped(f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}")
-                self._send(NoRoom(self._slot, words, "error"))
+                reason = escaped(f"State {pending.ref} cannot be stored: {type(error).__name__}: {error}")
+                self._send(NoRoom(self._slot, reason, "error"))
                 return
-            sealed = Durable(slot=self._slot, ref=pending.ref, digest=seal, bytes=len(data))
-            self._send(sealed)
+            durable = Durable(slot=self._slot, ref=pending.ref, digest=state_digest, bytes=len(data))
+            self._send(durable)
             with self._condition:
-                self._active = ""
-                self._last[pending.ref.trial] = time.monotonic()
+                self._active_key = ""
+                self._stored_at[pending.ref.trial] = time.monotonic()
                 if pending.memory_key in self._released:
                     self._free(pending.memory_key)
                 else:

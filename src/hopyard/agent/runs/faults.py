@@ -1,7 +1,7 @@
-"""Whose fault an error was that ended a unit. What follows from it is decided in `core/runs/faults.py`.
+"""Decides whose fault an error was that ended a unit. `core/runs/faults.py` decides what follows from it.
 
-The worker wraps what it does itself (States, rows) in errors of Hopyard's own, so what is left is the recipe's, and is
-looked at by its class. Frameworks are not imported for that: their classes are known by name.
+The worker wraps errors of its own work (States, rows) in Hopyard's own classes, so all other errors are the recipe's
+and are judged by their class. Frameworks are not imported for that: their classes are recognized by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BROKEN = (
     *(errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EBADMSG),
     getattr(errno, "EUCLEAN", errno.EIO),
 )
-"""What a disk says that is full, broken, or was made read-only because it is damaged."""
+"""Errors of a disk that is full, broken, or was made read-only because it is damaged."""
 _MEMORY = {("torch", "OutOfMemoryError"), ("tensorflow", "ResourceExhaustedError")}
 _EXHAUSTED = (
     "RESOURCE_EXHAUSTED",
@@ -31,7 +31,7 @@ _EXHAUSTED = (
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-"""How errors begin to tell that are of no class of their own: JAX's, torch's on a CPU, cuBLAS'."""
+"""Phrases in errors that have no class of their own: JAX's, torch's on a CPU, cuBLAS'."""
 _ON_HOST = ("DefaultCPUAllocator", "device:CPU", "by allocator cpu", "by allocator mklcpu")
 
 
@@ -44,7 +44,7 @@ class Missing(HopyardError):
 
 
 class Unreadable(HopyardError):
-    """Rows could not be read, which may be over the next time: a file server that blinks."""
+    """Rows could not be read, which may pass: a file server that is away for a moment."""
 
 
 class HostFault(HopyardError):
@@ -52,21 +52,21 @@ class HostFault(HopyardError):
 
 
 class Blame(NamedTuple):
-    """Whose fault it was. `device`: of memory, the device's."""
+    """Whose fault it was. `device`: where memory ran out, it was the device's."""
 
     fault: Fault
     device: bool = False
 
 
 def blame(error: BaseException, accelerated: bool) -> Blame:
-    """Whose fault an error was that ended a unit or a check.
+    """Return whose fault an error was that ended a unit or a check.
 
     Args:
-        error: it.
+        error: the error.
         accelerated: whether the worker computes on an accelerator.
     """
-    if (found := _memory(error)) is not None:
-        return Blame("memory", accelerated and found)
+    if (on_device := _out_of_memory(error)) is not None:
+        return Blame("memory", accelerated and on_device)
     if isinstance(error, (StoreUnreachable, Missing)):
         return Blame("store")
     if isinstance(error, DataError):
@@ -78,40 +78,40 @@ def blame(error: BaseException, accelerated: bool) -> Blame:
     return Blame("user")
 
 
-def _memory(error: BaseException) -> bool | None:
-    """Whether memory ran out: None: no; False: certainly the host's; True: perhaps a device's."""
-    seen = 0
-    one: BaseException | None = error
-    while one is not None and seen < 10:
-        if isinstance(one, MemoryError) or (isinstance(one, OSError) and one.errno == errno.ENOMEM):
+def _out_of_memory(error: BaseException) -> bool | None:
+    """Return whether memory ran out. None: no; False: certainly the host's; True: perhaps a device's."""
+    depth = 0
+    cause: BaseException | None = error
+    while cause is not None and depth < 10:
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
             return False
-        names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(one).__mro__}
-        whole = str(one)
-        text = f"{whole[:4000]} {whole[-4000:]}"  # TensorFlow tells first where in the graph it was
-        speaks = isinstance(one, RuntimeError) or ("tensorflow", "OpError") in names
-        if names & _MEMORY or (speaks and any(word in text for word in _EXHAUSTED)):
-            return not any(word in text for word in _ON_HOST)
-        one, seen = one.__cause__, seen + 1
+        names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(cause).__mro__}
+        message = str(cause)
+        text = f"{message[:4000]} {message[-4000:]}"  # TensorFlow first says where in the graph it was
+        is_framework_error = isinstance(cause, RuntimeError) or ("tensorflow", "OpError") in names
+        if names & _MEMORY or (is_framework_error and any(phrase in text for phrase in _EXHAUSTED)):
+            return not any(phrase in text for phrase in _ON_HOST)
+        cause, depth = cause.__cause__, depth + 1
     return None
 
 
 class Reading:
-    """Around what reads rows: tells its errors by whether this host is to blame, or may be only for now.
+    """Surrounds the reading of rows: classifies errors by whether this host is to blame, or perhaps only for now.
 
     Args:
-        what: is read, for messages.
-        host: this one's name.
+        rows: name of the rows, for messages.
+        host: name of this host.
 
     Raises:
-        HostFault: its disk is full or broken.
-        Unreadable: anything else that the operating system or a network says.
+        HostFault: the host's disk is full or broken.
+        Unreadable: any other error of the operating system or a network.
         DataError: the rows are not what they should be.
     """
 
-    __slots__ = ("_host", "_what")
+    __slots__ = ("_host", "_rows")
 
-    def __init__(self, what: str, host: str) -> None:
-        self._what, self._host = what, host
+    def __init__(self, rows: str, host: str) -> None:
+        self._rows, self._host = rows, host
 
     def __enter__(self) -> None:
         pass
@@ -125,6 +125,6 @@ class Reading:
         if not isinstance(cause, OSError):
             return
         if cause.errno in BROKEN:
-            raise HostFault(f"host {self._host} cannot read or keep {self._what}: {error}") from error
-        text = f"host {self._host} cannot read {self._what} at present: {type(cause).__name__}: {error}"
+            raise HostFault(f"host {self._host} cannot read or keep {self._rows}: {error}") from error
+        text = f"host {self._host} cannot read {self._rows} at present: {type(cause).__name__}: {error}"
         raise Unreadable(text) from error

@@ -1,4 +1,4 @@
-"""An agent's work on units: its recipe is loaded once, then it runs units until it is told to end."""
+"""An agent's work on units: it loads the recipe once, then runs units until it is told to end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ARENA_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class UnitService:
-    """A worker and what it works with."""
+    """A worker with its checkpoints, memory and network."""
 
     worker: Worker
     checkpoints: CheckpointWriter
@@ -47,14 +47,14 @@ class UnitService:
     """For an agent that may be on another host than the driver or its peers."""
 
     @property
-    def place(self) -> dict[str, Any]:
-        """What `Ready` says of its memory."""
+    def location(self) -> dict[str, Any]:
+        """The fields of `Ready` that say where this agent's memory is."""
         if self.network is None:
             return {}
         return {"memory": self.folder.identity, "peer": self.network.peer}
 
     def do(self, message: Work | Store | Examine) -> Sequence[Up]:
-        """The answers to a unit or to a check. `Store` may be asked from another thread."""
+        """Run a unit or a check and return the answers. `Store` may be handled in another thread."""
         if isinstance(message, Store):
             self.checkpoints.store_next(message.ref, message.memory_key)
             return []
@@ -74,17 +74,17 @@ class UnitService:
 
 
 def assemble(slot: int, setup: Setup, send: Callable[[StateMessage], None], card: Card | None = None) -> UnitService:
-    """A worker from what the driver sent.
+    """Assemble a worker from the driver's setup.
 
     Args:
         slot: its number.
         setup: from the driver.
-        send: takes what happens in the background.
+        send: takes messages from the background thread.
         card: of an agent; None: the worker is in the driver's process.
 
     Raises:
         SpecError: the recipe does not load.
-        Exception: whatever else is missing on this host.
+        Exception: something else is missing on this host.
     """
     quiet()
     manifest = msgspec.json.decode(setup.manifest, type=Manifest)
@@ -94,8 +94,8 @@ def assemble(slot: int, setup: Setup, send: Callable[[StateMessage], None], card
     except Exception as error:
         raise SpecError(f"the recipe does not load there: {type(error).__name__}: {error}") from error
     plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
-    reached = reach(setup, card)
-    folder, store, network = reached.folder, reached.store, reached.network
+    reachable = reach(setup, card)
+    folder, store, network = reachable.folder, reachable.store, reachable.network
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
     guarded = Guarded(store, setup.store)
@@ -106,10 +106,10 @@ def assemble(slot: int, setup: Setup, send: Callable[[StateMessage], None], card
 
 
 def unfit(slot: int, error: Exception) -> Unfit:
-    """What the driver hears when `assemble` has raised."""
-    words = str(error) if isinstance(error, HopyardError) else f"{type(error).__name__}: {error}"
+    """Return the message to the driver after `assemble` has raised."""
+    reason = str(error) if isinstance(error, HopyardError) else f"{type(error).__name__}: {error}"
     host = isinstance(error, ResourceError) or (isinstance(error, OSError) and error.errno in BROKEN)
-    return Unfit(slot, escaped(words), host)
+    return Unfit(slot, escaped(reason), host)
 
 
 def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -> None:
@@ -120,14 +120,14 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
         os.environ.setdefault(name, value)
     try:
         service = assemble(slot, setup, connection.send, card)
-    except Exception as error:  # noqa: BLE001 - told to the user, who must see it
+    except Exception as error:  # noqa: BLE001 - reported to the user, who must see it
         connection.send(unfit(slot, error))
         traceback.print_exc()
         return
     progress.folder = service.folder.path
     service.worker.prepare()
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
-    connection.send(Ready(slot, socket.gethostname(), os.getpid(), fingerprint(), device, **service.place))
+    connection.send(Ready(slot, socket.gethostname(), os.getpid(), fingerprint(), device, **service.location))
     connection.handle(Store, service.do)  # while a unit runs
     warm()
     while True:
@@ -143,15 +143,15 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
 
 
 def fingerprint() -> dict[str, Any]:
-    """What equal digests may depend on: versions, machine, processor."""
+    """Return what equal digests may depend on: versions, machine, processor."""
     import numpy as np
 
-    found: dict[str, Any] = {
+    versions: dict[str, Any] = {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "machine": platform.machine(),
         "system": platform.system(),
     }
-    for one in runtimes().values():
-        found |= one.versions()
-    return found
+    for runtime in runtimes().values():
+        versions |= runtime.versions()
+    return versions

@@ -1,5 +1,5 @@
-"""Calls to a store that neither return nor move bytes: a file server that is away blocks whoever reads or writes, and
-raises nothing. To wait for it is progress of the main thread, or its worker would count as hung."""
+"""Detects calls to a store that neither return nor move bytes: a file server that is away blocks its callers and raises
+nothing. Waiting for it counts as progress of the main thread, or the worker would count as hung."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hopyard import meter
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    say: Callable[[], None]
+    report: Callable[[], None]
     thread: int
     moved: int
     since: float
-    """When it began, or was last seen to have moved bytes, or to be silent."""
+    """When the call began, or was last found to have moved bytes, or to be silent."""
     reported: bool = False
 
 
@@ -26,7 +26,7 @@ class Silence:
     """Watches calls, in a thread that sleeps while there are none.
 
     Args:
-        seconds: without a byte, after which a call is silent.
+        seconds: time without a byte after which a call is silent.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -37,11 +37,11 @@ class Silence:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def watched(self, say: Callable[[], None]) -> Iterator[None]:
-        """A call in this thread. `say` is called at most once, by another thread and never after the call returned:
-        it is silent."""
+    def watched(self, report: Callable[[], None]) -> Iterator[None]:
+        """Surrounds a call in this thread. If the call is silent, another thread calls `report`, at most once and never
+        after the call returned."""
         thread = threading.get_ident()
-        call = _Call(say, thread, meter.moved_by(thread), monotonic())
+        call = _Call(report, thread, meter.moved_by(thread), monotonic())
         with self._changed:
             self._calls.append(call)
             if self._thread is None and self._open:
@@ -56,7 +56,7 @@ class Silence:
                 self._calls.remove(call)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop watching."""
         with self._changed:
             self._open = False
             self._changed.notify()
@@ -64,11 +64,11 @@ class Silence:
     def _run(self) -> None:
         with self._changed:
             while self._open:
-                self._look(monotonic())
+                self._check(monotonic())
                 ends = [call.since + self._seconds for call in self._calls]
                 self._changed.wait(max(0.0, min(ends) - monotonic()) if ends else None)
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         for call in list(self._calls):
             moved = meter.moved_by(call.thread)
             if now - call.since < self._seconds:
@@ -81,4 +81,4 @@ class Silence:
                 meter.advance()
             if not call.reported:
                 call.reported = True
-                call.say()
+                call.report()

@@ -1,6 +1,6 @@
 """What an agent can reach: the driver's memory and disk where it shares them, a network where it does not.
 
-Told by looking: the run's folder in shared memory has the driver's lock, the place of the States has its mark.
+It finds out by looking: the run's folder in shared memory has the driver's lock, and the store has the driver's mark.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from hopyard.system.network import address_towards, parted
 log = logging.getLogger(__name__)
 
 AWAY_SECONDS = 60.0
-"""After which a peer that could not be dialled, or a store that could not be reached from here, is asked again."""
+"""Time after which a peer that could not be dialled, or a store that could not be reached, is tried again."""
 
 
 class Network:
-    """What an agent has beside memory and disk: it gives States of its memory to peers, and asks them for theirs.
+    """Transfers States between the memory of agents: it serves this agent's States to peers, and asks peers for theirs.
 
     Args:
         card: of the agent.
-        bulk: how.
-        folder: States in shared memory.
+        bulk: settings of the transfer.
+        folder: of the States in shared memory.
     """
 
     def __init__(self, card: Card, bulk: Bulk, folder: Folder) -> None:
         self._folder = folder
         credentials = Credentials(bulk.token, bulk.certificate)
         self.client = Client(credentials, meter.moved)
-        """For the store and for peers."""
+        """Asks the remote store and peers."""
         self._away: dict[str, float] = {}
-        """Peers that could not be dialled → when they are asked again."""
+        """Peer that could not be dialled → when it is asked again."""
         host = address_towards(parted(card.address)[0])
         self._server = Server(host, credentials, {"take": Service(self._give, largest=0)}, encrypt=bulk.encrypt)
         self.peer = self._server.address
 
     def take(self, peer: str, memory_key: str, ref: Ref) -> memoryview | None:
-        """The State at `memory_key` in a peer's memory; None when it is not there, or the peer is not."""
+        """Return the State at `memory_key` in a peer's memory; None when it is not there, or the peer is away."""
         if time.monotonic() < self._away.get(peer, 0.0):
             return None
         try:
@@ -67,10 +67,10 @@ class Network:
             return None
 
     def _give(self, ask: Ask, data: memoryview) -> Taken:
-        held = None if ask.ref is None else take(self._folder.path, ask.where, ask.ref)
-        if held is None:
+        state = None if ask.ref is None else take(self._folder.path, ask.where, ask.ref)
+        if state is None:
             raise FileNotFoundError(f"State {ask.ref} is not in the memory of {socket.gethostname()}")
-        return held
+        return state
 
     def close(self) -> None:
         """Hang up."""
@@ -79,39 +79,39 @@ class Network:
 
 
 class Later:
-    """A Store that is opened at its first use, so that an agent can begin while the place is away. Where that fails the
+    """A Store that is opened at its first use, so that an agent can begin while the store is away. Where that fails the
     next use tries again. Where it gave the detour through the driver, it is tried again every `AWAY_SECONDS`.
 
     Args:
-        open_it: gives the store, or raises what every method then raises.
+        opener: returns the store, or raises the error that every method then raises.
     """
 
-    def __init__(self, open_it: Callable[[], Store]) -> None:
-        self._open = open_it
+    def __init__(self, opener: Callable[[], Store]) -> None:
+        self._opener = opener
         self._lock = threading.Lock()
         self._store: Store | None = None
-        self._again = math.inf
-        """When it is tried again."""
+        self._retry_at = math.inf
+        """When opening is tried again."""
 
     @property
     def opened(self) -> Store:
         """The store itself."""
         with self._lock:
             if self._store is None:
-                return self._opened()
-            if time.monotonic() < self._again:
+                return self._try_open()
+            if time.monotonic() < self._retry_at:
                 return self._store
-            self._again = math.inf  # the other threads go on with the detour: a place that hangs holds one alone
-        return self._opened()
+            self._retry_at = math.inf  # other threads go on with the detour: a store that hangs blocks only this one
+        return self._try_open()
 
-    def _opened(self) -> Store:
-        lasts = False
+    def _try_open(self) -> Store:
+        is_final = False
         try:
-            self._store = store = self._open()
-            lasts = not isinstance(store, RemoteStore)
+            self._store = store = self._opener()
+            is_final = not isinstance(store, RemoteStore)
             return store
         finally:
-            self._again = math.inf if lasts else time.monotonic() + AWAY_SECONDS
+            self._retry_at = math.inf if is_final else time.monotonic() + AWAY_SECONDS
 
     def put(self, ref: Ref, data: memoryview) -> None:
         """As the store's."""
@@ -136,17 +136,17 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where an agent's States go and come from."""
+    """The folder, store and network through which an agent's States are stored and loaded."""
 
     folder: Folder
-    """In shared memory."""
+    """The folder in shared memory."""
     store: Later
     network: Network | None
     """None: all agents are on the driver's host."""
 
 
 def reach(setup: Setup, card: Card | None) -> Reach:
-    """Memory, store and network of an agent.
+    """Return the memory, store and network of an agent.
 
     Args:
         setup: from the driver.
@@ -165,9 +165,9 @@ def reach(setup: Setup, card: Card | None) -> Reach:
     network = Network(card, setup.bulk, folder)
     depot = setup.bulk.depot
 
-    def open_it() -> Store:
+    def open_when_used() -> Store:
         if signed(setup.store, setup.run):
             return open_store(setup.store, make=False)
         return RemoteStore(network.client, depot)
 
-    return Reach(folder, Later(open_it), network)
+    return Reach(folder, Later(open_when_used), network)

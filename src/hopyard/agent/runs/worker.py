@@ -1,6 +1,6 @@
 """Runs one unit: takes the State, goes over the partitions, lays the new State down, answers.
 
-The same in a process of its own and inline. It knows nothing of sockets, of other workers or of what comes next.
+It is the same in a process of its own and inline. It knows no sockets, no other workers and not what comes next.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from hopyard.training.build import Built, Plan, build, install
 from hopyard.training.steps import finite, gather, over
 
 BUILT = 32
-"""Built models that a worker keeps, least recently used first out."""
+"""Built models that a worker keeps; the least recently used one is dropped first."""
 BUILT_BYTES = 2 << 30
 """Bytes of States of the models that it keeps; a model in memory is about as large again."""
 ROOM = 1 << 20
-"""Bytes of an answer for all that is no array."""
+"""Bytes of an answer for everything that is no array."""
 TRACE = 6000
-"""Characters of a traceback that travel."""
+"""Characters of a traceback that are sent."""
 
 Fetch = Callable[[str, str, Ref], memoryview | None]
 
 
 class Worker:
-    """What one slot runs units with. Owner of the built models.
+    """Runs the units of one slot. Owner of the built models.
 
     Args:
         slot: its number.
         plan: recipe, data and run.
-        store: where States are when they are not in shared memory.
-        arena: where this worker lays its States.
+        store: holds States that are not in shared memory.
+        arena: the shared memory into which this worker lays its States.
         checkpoints: stores them in the background.
         fetch: (peer, memory_key, ref) → a State out of memory that this worker does not share, or None.
         interruptible: whether KeyboardInterrupt comes from the user, as inline. In a process of its own, which ignores
@@ -77,14 +77,14 @@ class Worker:
         self._checkpoints = checkpoints
         self._fetch = fetch
         self._peer: str | None = None
-        """Who has the State of the unit that is at hand."""
+        """The peer that has the State of the current unit."""
         self._built: OrderedDict[str, Built] = OrderedDict()
         """Built models by their sharing key, or by their trial where there is none; least recently used first."""
         self._models: dict[int, ModelInfo] = {}
-        """Trial → what its recipe gives."""
-        self._holds: dict[str, Ref] = {}
-        """Key → the State that the built model holds."""
-        self._bytes: dict[str, int] = {}
+        """Trial → what its recipe returned."""
+        self._loaded: dict[str, Ref] = {}
+        """Key → the State that the built model holds now."""
+        self._state_bytes: dict[str, int] = {}
 
     def prepare(self) -> None:
         """Set the process up, before anything runs in it: TensorFlow takes its number of threads only once."""
@@ -93,8 +93,8 @@ class Worker:
     # ---------------------------------------------------------------- units
 
     def run(self, unit: Unit, config: Config, peer: str | None = None) -> Sequence[Done | Failed | Durable | NoRoom]:
-        """The answer to a unit, and what must be said beside it. `peer`: who has its State, when it is in memory that
-        this worker does not share."""
+        """Run a unit; return its answer and messages that go with it. `peer`: the agent that has the unit's State, when
+        it is in memory that this worker does not share."""
         begin = time.perf_counter()
         self._peer = peer
         install(self._plan)  # inline, the user's own code runs in between
@@ -117,7 +117,7 @@ class Worker:
 
     def _train(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
         spec = self._plan.spec
-        built, hop, moved = self._ready(unit, config)
+        built, hop, moved = self._prepare_model(unit, config)
         self._forget(unit.trial)
         parts = []
         for partition in unit.partitions:
@@ -132,19 +132,19 @@ class Worker:
             finite(sums, f"trial {unit.trial}, epoch {unit.epoch + 1}, partition {partition}")
             parts.append(Part(partition, packed(sums), _seconds(start)))
         step = unit.step + len(unit.partitions)
-        always = step % spec.partitions == 0
-        if always:
+        is_epoch_end = step % spec.partitions == 0
+        if is_epoch_end:
             built.end_epoch()
         ref = Ref(unit.trial, step, unit.lease)
         before = time.perf_counter()
         meter.enter("lay")
         memory_key, stored, size = self._lay(ref, built)
         if memory_key:
-            self._checkpoints.keep(ref, memory_key, always)
+            self._checkpoints.keep(ref, memory_key, is_epoch_end)
         key = self._key(unit.trial)
-        self._holds[key] = ref
-        self._bytes[key] = size
-        self._bound()
+        self._loaded[key] = ref
+        self._state_bytes[key] = size
+        self._evict()
         hop += time.perf_counter() - before
         done = Done(
             slot=self.slot,
@@ -154,12 +154,12 @@ class Worker:
             memory_key=memory_key,
             hop_seconds=round(hop, 6),
             hop_bytes=moved,
-            model=self._news(unit),
+            model=self._new_model(unit),
         )
         return [done, *stored]
 
     def _validate(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
-        built, hop, moved = self._ready(unit, config)
+        built, hop, moved = self._prepare_model(unit, config)
         parts = []
         for partition in unit.partitions:
             start = time.perf_counter()
@@ -180,7 +180,7 @@ class Worker:
         ]
 
     def _fold(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
-        built = self._at_hand(unit) or self._build(unit.trial, config, first=False)
+        built = self._find_built(unit) or self._build(unit.trial, config, first=False)
         meter.enter("validate")
         values = {}
         for name, (total, rows) in (unit.totals or {}).items():
@@ -195,7 +195,7 @@ class Worker:
     # ---------------------------------------------------------------- preflight
 
     def check(self, trial: int, config: Config) -> Checked | NoRoom:
-        """Build the trial, put one batch through training and one through validation; all faults together."""
+        """Build the trial, run one batch of training and one of validation; report all faults together."""
         spec = self._plan.spec
         names: list[str] = []
         faults: list[str] = []
@@ -206,7 +206,7 @@ class Worker:
             meter.enter("build")
             built = build(self._plan, trial, config)
             model = _model(built)
-            batch = self._one("train", built.batch_size)
+            batch = self._first_batch("train", built.batch_size)
             limits = self._plan.manifest.label_range
             if (
                 limits is not None
@@ -214,30 +214,30 @@ class Worker:
                 and (fault := built.trainable.label_fault(batch, *limits))
             ):
                 return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
-            first = encode(capture(built.trainable))
+            initial = encode(capture(built.trainable))
             seed_all(0)
             meter.enter("compile")
             sums = gather([built.trainable.train(batch)])
             meter.advance()
             trained = encode(capture(built.trainable))
             if spec.validation:
-                batch = self._one("validate", built.batch_size)
+                batch = self._first_batch("validate", built.batch_size)
                 meter.enter("compile")
                 report = gather([built.trainable.evaluate(batch)])
                 sums |= {f"val_{name}": total for name, total in report.items()}
                 if encode(capture(built.trainable)) != trained:
                     faults.append("evaluate changes the State: validation must leave state() as it was")
             names += sums
-            together = spec.group or (max(spec.partitions, spec.validation) if spec.group_seconds else 1)
-            sendable_sums([sums] * together)
-            restore(built.trainable, decode(first))
-            if encode(capture(built.trainable)) != first:
+            partitions = spec.group or (max(spec.partitions, spec.validation) if spec.group_seconds else 1)
+            sendable_sums([sums] * partitions)
+            restore(built.trainable, decode(initial))
+            if encode(capture(built.trainable)) != initial:
                 faults.append(
                     "load does not bring back what state() gave, so the model cannot hop: state() must give everything "
                     "that training changes, and load(tree) must copy it back"
                 )
             notes = _nondeterminism(built.trainable)
-            if not faults and not notes and (note := self._repeats(built, trained)):
+            if not faults and not notes and (note := self._check_repeats(built, trained)):
                 notes = (note,)
             if spec.exact is True:
                 faults += [f"exact=True: {note}" for note in notes]
@@ -248,28 +248,28 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
             self._let_through(error)
             blamed = blame(error, self._plan.device != "cpu")
-            faults.append(escaped(f"trial {trial}, config {config!r}: {_story(error)}"))
+            faults.append(escaped(f"trial {trial}, config {config!r}: {_summary(error)}"))
         else:
             if spec.metric is not None and spec.metric not in names:
                 faults.append(
                     f"metric = {spec.metric!r}: the recipe reports {', '.join(map(repr, names))}"
                     + ("" if spec.validation else "; there is no validation data, so no val_… metrics")
                 )
-        shown = notes if spec.exact == "warn" else ()
+        reported_notes = notes if spec.exact == "warn" else ()
         return Checked(
             slot=self.slot,
             trial=trial,
             faults=tuple(faults),
             names=tuple(names),
-            notes=shown,
+            notes=reported_notes,
             fault=blamed.fault,
             device=blamed.device,
             model=model,
         )
 
-    def _repeats(self, built: Built, trained: bytes | bytearray) -> str:
-        """What is wrong when the step that gave `trained` gives something else from the same State, batch and seed."""
-        batch = self._one("train", built.batch_size)
+    def _check_repeats(self, built: Built, trained: bytes | bytearray) -> str:
+        """Repeat the step that gave `trained` from the same State, batch and seed; return a fault if it differs."""
+        batch = self._first_batch("train", built.batch_size)
         seed_all(0)
         meter.enter("compile")
         built.trainable.train(batch)
@@ -281,7 +281,7 @@ class Worker:
             "state() leaves out, or on an operation that is not deterministic"
         )
 
-    def _one(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
+    def _first_batch(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
         batch = next(iter(PartitionLoader(self._open(kind, 0), batch_size, None, 0)))
         if batch.weights is not None and not batch.weights.any():
             batch.weights[...] = 1  # rows that weigh nothing need not report anything; the batch is a copy
@@ -289,22 +289,22 @@ class Worker:
 
     # ---------------------------------------------------------------- States
 
-    def _ready(self, unit: Unit, config: Config) -> tuple[Built, float, int]:
-        """(the trial's model holding the unit's State, seconds of moving it there, bytes that moved)."""
-        built = self._at_hand(unit)
+    def _prepare_model(self, unit: Unit, config: Config) -> tuple[Built, float, int]:
+        """Return (the trial's model with the unit's State, seconds of moving the State there, bytes that moved)."""
+        built = self._find_built(unit)
         if unit.start is None or built is None:
             built = self._build(unit.trial, config, first=unit.start is None)
         if unit.start is None:
             return built, 0.0, 0
         key = self._key(unit.trial)
-        if self._holds.get(key) == unit.start:
+        if self._loaded.get(key) == unit.start:
             return built, 0.0, 0
-        self._holds.pop(key, None)
+        self._loaded.pop(key, None)
         begin = time.perf_counter()
         meter.enter("fetch")
-        moved = self._bytes[key] = self._load(unit, built)
-        self._bound()
-        self._holds[key] = unit.start
+        moved = self._state_bytes[key] = self._load(unit, built)
+        self._evict()
+        self._loaded[key] = unit.start
         return built, time.perf_counter() - begin, moved
 
     def _load(self, unit: Unit, built: Built) -> int:
@@ -316,26 +316,26 @@ class Worker:
             restore(built.trainable, decode(own))
             return len(own)
         if unit.memory_key and self._peer is None:
-            held = take(self._arena.directory, unit.memory_key, ref)
-            if held is not None and _copied(built, held):
-                return len(held.data)
+            state = take(self._arena.directory, unit.memory_key, ref)
+            if state is not None and _copied(built, state):
+                return len(state.data)
         if unit.memory_key and self._peer is not None and self._fetch is not None:
-            sent = self._fetch(self._peer, unit.memory_key, ref)
-            if sent is not None and (not unit.digest or digest(sent) == unit.digest):
-                restore(built.trainable, decode(sent))
-                return len(sent)
-        data = self._stored(ref)
-        if unit.digest and (found := digest(data)) != unit.digest:
+            received = self._fetch(self._peer, unit.memory_key, ref)
+            if received is not None and (not unit.digest or digest(received) == unit.digest):
+                restore(built.trainable, decode(received))
+                return len(received)
+        data = self._read_stored(ref)
+        if unit.digest and (actual := digest(data)) != unit.digest:
             raise Missing(
                 ref,
-                f"the stored State {ref} is damaged: its digest is {found[:16]}, the journal has {unit.digest[:16]}",
+                f"the stored State {ref} is damaged: its digest is {actual[:16]}, the journal has {unit.digest[:16]}",
             )
         restore(built.trainable, decode(data))
         return len(data)
 
-    def _stored(self, ref: Ref) -> bytearray | memoryview:
-        """The State out of the store. One that is not there is not waited for here: the driver knows who has it, and
-        when it is stored."""
+    def _read_stored(self, ref: Ref) -> bytearray | memoryview:
+        """Return a State from the store. This does not wait for one that is not stored: the driver knows which worker
+        has it, and when it is stored."""
         try:
             with self._checkpoints.watched(ref):
                 return self._store.get(ref)
@@ -357,27 +357,27 @@ class Worker:
         return "", [self._checkpoints.flush(ref, memoryview(buffer))], layout.total
 
     def _build(self, trial: int, config: Config, first: bool) -> Built:
-        """The trial's model: newly built, or one that is like it and is built (and compiled) already. `first`: with the
-        State of a fresh build; else with any State."""
+        """Return the trial's model: newly built, or one with the same sharing key that is built (and compiled) already.
+        `first`: with the State of a fresh build; else with any State."""
         meter.enter("build")
         fresh = build(self._plan, trial, config)
         self._models[trial] = _model(fresh)
         key = self._key(trial)
-        held = None if fresh.sharing_key is None else self._built.get(key)
-        if held is None:
+        existing = None if fresh.sharing_key is None else self._built.get(key)
+        if existing is None:
             self._built[key] = fresh
-            self._holds.pop(key, None)
+            self._loaded.pop(key, None)
         elif first:
-            self._holds.pop(key, None)
-            restore(held.trainable, capture(fresh.trainable))
+            self._loaded.pop(key, None)
+            restore(existing.trainable, capture(fresh.trainable))
         self._built.move_to_end(key)
-        self._bound()
-        chosen = held or fresh
-        return Built(chosen.trainable, fresh.batch_size, chosen.steps)
+        self._evict()
+        built = existing or fresh
+        return Built(built.trainable, fresh.batch_size, built.steps)
 
-    def _at_hand(self, unit: Unit) -> Built | None:
-        """The model of the unit's trial, if one like it is built already; it holds any State. The recipe need not be
-        called for that where the driver knows what it gives."""
+    def _find_built(self, unit: Unit) -> Built | None:
+        """Return a built model for the unit's trial, if there is one; it holds any State. The recipe need not be called
+        for that where the driver knows what it returns."""
         model = self._models.get(unit.trial, unit.model)
         if model is None:
             return None
@@ -389,26 +389,26 @@ class Worker:
         return Built(self._built[key].trainable, model.batch_size, self._built[key].steps)
 
     def _key(self, trial: int) -> str:
-        """Under which key a built model of the trial is kept."""
+        """Return the key of the trial's built model."""
         return self._models[trial].sharing_key or f"trial {trial}"
 
-    def _news(self, unit: Unit) -> ModelInfo | None:
-        """What the recipe gave, if the driver did not know it when it gave the unit out."""
+    def _new_model(self, unit: Unit) -> ModelInfo | None:
+        """Return what the recipe returned, if the driver did not know it when it dispatched the unit."""
         return None if unit.model is not None else self._models.get(unit.trial)
 
     def _forget(self, trial: int) -> None:
-        """The trial's model holds no State any more."""
+        """Record that the trial's model holds no State any more."""
         if trial in self._models:
-            self._holds.pop(self._key(trial), None)
+            self._loaded.pop(self._key(trial), None)
 
-    def _bound(self) -> None:
-        """Let go of the models that were used least lately."""
+    def _evict(self) -> None:
+        """Drop the least recently used models beyond the limits."""
         while len(self._built) > 1 and (
-            len(self._built) > BUILT or sum(self._bytes.get(key, 0) for key in self._built) > BUILT_BYTES
+            len(self._built) > BUILT or sum(self._state_bytes.get(key, 0) for key in self._built) > BUILT_BYTES
         ):
             oldest, _ = self._built.popitem(last=False)
-            self._holds.pop(oldest, None)
-            self._bytes.pop(oldest, None)
+            self._loaded.pop(oldest, None)
+            self._state_bytes.pop(oldest, None)
 
     def _open(self, kind: Literal["train", "validate"], partition: int) -> Columns:
         meter.enter("fetch")
@@ -416,7 +416,7 @@ class Worker:
             return open_partition(self._plan.manifest, kind, partition)
 
     def _let_through(self, error: BaseException) -> None:
-        """Ctrl-C is no fault of a recipe."""
+        """Raise `error` again if it is Ctrl-C, which is no fault of a recipe."""
         if self._interruptible and isinstance(error, KeyboardInterrupt):
             raise error
 
@@ -427,7 +427,7 @@ class Worker:
             slot=self.slot,
             lease=unit.lease,
             fault=fault,
-            error=_story(error),
+            error=_summary(error),
             trace=escaped(trace[-TRACE:]),
             missing=error.ref if isinstance(error, Missing) else None,
             device=device,
@@ -439,24 +439,24 @@ def _nondeterminism(trainable: Any) -> tuple[str, ...]:
 
 
 def _model(built: Built) -> ModelInfo:
-    """What the driver, and with it other workers, are told of a model that the recipe gave."""
+    """Return what is sent to the driver, and by it to other workers, about a model that the recipe returned."""
     return ModelInfo(built.sharing_key or "", built.batch_size)
 
 
 def _seconds(since: float) -> float:
-    """In whole microseconds: further digits are noise, and would be half of a line of the journal."""
+    """Seconds since `since`, rounded to microseconds: more digits are noise, and would be half of a journal line."""
     return round(time.perf_counter() - since, 6)
 
 
-def _copied(built: Built, held: Taken) -> bool:
-    """Whether the State was copied into the model whole; it may be overwritten while that goes on."""
+def _copied(built: Built, state: Taken) -> bool:
+    """Copy a State into the model. False: it was overwritten meanwhile."""
     try:
-        restore(built.trainable, decode(held.data))
+        restore(built.trainable, decode(state.data))
     except Exception:
-        if held.intact():
+        if state.intact():
             raise
         return False
-    return held.intact()
+    return state.intact()
 
 
 _RUN = {"train": Worker._train, "validate": Worker._validate, "fold": Worker._fold}
@@ -466,8 +466,8 @@ def sendable_sums(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
     """Raises SpecError when the sums of a unit, one for each partition, are too large for one answer, or the name of a
     metric cannot be sent. Sizes are those before packing: what packs well in one epoch may not in the next."""
     sizes: dict[str, int] = {}
-    for one in sums:
-        for name, (total, _) in one.items():
+    for partition_sums in sums:
+        for name, (total, _) in partition_sums.items():
             count = total.size if isinstance(total, Array) else len(total) if isinstance(total, list) else 1
             sizes[name] = sizes.get(name, 0) + 8 * count
     for name in sizes:
@@ -483,10 +483,10 @@ def sendable_sums(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
         )
 
 
-def _story(error: BaseException) -> str:
-    """One line: what was raised, and by which line of the user's code."""
+def _summary(error: BaseException) -> str:
+    """Return one line: what was raised, and by which line of the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
     text = escaped(str(error))
-    return f"{kind}{text}{'' if isinstance(error, HopyardError) else place}"
+    return f"{kind}{text}{'' if isinstance(error, HopyardError) else location}"

@@ -1,4 +1,4 @@
-"""`run` starts a cluster; the TFCluster that it gives is fed, and shut down. A program of Hopyard does the work."""
+"""`run` starts a cluster and returns a TFCluster, to feed it and shut it down. A program of Hopyard does the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from hopyard.checks import whole
 from hopyard.compat import VARIABLE, installed
-from hopyard.compat.tensorflowonspark.TFSparkNode import Meta, hosted
+from hopyard.compat.tensorflowonspark.TFSparkNode import Meta, program_main
 from hopyard.driver.programs.api import launch
 from hopyard.driver.programs.program import Program
 from hopyard.engines.spark import Spark
@@ -20,13 +20,13 @@ from hopyard.errors import ProgramFailed, ResourceError, SpecError
 logger = logging.getLogger(__name__)
 
 ANSWERS = ("output", "error", "control")
-"""Queues that are no feeds."""
+"""Names of queues that are no feeds."""
 EPOCHS = 10
-"""What `num_epochs=0`, "until the program has enough", comes to."""
-LOOK_SECONDS = 0.02
-"""Between looks at whether all tasks have a place."""
-WORDS_SECONDS = 60.0
-"""Between words on what is waited for, at the least."""
+"""Number of epochs that `num_epochs=0`, "until the program has enough", stands for."""
+POLL_SECONDS = 0.02
+"""Time between checks whether all tasks have a slot."""
+WARN_SECONDS = 60.0
+"""Least time between warnings that tasks still run."""
 
 
 class InputMode:
@@ -39,12 +39,12 @@ class InputMode:
 
 
 class TFCluster:
-    """A cluster that runs. Made by `run`.
+    """A running cluster, which `run` returns.
 
     Attributes:
         sc: its SparkContext.
-        program: the program of Hopyard that it is: `program.logs()`, `program.status()`, `program.stop()`.
-        input_mode, num_executors, queues, defaultFS, working_dir, cluster_id: as given, or found out.
+        program: the program of Hopyard behind it: `program.logs()`, `program.status()`, `program.stop()`.
+        input_mode, num_executors, queues, defaultFS, working_dir, cluster_id: as `run` got or found them.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class TFCluster:
             dataRDD: an RDD; a DStream, whose RDDs are fed as they come, once each; or, much faster than its `rdd`, a
                 DataFrame, whose rows are tuples.
             num_epochs: 0: ten times, where the program is expected to have enough before.
-            feed_timeout: seconds after which a partition of which nothing is taken fails.
+            feed_timeout: seconds after which a partition fails if none of its rows is taken.
             qname: name of the feed, where there are several.
 
         Raises:
             ProgramFailed: a task failed, with the first one's traceback.
             SpecError: a value is not allowed.
         """
-        self._feeds("train", qname)
+        self._check_feed("train", qname)
         num_epochs = whole("num_epochs", num_epochs, 0)
 
         def feed(rows: Any, epochs: int) -> None:
@@ -90,30 +90,30 @@ class TFCluster:
             feed(dataRDD, num_epochs or EPOCHS)
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
-        """An RDD of what the program answers, row by row; it is computed when an action asks for it.
+        """Returns an RDD of what the program answers, row by row; it is computed when an action asks for it.
 
         Args:
             dataRDD: the rows.
-            feed_timeout: seconds after which a task fails whose worker takes and answers nothing.
+            feed_timeout: seconds after which a task fails if its worker takes and answers nothing.
             qname: name of the feed, where there are several.
         """
-        self._feeds("inference", qname)
+        self._check_feed("inference", qname)
         return self.program.infer(dataRDD, name=qname, timeout=feed_timeout)
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
         """Ends the feeds, and waits until all that train have returned; then parameter servers and evaluators end.
 
         Args:
-            ssc: a StreamingContext: waited for first, and stopped where the program ends before.
-            grace_secs: seconds that are waited without a word. Tasks may take longer: what they save at their end is
-                never cut off.
+            ssc: a StreamingContext; it is waited for first, and stopped where the program ends before it.
+            grace_secs: seconds to wait without a warning. Tasks may take longer: what they save at their end is never
+                cut off.
             timeout: seconds until the program is stopped where it does not end; −1: never.
 
         Raises:
             ProgramFailed: a task failed, also after it had been fed, with the first one's traceback.
             ResourceError: `timeout` has passed.
         """
-        until = time.monotonic() + timeout if timeout > 0 else None
+        deadline = time.monotonic() + timeout if timeout > 0 else None
         if ssc is not None:
             while not ssc.awaitTerminationOrTimeout(1):
                 if self._over:
@@ -122,9 +122,9 @@ class TFCluster:
         if self.input_mode == InputMode.SPARK:
             for name in self._inputs:
                 self.program.end(name)
-        words = max(WORDS_SECONDS, float(grace_secs))
-        while not self._waited(words if until is None else min(words, until - time.monotonic())):
-            if until is not None and time.monotonic() >= until:
+        interval = max(WARN_SECONDS, float(grace_secs))
+        while not self._wait(interval if deadline is None else min(interval, deadline - time.monotonic())):
+            if deadline is not None and time.monotonic() >= deadline:
                 status = self.program.status()
                 self.program.stop()
                 raise ResourceError(
@@ -134,12 +134,12 @@ class TFCluster:
                 logger.warning("all was fed, but tasks still run: %s", self.program.status())
 
     def tensorboard_url(self) -> str | None:
-        """Where the TensorBoard is, or None."""
+        """Returns the URL of the TensorBoard, or None."""
         return self.program.tensorboard_url or None
 
     @contextmanager
     def stopped_by_errors(self) -> Iterator[None]:
-        """Within it, an error, also the user's interrupt, stops the program before it goes on."""
+        """Returns a context in which an error, also the user's interrupt, stops the program and is raised again."""
         try:
             yield
         except BaseException:
@@ -148,7 +148,7 @@ class TFCluster:
 
     @property
     def cluster_info(self) -> list[dict[str, Any]]:
-        """Of each task its role as `job_name`, `task_index`, `host`, and what `program.status()` tells."""
+        """For each task its role as `job_name`, `task_index`, `host`, and what `program.status()` says of it."""
         tasks = self.program.status()["tasks"]
         return [{**task, "job_name": task["role"], "task_index": task["index"]} for task in tasks]
 
@@ -161,14 +161,14 @@ class TFCluster:
         """Names of feeds."""
         return [name for name in self.queues if name not in ANSWERS]
 
-    def _feeds(self, what: str, qname: str) -> None:
+    def _check_feed(self, method: str, qname: str) -> None:
         if self.input_mode != InputMode.SPARK:
-            raise SpecError(f"TFCluster.{what} is for input_mode=InputMode.SPARK: give that to TFCluster.run")
+            raise SpecError(f"TFCluster.{method} is for input_mode=InputMode.SPARK: give that to TFCluster.run")
         if qname not in self._inputs:
             raise SpecError(f"qname = {qname!r}: the feeds of TFCluster.run(queues={self.queues}) are {self._inputs}")
 
-    def _waited(self, seconds: float) -> bool:
-        """Whether the program is over."""
+    def _wait(self, seconds: float) -> bool:
+        """Waits for the end of the program; returns whether it is over."""
         try:
             self.program.wait(timeout=max(0.0, seconds))
         except TimeoutError:
@@ -192,12 +192,12 @@ def run(
     eval_node: bool = False,
     release_port: bool = True,
 ) -> TFCluster:
-    """Starts `map_fun(tf_args, ctx)` once for each task of a cluster; returns when all have a place.
+    """Starts `map_fun(tf_args, ctx)` once for each task of a cluster; returns when all have a slot.
 
     Args:
         sc: a SparkContext, or a session.
         map_fun: the program; `ctx` is a `TFSparkNode.TFNodeContext`.
-        tf_args: of the program; a list becomes its `sys.argv`.
+        tf_args: arguments of the program; a list becomes its `sys.argv`.
         num_executors: tasks in all.
         num_ps: parameter servers among them.
         tensorboard: start one, beside the first of those that train.
@@ -205,7 +205,7 @@ def run(
         log_dir: what TensorBoard shows.
         driver_ps_nodes: parameter servers are processes of the driver's machine, and take no slots of executors.
         master_node: name of the role that leads, "chief" or "master", which takes one of the tasks.
-        reservation_timeout: seconds until all tasks must have a place.
+        reservation_timeout: seconds until all tasks must have a slot.
         queues: names of feeds.
         eval_node: whether one of the tasks is an evaluator.
         release_port: False: `ctx.tmp_socket` holds the task's port until `ctx.release_port()`.
@@ -221,7 +221,7 @@ def run(
     context = getattr(sc, "sparkContext", sc)
     meta = Meta(default_fs(context), os.getcwd(), release_port, tuple(roles))  # noqa: PTH109 - a text, as its users expect
     program = launch(
-        hosted(map_fun, meta),
+        program_main(map_fun, meta),
         tf_args,
         roles=roles,
         engine=Spark(
@@ -232,14 +232,14 @@ def run(
         ),
         until="workers",
         tensorboard=(log_dir or True) if tensorboard else False,
-        env=answers(),
+        env=compat_environment(),
         start_timeout=reservation_timeout,
         release_cores=input_mode == InputMode.SPARK,
     )
     cluster = TFCluster(context, program, num_executors, input_mode, queues, meta)
     with cluster.stopped_by_errors():
         while program.status()["status"] == "reserving" and not program.over:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         if program.over or program.status()["status"] == "failed":
             program.wait()
         if tensorboard and program.show_tensorboard():
@@ -248,7 +248,7 @@ def run(
 
 
 def session(sc: Any) -> Any:
-    """The session of a SparkContext."""
+    """Returns the session of a SparkContext."""
     if hasattr(sc, "range") and hasattr(sc, "createDataFrame"):
         return sc
     from pyspark.sql import SparkSession
@@ -257,24 +257,24 @@ def session(sc: Any) -> Any:
 
 
 def default_fs(sc: Any) -> str:
-    """Hadoop's default file system, without the slash of its root."""
+    """Returns Hadoop's default file system, without the slash of its root."""
     name = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS"))
     return "file://" if name in ("file:///", "file:/") else name
 
 
-def answers() -> dict[str, str]:
-    """Environment of processes that answer to the names that this one answers to."""
+def compat_environment() -> dict[str, str]:
+    """Returns the environment of processes that replace the same libraries as this one."""
     return {VARIABLE: ",".join(installed())} if installed() else {}
 
 
 def _roles(num_executors: int, num_ps: int, master_node: str | None, eval_node: bool) -> dict[str, int]:
-    """Role → tasks, in the order of their numbers."""
-    led, evaluated = int(bool(master_node)), int(bool(eval_node))
-    workers = num_executors - num_ps - led - evaluated
-    if num_ps < 0 or workers < 0 or workers + led < 1:
+    """Returns role → number of tasks, in the order in which tasks are numbered."""
+    chiefs, evaluators = int(bool(master_node)), int(bool(eval_node))
+    workers = num_executors - num_ps - chiefs - evaluators
+    if num_ps < 0 or workers < 0 or workers + chiefs < 1:
         raise SpecError(
-            f"num_executors={num_executors} tasks are to be num_ps={num_ps} parameter servers, {led} chief, "
-            f"{evaluated} evaluator and the rest workers: that leaves {workers}; ask for more in all"
+            f"num_executors={num_executors} tasks are to be num_ps={num_ps} parameter servers, {chiefs} chief, "
+            f"{evaluators} evaluator and the rest workers: that leaves {workers}; ask for more in all"
         )
-    counts = {"ps": num_ps, master_node or "chief": led, "evaluator": evaluated, "worker": workers}
+    counts = {"ps": num_ps, master_node or "chief": chiefs, "evaluator": evaluators, "worker": workers}
     return {role: count for role, count in counts.items() if count}

@@ -25,7 +25,7 @@ class TFManager:
         self._values: dict[str, Any] = {"state": "running"}
 
     def get(self, key: str) -> Any:
-        """What was set, or None."""
+        """Returns the value that was set, or None."""
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
@@ -33,16 +33,16 @@ class TFManager:
         self._values[key] = value
 
     def get_queue(self, qname: str) -> queue.Queue[Any] | None:
-        """The queue of this name, or None."""
+        """Returns the queue of this name, or None."""
         return self._queues.get(qname)
 
-    def stream(self, qname_in: str, qname_out: str) -> Queued:
-        """What a `TFNode.DataFeed` reads and answers."""
-        return Queued(self, qname_in, qname_out)
+    def stream(self, qname_in: str, qname_out: str) -> QueueStream:
+        """Returns the stream that a `TFNode.DataFeed` reads and answers."""
+        return QueueStream(self, qname_in, qname_out)
 
 
-class Queued:
-    """Rows from one queue, answers into another."""
+class QueueStream:
+    """Reads rows from one queue and puts answers into another."""
 
     def __init__(self, mgr: TFManager, qname_in: str, qname_out: str) -> None:
         self._mgr = mgr
@@ -50,8 +50,8 @@ class Queued:
         self._answers = mgr.get_queue(qname_out)
         self.ended = False
 
-    def take(self, count: int, through: bool) -> list[Any]:
-        """At most `count` rows, fewer at the end of the feed or, unless `through`, of a partition; waits for them."""
+    def read(self, count: int, across_partitions: bool) -> list[Any]:
+        """Waits for `count` rows; returns fewer at the end of the feed or, without `across_partitions`, a partition."""
         assert self._rows is not None, "no such queue"
         rows: list[Any] = []
         while len(rows) < count and not self.ended:
@@ -61,18 +61,18 @@ class Queued:
                 self.ended = True
             elif not isinstance(item, EndPartition):
                 rows.append(item)
-            elif rows and not through:
+            elif rows and not across_partitions:
                 break
         return rows
 
     def answer(self, rows: Iterable[Any]) -> None:
-        """One answer for each row that was taken."""
+        """Puts one answer for each row that was read."""
         assert self._answers is not None, "no such queue"
         for row in rows:
             self._answers.put(row)
 
     def terminate(self) -> None:
-        """No more rows are wanted: those that wait are dropped."""
+        """Ends the feed: rows that wait are dropped."""
         assert self._rows is not None, "no such queue"
         self._mgr.set("state", "terminating")
         self.ended = True
@@ -85,5 +85,5 @@ class Queued:
 
 
 def start(authkey: bytes, queues: Iterable[str], mode: str = "local") -> TFManager:
-    """A manager with these queues, in this process; `authkey` and `mode` were for a server, and there is none."""
+    """Returns a manager of these queues, in this process; `authkey` and `mode` were for a server, which is gone."""
     return TFManager(queues)

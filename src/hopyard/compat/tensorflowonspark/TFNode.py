@@ -13,16 +13,16 @@ from hopyard.errors import SpecError
 logger = logging.getLogger(__name__)
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-"""A path that begins so is whole."""
+"""Start of a path that is a whole URL."""
 
 
 def hdfs_path(ctx: Any, path: str) -> str:
-    """A whole URL for a path, as Hadoop would read it.
+    """Returns a whole URL for a path, as Hadoop would read it.
 
     Args:
         ctx: has `defaultFS`, for example "hdfs://namenode:8020", and `working_dir`, the driver's.
-        path: with a scheme: itself. Absolute: on the default file system. Relative: in the user's folder there, on
-            "file://" in the working directory.
+        path: with a scheme: it stays as it is. Absolute: on the default file system. Relative: in the user's folder
+            there, on "file://" in the working directory.
     """
     if SCHEME.match(path):
         return path
@@ -48,7 +48,7 @@ class DataFeed:
         mgr: `ctx.mgr`.
         train_mode: False: a batch ends where its partition ends, as answers are due for it.
         qname_in: name of the feed, where there are several.
-        qname_out: of the answers.
+        qname_out: name of the queue of answers.
         input_mapping: column → name of a tensor: batches are dicts of columns, not lists of rows.
     """
 
@@ -73,13 +73,13 @@ class DataFeed:
         return bool(self._stream.ended)
 
     def next_batch(self, batch_size: int) -> Any:
-        """The next rows, waiting for them: fewer at the end of the feed, where the last batch may be empty.
+        """Waits for the next rows and returns them: fewer at the end of the feed, where the last batch may be empty.
 
         Returns:
             A list of rows as they were in the RDD; or, with `input_mapping`, tensor's name → list of values, where the
             columns of the rows are those of the mapping in the order of their names.
         """
-        rows = self._stream.take(batch_size, self.train_mode)
+        rows = self._stream.read(batch_size, self.train_mode)
         if self.input_tensors is None:
             return rows
         return {name: [row[at] for row in rows] for at, name in enumerate(self.input_tensors)}
@@ -89,16 +89,16 @@ class DataFeed:
         return self.done_feeding
 
     def batch_results(self, results: Any) -> None:
-        """Answers for the rows of the last batch, one each, in their order: they become the driver's RDD."""
+        """Sends answers for the rows of the last batch, one each, in their order: they become the driver's RDD."""
         self._stream.answer(results)
 
     def terminate(self) -> None:
-        """No more rows are wanted: what is still sent is dropped, and the driver's `train` returns."""
+        """Ends the feed: what is still sent is dropped, and the driver's `train` returns."""
         self._stream.terminate()
 
 
 def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> tuple[Any, Any]:
-    """TensorFlow 1's server of this task: (ClusterSpec, Server).
+    """Starts TensorFlow 1's server of this task; returns (ClusterSpec, Server).
 
     Args:
         ctx: the TFNodeContext.
@@ -123,8 +123,8 @@ def export_saved_model(sess: Any, export_dir: str, tag_set: str, signatures: Map
 
     Args:
         sess: a `tf.compat.v1.Session`.
-        export_dir: where to; must not exist.
-        tag_set: of the graph, for example "serve"; several comma separated.
+        export_dir: folder to write, which must not exist.
+        tag_set: tags of the graph, comma separated, for example "serve".
         signatures: key → {"inputs": {alias: tensor's name}, "outputs": {alias: tensor's name}, "method_name": …}.
     """
     import tensorflow as tf
@@ -135,17 +135,19 @@ def export_saved_model(sess: Any, export_dir: str, tag_set: str, signatures: Map
         tensors = {alias: name if ":" in name else f"{name}:0" for alias, name in names.items()}
         return {alias: saved.build_tensor_info(sess.graph.get_tensor_by_name(name)) for alias, name in tensors.items()}
 
-    found = {
+    signature_defs = {
         key: saved.signature_def_utils.build_signature_def(
-            inputs=infos(one["inputs"]),
-            outputs=infos(one["outputs"]),
-            method_name=one.get("method_name", saved.signature_constants.PREDICT_METHOD_NAME),
+            inputs=infos(signature["inputs"]),
+            outputs=infos(signature["outputs"]),
+            method_name=signature.get("method_name", saved.signature_constants.PREDICT_METHOD_NAME),
         )
-        for key, one in signatures.items()
+        for key, signature in signatures.items()
     }
     builder = saved.builder.SavedModelBuilder(export_dir)
     with sess.graph.as_default():
-        builder.add_meta_graph_and_variables(sess, tag_set.split(","), signature_def_map=found, clear_devices=True)
+        builder.add_meta_graph_and_variables(
+            sess, tag_set.split(","), signature_def_map=signature_defs, clear_devices=True
+        )
         builder.save()
 
 

@@ -1,4 +1,4 @@
-"""`run`: a function once on each of some executors, each for itself."""
+"""`run` calls a function once on each of some executors, each by itself."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from hopyard.compat import VARIABLE, install
 from hopyard.compat.tensorflowonspark import util
-from hopyard.compat.tensorflowonspark.TFCluster import answers, default_fs, session
+from hopyard.compat.tensorflowonspark.TFCluster import compat_environment, default_fs, session
 from hopyard.compat.tensorflowonspark.TFSparkNode import TFNodeContext
 from hopyard.driver.programs.api import launch
 from hopyard.engines.spark import Spark
 
-PATIENCE = 60.0
+START_SECONDS = 60.0
 """Seconds until, with a barrier, there must be a slot for each."""
 
 
@@ -26,25 +26,25 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
     Args:
         sc: a SparkContext, or a session.
         map_fn: the function.
-        tf_args: its arguments; of `num_gpus` each gets so many GPUs, else one where there are any.
+        tf_args: its arguments; each call gets `tf_args.num_gpus` GPUs, by default one, where there are any.
         num_executors: how many.
-        use_barrier: all at once, or it fails for want of slots: a program of Hopyard. False: tasks of a Spark job, one
-            after another where there are fewer slots.
+        use_barrier: True: a program of Hopyard calls it on all at once, or fails if there are too few slots. False:
+            tasks of a Spark job call it, one after another where there are fewer slots.
 
     Raises:
         ProgramFailed: with a barrier: a call failed, or there are too few slots.
     """
     context = getattr(sc, "sparkContext", sc)
-    known = {"default_fs": default_fs(context), "working_dir": os.getcwd(), "count": num_executors}  # noqa: PTH109
+    settings = {"default_fs": default_fs(context), "working_dir": os.getcwd(), "count": num_executors}  # noqa: PTH109
     if use_barrier:
         program = launch(
-            _member(map_fn, known),
+            _member(map_fn, settings),
             tf_args,
             roles={"worker": num_executors},
-            engine=Spark(session(sc), workers=num_executors, start_timeout=PATIENCE),
+            engine=Spark(session(sc), workers=num_executors, start_timeout=START_SECONDS),
             until="all",
-            env=answers(),
-            start_timeout=PATIENCE,
+            env=compat_environment(),
+            start_timeout=START_SECONDS,
         )
         try:
             program.wait()
@@ -52,35 +52,35 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
             program.stop()
             raise
         return
-    task = _task(map_fn, tf_args, known, answers())
+    task = _task(map_fn, tf_args, settings, compat_environment())
     context.parallelize(range(num_executors), num_executors).mapPartitions(task).collect()
 
 
-def _member(map_fn: Callable[[Any, Any], Any], known: dict[str, Any]) -> Callable[[Any, Any], Any]:
-    """`map_fn` as the main of a program, whose engine has given it its GPUs."""
+def _member(map_fn: Callable[[Any, Any], Any], settings: dict[str, Any]) -> Callable[[Any, Any], Any]:
+    """Returns `map_fn` as the main of a program, whose engine assigns the GPUs."""
 
     def main(args: Any, program: Any) -> Any:
-        return map_fn(args, _context(program.index, known))
+        return map_fn(args, _context(program.index, settings))
 
     return main
 
 
 def _task(
-    map_fn: Callable[[Any, Any], Any], tf_args: Any, known: dict[str, Any], env: dict[str, str]
+    map_fn: Callable[[Any, Any], Any], tf_args: Any, settings: dict[str, Any], env: dict[str, str]
 ) -> Callable[[Iterable[int]], list[int]]:
-    """`map_fn` as a task of a Spark job."""
+    """Returns `map_fn` as a task of a Spark job."""
 
     def work(numbers: Iterable[int]) -> list[int]:
         install(env.get(VARIABLE, ""))
         for number in numbers:
             util.single_node_env(getattr(tf_args, "num_gpus", 1), number)
-            map_fn(tf_args, _context(number, known))
+            map_fn(tf_args, _context(number, settings))
         return []
 
     return work
 
 
-def _context(number: int, known: dict[str, Any]) -> TFNodeContext:
-    made = TFNodeContext(executor_id=number, defaultFS=known["default_fs"], working_dir=known["working_dir"])
-    made.num_workers = known["count"]
-    return made
+def _context(number: int, settings: dict[str, Any]) -> TFNodeContext:
+    context = TFNodeContext(executor_id=number, defaultFS=settings["default_fs"], working_dir=settings["working_dir"])
+    context.num_workers = settings["count"]
+    return context

@@ -1,4 +1,4 @@
-"""What a `map_fun` is called with: TFNodeContext, made of the context of a program's task."""
+"""TFNodeContext, with which a `map_fun` is called: it is made from the context of a program's task."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TFNodeContext:
         cluster_spec: role → ["host:port", …].
         num_workers: tasks that train: workers, and a chief or master.
         defaultFS, working_dir: Hadoop's default file system, and the driver's working directory.
-        user_name: whose process this is.
-        mgr: what a `TFNode.DataFeed` is made of.
+        user_name: user of this process.
+        mgr: source of a `TFNode.DataFeed`.
         tmp_socket: holds the task's port where `run(release_port=False)` was called, until `release_port()`.
         program: the context of the program's task, which can more: `ctx.program.report({"loss": 0.1})`.
     """
@@ -83,7 +83,7 @@ class TFNodeContext:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What the driver knows and every task is told."""
+    """What the driver sends to every task."""
 
     default_fs: str
     working_dir: str
@@ -97,11 +97,11 @@ class Feeds:
 
     def __init__(self, program: Any) -> None:
         self._program = program
-        self._streams: dict[str, Fed] = {}
+        self._streams: dict[str, FeedStream] = {}
         self._values: dict[str, Any] = {"state": "running"}
 
     def get(self, key: str) -> Any:
-        """What was set in this process, or None."""
+        """Returns the value that was set in this process, or None."""
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
@@ -109,7 +109,7 @@ class Feeds:
         self._values[key] = value
 
     def get_queue(self, qname: str) -> Any:
-        """TensorFlowOnSpark's queues, which are not there.
+        """Refuses: TensorFlowOnSpark's queues do not exist here.
 
         Raises:
             SpecError: always; says what to use.
@@ -119,14 +119,14 @@ class Feeds:
             "ctx.get_data_feed() gives them"
         )
 
-    def stream(self, qname_in: str, qname_out: str) -> Fed:
-        """The feed of that name; answers go back on it, whatever `qname_out`."""
+    def stream(self, qname_in: str, qname_out: str) -> FeedStream:
+        """Returns the feed of that name; answers go back on it, whatever `qname_out`."""
         if qname_in not in self._streams:
-            self._streams[qname_in] = Fed(self, self._program.feed(qname_in))
+            self._streams[qname_in] = FeedStream(self, self._program.feed(qname_in))
         return self._streams[qname_in]
 
 
-class Fed:
+class FeedStream:
     """A feed of the program, read a batch at a time."""
 
     def __init__(self, mgr: Feeds, feed: Any) -> None:
@@ -138,41 +138,41 @@ class Fed:
         """Whether no more rows come."""
         return bool(self._feed.should_stop)
 
-    def take(self, count: int, through: bool) -> list[Any]:
-        """At most `count` rows, fewer at the end, and in inference at the end of a partition."""
+    def read(self, count: int, across_partitions: bool) -> list[Any]:
+        """Returns `count` rows, fewer at the end, and in inference at the end of a partition."""
         for rows in self._feed.rows(count):
             return list(rows)
         return []
 
     def answer(self, rows: Iterable[Any]) -> None:
-        """One for each row of the last batch; none for the empty batch at the end."""
+        """Sends one answer for each row of the last batch; nothing for the empty batch at the end."""
         answers = list(rows)
         if answers:
             self._feed.answer(answers)
 
     def terminate(self) -> None:
-        """No more rows are wanted."""
+        """Ends the feed."""
         self._mgr.set("state", "terminating")
         self._feed.terminate()
 
 
-def hosted(map_fun: Callable[[Any, Any], Any], meta: Meta) -> Callable[[Any, Any], Any]:
-    """`map_fun(args, TFNodeContext)` as the `main(args, ctx)` of a program."""
+def program_main(map_fun: Callable[[Any, Any], Any], meta: Meta) -> Callable[[Any, Any], Any]:
+    """Returns `map_fun(args, TFNodeContext)` as the `main(args, ctx)` of a program."""
 
     def main(args: Any, program: Any) -> Any:
         if isinstance(args, list):
             sys.argv = args  # a command line, which the user's code parses
         return map_fun(args, context(program, meta))
 
-    main.__wrapped__ = map_fun  # type: ignore[attr-defined]  # for who looks for its text
+    main.__wrapped__ = map_fun  # type: ignore[attr-defined]  # for tools that look for its source
     return main
 
 
 def context(program: Any, meta: Meta) -> TFNodeContext:
-    """The TFNodeContext of a program's task."""
+    """Returns the TFNodeContext of a program's task."""
     peers = {role: list(program.peers[role]) for role in meta.order}
     first = sum(len(peers[role]) for role in meta.order[: meta.order.index(program.role)])
-    made = TFNodeContext(
+    ctx = TFNodeContext(
         executor_id=first + program.index,
         job_name=program.role,
         task_index=program.index,
@@ -180,16 +180,16 @@ def context(program: Any, meta: Meta) -> TFNodeContext:
         defaultFS=meta.default_fs,
         working_dir=meta.working_dir,
         mgr=Feeds(program),
-        tmp_socket=None if meta.release_port else _held(peers[program.role][program.index]),
+        tmp_socket=None if meta.release_port else _bind_port(peers[program.role][program.index]),
     )
-    made.program = program
-    return made
+    ctx.program = program
+    return ctx
 
 
-def _held(address: str) -> socket.socket:
-    """A socket bound to the task's own address; the agent holds it as well, so that nobody else can have it."""
+def _bind_port(address: str) -> socket.socket:
+    """Returns a socket bound to the task's own address; the agent's is too, so that nobody else can take it."""
     host, port = address.rsplit(":", 1)
-    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind((host.strip("[]"), int(port)))
-    return held
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind((host.strip("[]"), int(port)))
+    return sock

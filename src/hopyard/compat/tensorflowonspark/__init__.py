@@ -11,4 +11,4 @@ The names, the arguments and their order are that library's, hence the capitals.
 """
 
 __version__ = "2.2.5"
-"""Of the library whose public behaviour this has."""
+"""Version of the library whose public behaviour this package has."""

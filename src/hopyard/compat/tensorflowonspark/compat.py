@@ -15,19 +15,19 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
     of several workers needs them all to be read, though only the chief's is kept.
 
     Args:
-        model: of Keras 3 (backend tensorflow), or of `tf_keras`.
-        export_dir: where to; overwritten.
-        is_chief: whether this worker's is the one that is kept.
+        model: a model of Keras 3 (backend tensorflow), or of `tf_keras`.
+        export_dir: folder to write; it is overwritten.
+        is_chief: whether the file of this worker is kept.
     """
     if is_chief:
         _save(model, export_dir)
         return
-    with tempfile.TemporaryDirectory() as nowhere:
-        _save(model, nowhere)
+    with tempfile.TemporaryDirectory() as folder:
+        _save(model, folder)
 
 
 def disable_auto_shard(options: Any) -> None:
-    """Of a `tf.data.Options`: each worker reads all of its dataset, as one that is fed its own rows has to."""
+    """Sets a `tf.data.Options` so that each worker reads all of its dataset, as one that is fed its own rows must."""
     import tensorflow as tf
 
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -52,11 +52,11 @@ def _save(model: Any, folder: str) -> None:
         return
     sequential = isinstance(model, keras.Sequential)
     names = [f"{model.layers[0].name}_input"] if sequential else [tensor.name for tensor in model.inputs]
-    results = _outputs(model)
+    output_names = _output_names(model)
 
     def serve(*inputs: Any) -> dict[str, Any]:
-        found = model(inputs[0] if sequential else keras.tree.pack_sequence_as(model.input, inputs), training=False)
-        return dict(zip(results, keras.tree.flatten(found), strict=True))
+        outputs = model(inputs[0] if sequential else keras.tree.pack_sequence_as(model.input, inputs), training=False)
+        return dict(zip(output_names, keras.tree.flatten(outputs), strict=True))
 
     specs = [
         tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype, name=name)
@@ -73,8 +73,8 @@ def _legacy(model: Any) -> bool:
     return any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
 
 
-def _outputs(model: Any) -> list[str]:
-    """A name for each output: its layer's, numbered where one layer gives several."""
+def _output_names(model: Any) -> list[str]:
+    """Returns a name for each output: its layer's, numbered where one layer gives several."""
     names: list[str] = []
     for tensor in model.outputs:
         layer = tensor._keras_history.operation.name  # what Keras 2 called `output_names`

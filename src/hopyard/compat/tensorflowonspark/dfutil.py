@@ -15,7 +15,7 @@ from hopyard.formats.example import Seen, decode, encode, look, schema
 from hopyard.spark.tfrecord.frames import load_tfrecords, save_tfrecords
 
 loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""DataFrame that `loadTFRecords` gave → where from."""
+"""DataFrame that `loadTFRecords` returned → its directory."""
 _TYPES = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint", "boolean"), pa.int64()),
     **dict.fromkeys(("float", "double"), pa.float32()),
@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def isLoadedDF(df: Any) -> bool:
-    """Whether `loadTFRecords` gave this very DataFrame: what is made of it is another."""
+    """Whether `loadTFRecords` returned this very DataFrame: one that is made from it is another."""
     return df in loadedDF
 
 
@@ -35,11 +35,11 @@ def saveAsTFRecords(df: Any, output_dir: str) -> None:
 
 
 def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
-    """The records of TFRecord files as a DataFrame. Its schema is of all records, not of the first.
+    """Returns the records of TFRecord files as a DataFrame, with the schema of all records, not of the first.
 
     Args:
         sc: a SparkContext, or a session.
-        input_dir: where the files are.
+        input_dir: folder of the files.
         binary_features: features of bytes that are no text.
     """
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
 
 
 def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Any]], list[tuple[bytearray, None]]]:
-    """For `rdd.mapPartitions` over Rows: (bytes of an Example, None) of each.
+    """Returns a function for `rdd.mapPartitions` over Rows: (bytes of an Example, None) for each.
 
     Args:
         dtypes: `df.dtypes`: (column, type).
@@ -59,19 +59,19 @@ def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Any]], 
     fields = [(name, _type(name, kind)) for name, kind in dtypes]
 
     def work(rows: Iterable[Any]) -> list[tuple[bytearray, None]]:
-        wanted = pa.schema(fields)
-        columns = list(zip(*[_values(row, wanted.names) for row in rows], strict=True)) or [()] * len(fields)
+        arrow_schema = pa.schema(fields)
+        columns = list(zip(*[_values(row, arrow_schema.names) for row in rows], strict=True)) or [()] * len(fields)
         arrays = [
             pa.array(_plain(column), field.type, from_pandas=True)
-            for column, field in zip(columns, wanted, strict=True)
+            for column, field in zip(columns, arrow_schema, strict=True)
         ]
-        return [(bytearray(one), None) for one in encode(pa.RecordBatch.from_arrays(arrays, schema=wanted))]
+        return [(bytearray(data), None) for data in encode(pa.RecordBatch.from_arrays(arrays, schema=arrow_schema))]
 
     return work
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
-    """The Spark schema of one tf.train.Example."""
+    """Returns the Spark schema of one tf.train.Example."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     fields = _schema(example.SerializeToString(), binary_features)
@@ -79,39 +79,39 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
 
 
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Any]:
-    """For `rdd.mapPartitions` over (bytes of an Example, …): a Row of each, with its features by name."""
+    """Returns a Row for each, with its features by name; for `rdd.mapPartitions` over (bytes of an Example, …)."""
     from pyspark.sql import Row
 
-    made = []
+    rows = []
     for number, item in enumerate(iter):
         data = bytes(item[0])
         batch = decode([data], _schema(data, binary_features), "the RDD", number)
         values = batch.to_pylist()[0]
-        made.append(Row(**{name: bytearray(v) if isinstance(v, bytes) else v for name, v in values.items()}))
-    return made
+        rows.append(Row(**{name: bytearray(v) if isinstance(v, bytes) else v for name, v in values.items()}))
+    return rows
 
 
 def _schema(data: bytes, binary: Sequence[str]) -> pa.Schema:
-    found: dict[str, Seen] = {}
-    look(found, [data], "the Example")
-    return schema(found, [name for name in binary if name in found], "the Example")
+    features: dict[str, Seen] = {}
+    look(features, [data], "the Example")
+    return schema(features, [name for name in binary if name in features], "the Example")
 
 
 def _values(row: Any, names: Sequence[str]) -> Sequence[Any]:
-    """Of these columns: of a Row by name, whatever their order in it, else by position."""
+    """Returns the values of these columns: of a Row by name, whatever their order in it, else by position."""
     return [row[name] for name in names] if hasattr(row, "__fields__") else row
 
 
 def _plain(column: Iterable[Any]) -> list[Any]:
-    """Values as Arrow takes them: no bytearray, whole numbers for booleans, floats for decimals."""
-    plain: dict[type, Callable[[Any], Any]] = {bytearray: bytes, bool: int, Decimal: float}
+    """Returns values as Arrow takes them: no bytearray, whole numbers for booleans, floats for decimals."""
+    converters: dict[type, Callable[[Any], Any]] = {bytearray: bytes, bool: int, Decimal: float}
 
-    def one(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [one(part) for part in value]
-        return plain.get(type(value), lambda same: same)(value)
+            return [convert(part) for part in value]
+        return converters.get(type(value), lambda same: same)(value)
 
-    return [one(value) for value in column]
+    return [convert(value) for value in column]
 
 
 def _type(name: str, kind: str) -> Any:

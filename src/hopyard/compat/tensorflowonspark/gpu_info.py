@@ -1,6 +1,6 @@
 """GPUs of this host, by nvidia-smi.
 
-A program's own GPUs are given to it by its engine: `ctx.devices`, CUDA_VISIBLE_DEVICES. This is for those who choose.
+The engine assigns a program's own GPUs to it: `ctx.devices`, CUDA_VISIBLE_DEVICES. This is for those who choose.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hopyard.errors import ResourceError
 logger = logging.getLogger(__name__)
 
 MAX_RETRIES = 3
-"""Looks that are taken, 30 seconds, then a minute and a half apart, until enough GPUs are free."""
+"""Attempts, 30 seconds, then a minute and a half apart, until enough GPUs are free."""
 AS_STRING: Literal["string"] = "string"
 AS_LIST: Literal["list"] = "list"
 SECONDS = 30
@@ -35,7 +35,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: Literal["string"]
 @overload
 def get_gpus(num_gpu: int = 1, worker_index: int = -1, *, format: Literal["list"]) -> list[str]: ...
 def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: Literal["string", "list"] = "string") -> str | list[str]:
-    """GPUs on which no process computes.
+    """Returns GPUs on which no process computes.
 
     Args:
         num_gpu: how many.
@@ -52,8 +52,8 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: Literal["string",
             raise ResourceError(f"{num_gpu} GPU(s) are wanted, but nvidia-smi cannot be asked: {error}") from error
         if len(free) >= num_gpu:
             start = secrets.randbelow(len(free)) if worker_index < 0 else worker_index * num_gpu
-            chosen = [free[(start + n) % len(free)] for n in range(num_gpu)]
-            return chosen if format == AS_LIST else ",".join(chosen)
+            gpus = [free[(start + n) % len(free)] for n in range(num_gpu)]
+            return gpus if format == AS_LIST else ",".join(gpus)
         if attempt + 1 < MAX_RETRIES:
             logger.warning("%d GPU(s) are wanted, %d are free: looking again", num_gpu, len(free))
             time.sleep(SECONDS * 3**attempt)
@@ -61,12 +61,12 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: Literal["string",
 
 
 def _free() -> list[str]:
-    """Numbers of the GPUs without a process."""
+    """Returns the numbers of the GPUs without a process."""
     numbers = dict(line.split(", ") for line in _lines("--query-gpu=uuid,index", "--format=csv,noheader"))
     used = set(_lines("--query-compute-apps=gpu_uuid", "--format=csv,noheader"))
     return [number for uuid, number in numbers.items() if uuid not in used]
 
 
 def _lines(*arguments: str) -> list[str]:
-    done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=60, check=True)
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    result = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=60, check=True)
+    return [line.strip() for line in result.stdout.splitlines() if line.strip()]

@@ -1,10 +1,10 @@
-"""What stands between items of a queue in the place of an item."""
+"""Markers, which stand between the items of a queue."""
 
 from __future__ import annotations
 
 
 class Marker:
-    """No item."""
+    """An entry of a queue that is no item."""
 
 
 class EndPartition(Marker):

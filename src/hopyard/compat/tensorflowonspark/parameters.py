@@ -15,11 +15,11 @@ Kind = TypeVar("Kind", bound=type)
 
 
 class TFTypeConverters:
-    """What pyspark.ml lacks."""
+    """Type converters that pyspark.ml lacks."""
 
     @staticmethod
     def toDict(value: Any) -> dict[Any, Any]:
-        """A dict. Raises TypeError, as the converters of pyspark.ml do."""
+        """Returns a dict. Raises TypeError, as the converters of pyspark.ml do."""
         if isinstance(value, Mapping):
             return dict(value)
         raise TypeError(f"must be a dict, got {value!r}")
@@ -28,7 +28,7 @@ class TFTypeConverters:
 def _has(param: str, setter: str, doc: str, converter: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
     """Gives a class a Param, with its setter and getter."""
 
-    def give(kind: Kind) -> Kind:
+    def decorate(kind: Kind) -> Kind:
         def set_it(self: Any, value: Any) -> Any:
             return self._set(**{param: value})
 
@@ -36,14 +36,14 @@ def _has(param: str, setter: str, doc: str, converter: Callable[[Any], Any]) -> 
             return self.getOrDefault(param)
 
         setattr(kind, param, Param(Params._dummy(), param, doc, converter))
-        for name, function, text in ((f"set{setter}", set_it, "Sets"), (f"get{setter}", get_it, "Gives")):
+        for name, function, verb in ((f"set{setter}", set_it, "Sets"), (f"get{setter}", get_it, "Gives")):
             function.__name__ = name
             function.__qualname__ = f"{kind.__qualname__}.{name}"
-            function.__doc__ = f"{text} `{param}`: {doc}."
+            function.__doc__ = f"{verb} `{param}`: {doc}."
             setattr(kind, name, function)
         return kind
 
-    return give
+    return decorate
 
 
 @_has("batch_size", "BatchSize", "rows of a batch", TypeConverters.toInt)
@@ -64,7 +64,7 @@ class HasEpochs(Params):
 @_has(
     "grace_secs",
     "GraceSecs",
-    "seconds that tasks are waited for without a word, once all was fed",
+    "seconds to wait for tasks without a warning, once all was fed",
     TypeConverters.toInt,
 )
 class HasGraceSecs(Params):
@@ -178,12 +178,12 @@ class Namespace:
 
 
 class TFParams(Params):
-    """Arguments of the user's own, `args`, beside Params."""
+    """Params with `args`, arguments of the user's own, beside them."""
 
     args: Any = None
 
     def merge_args_params(self) -> Namespace:
-        """A copy of `args` in which each Param that has a value, also by default, has that."""
+        """Returns a copy of `args` in which each Param that has a value, also by default, has that."""
         merged = copy.copy(self.args)
         for param in self.params:
             if self.isDefined(param):

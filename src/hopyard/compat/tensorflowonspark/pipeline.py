@@ -84,7 +84,7 @@ class TFEstimator(
     Args:
         train_fn: the `map_fun` of the cluster.
         tf_args: a dict, Namespace or command line.
-        export_fn: of TensorFlow 1; not with TensorFlow 2.
+        export_fn: for TensorFlow 1; refused with TensorFlow 2.
     """
 
     train_fn: Callable[[Any, Any], Any] | None = None
@@ -117,7 +117,7 @@ class TFEstimator(
         )
 
     def _fit(self, dataset: Any) -> TFModel:
-        """Raises SpecError for what is set wrongly, and what the cluster raises."""
+        """Raises SpecError for Params with wrong values, and what the cluster raises."""
         assert self.train_fn is not None
         if self.export_fn is not None:
             raise SpecError(
@@ -202,14 +202,14 @@ class TFModel(
 
 
 def _kinds(scoring: Scoring, df: Any, look: bool) -> list[tuple[str, int]]:
-    """(dtype, number of dimensions, −1 where only rows would tell) of each output, as one task finds it."""
+    """Returns (dtype, number of dimensions, −1 where only rows would show it) of each output, found by one task."""
     rows = mapped(df, partial(Scoring.kinds, scoring, look=look), "kinds array<string>").collect()
-    told = [text.split() for text in rows[0].kinds]
-    return [(kind, int(rank)) for kind, rank in told]
+    pairs = [text.split() for text in rows[0].kinds]
+    return [(kind, int(rank)) for kind, rank in pairs]
 
 
 def single_node_env(args: Any) -> None:
-    """`util.single_node_env` for `args.num_gpus`, and the command line of `args` as this process's."""
+    """Calls `util.single_node_env` for `args.num_gpus`, and makes the command line of `args` this process's."""
     argv = args if isinstance(args, list) else getattr(args, "argv", None)
     if argv:
         sys.argv = argv
@@ -217,7 +217,7 @@ def single_node_env(args: Any) -> None:
 
 
 def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
-    """The MetaGraphDef with these tags, comma separated, of a SavedModel."""
+    """Returns the MetaGraphDef with these tags, comma separated, of a SavedModel."""
     from tensorflow.core.protobuf import saved_model_pb2
     from tensorflow.io import gfile
 
@@ -227,12 +227,12 @@ def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
     for graph in saved.meta_graphs:
         if set(graph.meta_info_def.tags) == set(tag_set.split(",")):
             return graph
-    have = "; ".join(",".join(graph.meta_info_def.tags) for graph in saved.meta_graphs)
-    raise SpecError(f"tag_set = {tag_set!r}: {path} has the graphs {have}")
+    available = "; ".join(",".join(graph.meta_info_def.tags) for graph in saved.meta_graphs)
+    raise SpecError(f"tag_set = {tag_set!r}: {path} has the graphs {available}")
 
 
 def yield_batch(iterable: Iterable[Any], batch_size: int, num_tensors: int = 1) -> Iterator[list[list[Any]]]:
-    """Rows as lists of columns, `batch_size` of them at a time; the last may be shorter."""
+    """Yields rows as lists of columns, `batch_size` of them at a time; the last may be shorter."""
     columns: list[list[Any]] = [[] for _ in range(num_tensors)]
     for row in iterable:
         for column, value in zip(columns, row, strict=False):

@@ -1,4 +1,4 @@
-"""A SavedModel over the Arrow batches of Spark: one of its signatures, opened once in each Python worker."""
+"""Applies a SavedModel to the Arrow batches of Spark: one of its signatures, opened once in each Python worker."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class Scoring:
     num_gpus: int = 1
 
     def kinds(self, batches: Iterator[Any], look: bool) -> Iterator[Any]:
-        """One row: for each output its dtype and its number of dimensions, −1 where that is open, as text: as the
-        signature says, or (`look`) by what the model makes of the rows."""
-        found = {}
-        shown = _opened(self).structured_outputs
+        """Yields one row: for each output its dtype and its number of dimensions, −1 where that is open, as text. They
+        are those of the signature, or (`look`) of the model's outputs for the rows."""
+        kinds = {}
+        specs = _signature(self).structured_outputs
         for tensor, _ in self.outputs:
-            if tensor not in shown:
-                raise self._unknown(tensor, "output", shown)
-            rank = shown[tensor].shape.rank
-            found[tensor] = (shown[tensor].dtype.as_numpy_dtype, rank)
+            if tensor not in specs:
+                raise self._unknown(tensor, "output", specs)
+            rank = specs[tensor].shape.rank
+            kinds[tensor] = (specs[tensor].dtype.as_numpy_dtype, rank)
         if look:
             for outputs in self._scores(batches):
-                found = {tensor: (array.dtype, array.ndim) for tensor, array in outputs.items()}
+                kinds = {tensor: (array.dtype, array.ndim) for tensor, array in outputs.items()}
                 break
-        told = [f"{np.dtype(kind).str} {-1 if rank is None else rank}" for kind, rank in found.values()]
-        yield pa.RecordBatch.from_arrays([pa.array([told], pa.list_(pa.string()))], ["kinds"])
+        texts = [f"{np.dtype(kind).str} {-1 if rank is None else rank}" for kind, rank in kinds.values()]
+        yield pa.RecordBatch.from_arrays([pa.array([texts], pa.list_(pa.string()))], ["kinds"])
 
     def rows(self, batches: Iterator[Any], schema: pa.Schema) -> Iterator[Any]:
-        """The new columns, row by row as many as came."""
+        """Yields the new columns, with as many rows as came."""
         for outputs in self._scores(batches):
             columns = [
                 _arrow(outputs[tensor], field.type) for (tensor, _), field in zip(self.outputs, schema, strict=True)
@@ -54,10 +54,10 @@ class Scoring:
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _scores(self, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        """Outputs by tensor, for at most `batch_size` rows at a time."""
+        """Yields outputs by tensor, for at most `batch_size` rows at a time."""
         import tensorflow as tf
 
-        predict = _opened(self)
+        predict = _signature(self)
         specs = predict.structured_input_signature[1]
         for _, tensor in self.inputs:
             if tensor not in specs:
@@ -65,18 +65,18 @@ class Scoring:
         for batch in batches:
             for start in range(0, batch.num_rows, self.batch_size):
                 part = batch.slice(start, self.batch_size)
-                given = {}
+                tensors = {}
                 for at, (column, tensor) in enumerate(self.inputs):
                     spec = specs[tensor]
                     values = _values(part.column(at), column)
                     if spec.dtype != tf.string:
                         values = _cast(values, spec.dtype.as_numpy_dtype, column, tensor)
-                    rest = spec.shape[1:] if spec.shape.rank else None
-                    if rest is not None and rest.is_fully_defined():
-                        values = values.reshape(part.num_rows, *rest)
-                    given[tensor] = tf.constant(values, spec.dtype)
-                made = predict(**given)
-                outputs = {tensor: made[tensor].numpy() for tensor, _ in self.outputs}
+                    row_shape = spec.shape[1:] if spec.shape.rank else None
+                    if row_shape is not None and row_shape.is_fully_defined():
+                        values = values.reshape(part.num_rows, *row_shape)
+                    tensors[tensor] = tf.constant(values, spec.dtype)
+                results = predict(**tensors)
+                outputs = {tensor: results[tensor].numpy() for tensor, _ in self.outputs}
                 for tensor, array in outputs.items():
                     if array.ndim == 0 or len(array) != part.num_rows:
                         raise DataError(
@@ -85,25 +85,25 @@ class Scoring:
                         )
                 yield outputs
 
-    def _unknown(self, tensor: str, what: str, known: Any) -> SpecError:
+    def _unknown(self, tensor: str, direction: str, specs: Any) -> SpecError:
         return SpecError(
-            f"{what}_mapping names the tensor {tensor!r}, but signature {self.key!r} of {self.export_dir} has "
-            f"{', '.join(map(repr, sorted(known)))}"
+            f"{direction}_mapping names the tensor {tensor!r}, but signature {self.key!r} of {self.export_dir} has "
+            f"{', '.join(map(repr, sorted(specs)))}"
         )
 
 
 def column_type(kind: str, rank: int) -> Any:
-    """The Arrow type of a column: double, bigint, boolean, binary, or arrays of these for each dimension but rows."""
+    """Returns a column's Arrow type: double, bigint, boolean or binary, or arrays of it for each dimension but rows."""
     letter = np.dtype(kind).kind
-    made = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_()}.get(letter, pa.binary())
+    arrow_type = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_()}.get(letter, pa.binary())
     for _ in range(rank - 1):
-        made = pa.list_(made)
-    return made
+        arrow_type = pa.list_(arrow_type)
+    return arrow_type
 
 
 @functools.lru_cache(2)
-def _opened(scoring: Scoring) -> Any:
-    """The signature. Its model is kept with it: a signature alone lets go of its variables."""
+def _signature(scoring: Scoring) -> Any:
+    """Returns the signature, with its model as an attribute: a signature alone does not keep its variables alive."""
     util.single_node_env(scoring.num_gpus)
     import tensorflow as tf
 
@@ -119,7 +119,7 @@ def _opened(scoring: Scoring) -> Any:
 
 
 def _values(array: Any, name: str) -> Any:
-    """A column as an array (rows, …): lists of one length become dimensions."""
+    """Returns a column as an array (rows, …): lists of one length become dimensions."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     shape = [len(array)]
@@ -136,20 +136,20 @@ def _values(array: Any, name: str) -> Any:
 
 
 def _cast(values: Any, dtype: Any, name: str, tensor: str) -> Any:
-    """Values as the dtype of a tensor. Raises DataError where whole numbers would become others."""
+    """Returns values as the dtype of a tensor. Raises DataError where whole numbers would become others."""
     with np.errstate(invalid="ignore"):
-        made = values.astype(dtype, copy=False)
-    if made.dtype.kind in "iu" and values.dtype.kind in "iufO" and not np.array_equal(made, values):
-        at = int(np.argmax((made != values).reshape(len(values), -1).any(axis=1)))
+        cast = values.astype(dtype, copy=False)
+    if cast.dtype.kind in "iu" and values.dtype.kind in "iufO" and not np.array_equal(cast, values):
+        at = int(np.argmax((cast != values).reshape(len(values), -1).any(axis=1)))
         raise DataError(
-            f"column {name!r} holds {values[at]}, but the tensor {tensor!r} takes {made.dtype}: cast the column, or "
+            f"column {name!r} holds {values[at]}, but the tensor {tensor!r} takes {cast.dtype}: cast the column, or "
             "filter such rows out before"
         )
-    return made
+    return cast
 
 
 def _arrow(values: Any, kind: Any) -> Any:
-    """An array (rows, …) as a column of the type that `column_type` named."""
+    """Returns an array (rows, …) as a column of the type that `column_type` returned."""
     inner = kind
     for _ in range(values.ndim - 1):
         inner = inner.value_type

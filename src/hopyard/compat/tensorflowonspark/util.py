@@ -1,4 +1,4 @@
-"""What TensorFlowOnSpark's programs asked of their host."""
+"""Functions by which TensorFlowOnSpark's programs query and set up their host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXECUTOR = "executor_id"
 
 
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
-    """CUDA_VISIBLE_DEVICES for one process that computes by itself, and the CLASSPATH that Hadoop's files need.
+    """Sets CUDA_VISIBLE_DEVICES for one process that computes by itself, and the CLASSPATH that Hadoop's files need.
 
     Args:
         num_gpus: GPUs that it gets where the host has any, else none.
@@ -28,8 +28,8 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
     """
     if "HADOOP_PREFIX" in os.environ and "TFOS_CLASSPATH_UPDATED" not in os.environ:
         hadoop = str(Path(os.environ["HADOOP_PREFIX"], "bin", "hadoop"))
-        found = subprocess.run([hadoop, "classpath", "--glob"], capture_output=True, text=True, timeout=60, check=True)
-        os.environ["CLASSPATH"] = os.pathsep.join(filter(None, [os.environ.get("CLASSPATH"), found.stdout.strip()]))
+        result = subprocess.run([hadoop, "classpath", "--glob"], capture_output=True, text=True, timeout=60, check=True)
+        os.environ["CLASSPATH"] = os.pathsep.join(filter(None, [os.environ.get("CLASSPATH"), result.stdout.strip()]))
         os.environ["TFOS_CLASSPATH_UPDATED"] = "1"
     if num_gpus < 1 or not gpu_info.is_gpu_available():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -42,11 +42,11 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
 
 
 def get_ip_address() -> str:
-    """The address by which this host reaches others."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    """Returns the address by which this host reaches others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asked.connect(("8.8.8.8", 80))  # nothing is sent: only the route is looked up
-            return str(asked.getsockname()[0])
+            probe.connect(("8.8.8.8", 80))  # nothing is sent: only the route is looked up
+            return str(probe.getsockname()[0])
         except OSError as error:
             if error.errno != errno.ENETUNREACH:
                 raise
@@ -54,7 +54,7 @@ def get_ip_address() -> str:
 
 
 def find_in_path(path: str, file: str) -> str | Literal[False]:
-    """The first file of that name in the folders of a PATH, or False."""
+    """Returns the first file of that name in the folders of a PATH, or False."""
     for folder in path.split(os.pathsep):
         candidate = Path(folder, file)
         if candidate.is_file():
@@ -63,15 +63,15 @@ def find_in_path(path: str, file: str) -> str | Literal[False]:
 
 
 def write_executor_id(num: int) -> None:
-    """Leaves the executor's number in its working directory."""
+    """Writes the executor's number into its working directory."""
     Path(_EXECUTOR).write_text(str(num))
 
 
 def read_executor_id() -> int:
-    """What `write_executor_id` left.
+    """Returns the number that `write_executor_id` wrote.
 
     Raises:
-        RunDirectoryError: nothing was left here.
+        RunDirectoryError: no number was written here.
     """
     try:
         return int(Path(_EXECUTOR).read_text())

@@ -1,4 +1,4 @@
-"""What is asked of a program, the facts of its life, and the commands that follow from them; their codec.
+"""The spec of a program, the facts of its life, the commands that follow from them, and their codec.
 
 As `events.py` for runs: a fact happened, at a time, and a program's journal is the list of them. Decisions of the
 machine that change its state are facts too, so that an old journal folds to the same state whatever later versions
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, reworded
+from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, nonfinite_from_text
 from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Role, Task, roles_of, shares
 from hopyard.errors import JournalError, SpecError
 
@@ -23,7 +23,7 @@ Status = Literal["done", "failed", "stopped"]
 
 
 class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for."""
+    """What the user asked for."""
 
     roles: dict[str, tuple[int, int, int]]
     """Role → (count, least, GPUs of each), in the order of tasks."""
@@ -48,49 +48,49 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> dict[str, Role]:
-        """The roles."""
+        """Name → role, in the order of tasks."""
         return {name: Role(count, least, gpus) for name, (count, least, gpus) in self.roles.items()}
 
     @property
     def slots(self) -> int:
-        """How many processes."""
+        """How many processes it has."""
         return sum(count for count, _, _ in self.roles.values())
 
     @property
     def least(self) -> int:
-        """With how many it may go on."""
+        """With how many processes it may go on."""
         return sum(least for _, least, _ in self.roles.values())
 
 
-def spec_of(roles: object, until: object, **more: object) -> ProgramSpec:
-    """The spec, with every value checked.
+def spec_of(roles: object, until: object, **fields: object) -> ProgramSpec:
+    """Returns the spec, with every value checked.
 
     Raises:
         SpecError: names the argument, the value, what is allowed.
     """
-    wanted = roles_of(roles)
-    plain = {name: (role.count, role.least or role.count, role.gpus) for name, role in wanted.items()}
+    parsed = roles_of(roles)
+    plain = {name: (role.count, role.least or role.count, role.gpus) for name, role in parsed.items()}
     try:
-        return msgspec.convert({"roles": plain, "until": _until(until, wanted), **more}, ProgramSpec)
+        return msgspec.convert({"roles": plain, "until": _until(until, parsed), **fields}, ProgramSpec)
     except msgspec.ValidationError as error:
         raise SpecError(f"hy.launch: {error}") from None
 
 
 def _until(until: object, roles: dict[str, Role]) -> str:
-    """Which tasks must end for the program to end. Without a chief it is the task of rank 0 that leads."""
-    led = any(name in roles for name in CHIEFS)
-    chosen = until if until is not None else "chief" if led else "workers"
-    if chosen == "all" or (chosen == "chief" and led):
-        return str(chosen)
+    """Returns which tasks must end for the program to end. Without a chief, the task of rank 0 takes its part."""
+    has_chief = any(name in roles for name in CHIEFS)
+    target = until if until is not None else "chief" if has_chief else "workers"
+    if target == "all" or (target == "chief" and has_chief):
+        return str(target)
     ranked = [name for name in roles if name not in SERVING]
-    if chosen in ("chief", "workers"):
+    if target in ("chief", "workers"):
         if not ranked:
             raise SpecError(
-                f'until = "{chosen}": roles have neither a chief nor a worker, so the program would never end; give '
+                f'until = "{target}": roles have neither a chief nor a worker, so the program would never end; give '
                 f'until="all", or the name of a task, such as "{next(iter(roles))}:0"'
             )
-        return "workers" if chosen == "workers" else f"{ranked[0]}:0"
-    role, colon, number = chosen.partition(":") if isinstance(chosen, str) else ("", "", "")
+        return "workers" if target == "workers" else f"{ranked[0]}:0"
+    role, colon, number = target.partition(":") if isinstance(target, str) else ("", "", "")
     if not colon or not number.isdecimal() or not number.isascii():
         raise SpecError(
             f'until must be "chief", "workers", "all" or the name of a task such as "{next(iter(roles))}:0", '
@@ -109,7 +109,7 @@ def _until(until: object, roles: dict[str, Role]) -> str:
 
 
 def fitted(spec: ProgramSpec, slots: int) -> ProgramSpec:
-    """The spec for an engine with so many slots: elastic roles are cut to them."""
+    """Returns the spec for an engine with so many slots: elastic roles are cut to them."""
     counts = shares(spec.wanted, slots)
     roles = {name: (counts[name], least, gpus) for name, (_, least, gpus) in spec.roles.items()}
     return msgspec.structs.replace(spec, roles=roles)
@@ -127,7 +127,7 @@ class Launched(Fact, frozen=True):
 
 
 class Reserved(Fact, frozen=True):
-    """An agent is there, and has reserved ports."""
+    """An agent has started, and has reserved ports."""
 
     place: Place
 
@@ -189,7 +189,7 @@ class Running(Fact, frozen=True):
 
 
 class Reported(Fact, frozen=True):
-    """A task told of its metrics."""
+    """A task reported metrics."""
 
     slot: int
     incarnation: int
@@ -209,7 +209,7 @@ class Ended(Fact, frozen=True):
     error: str = ""
     trace: str = ""
     halted: bool = False
-    """Whether it was told to end."""
+    """Whether it had been commanded to end (`Halt`)."""
     story: str = ""
     """How its process ended: "process 12 on a was killed by SIGKILL"."""
 
@@ -273,7 +273,7 @@ class Finish(msgspec.Struct, frozen=True):
 
 Happened = Launched | Reserved | Running | Reported | Ended | Lost | Stop
 Decision = Assigned | Restarting | Overdue | Closing | Over | Lost
-"""What the machine decides and the journal takes. `Lost` is of a slot whose agent does not end its task."""
+"""The decisions of the machine, which the journal records. `Lost` names a slot whose agent does not end its task."""
 ProgramEvent = Happened | Tick
 ProgramLine = Happened | Decision
 """What a line of the journal may hold."""
@@ -281,7 +281,7 @@ ProgramCommand = Decision | Begin | Halt | Warned | Renew | Finish
 
 
 def journaled(event: ProgramEvent, commands: Iterable[ProgramCommand]) -> list[ProgramLine]:
-    """The lines of an event: itself, unless it only tells that time has passed, and the decisions behind it."""
+    """Returns the lines for an event: itself, unless it is a `Tick`, and the decisions behind it."""
     lines: list[ProgramLine] = [] if isinstance(event, Tick) else [event]
     return lines + [command for command in commands if isinstance(command, Fact)]
 
@@ -290,26 +290,26 @@ _decoder: msgspec.json.Decoder[ProgramLine] = msgspec.json.Decoder(ProgramLine)
 
 
 def encode(line: ProgramLine) -> bytes:
-    """One line of a program's journal, without its newline."""
+    """Returns one line of a program's journal, without its newline."""
     return as_json(line, not isinstance(line, Reported) or all(map(math.isfinite, line.values.values())))
 
 
 def decode(text: bytes) -> ProgramLine:
-    """The fact that a line of a program's journal holds.
+    """Returns the fact in a line of a program's journal.
 
     Raises:
-        JournalError: no fact of this version.
+        JournalError: the line is no fact of this version.
     """
     try:
         line = _decoder.decode(text)
-    except UNREADABLE as strict:
-        try:  # a metric that is not finite stands as a word
+    except UNREADABLE as error:
+        try:  # a metric that is not finite is written as text
             fact = msgspec.json.decode(text)
             if fact["type"] == "Reported":
-                fact["values"] = reworded(fact["values"])
+                fact["values"] = nonfinite_from_text(fact["values"])
             line = msgspec.convert(fact, ProgramLine)
         except (*UNREADABLE, KeyError, TypeError):
-            raise JournalError(f"no fact of a program: {strict}: {text[:120]!r}") from strict
+            raise JournalError(f"no fact of a program: {error}: {text[:120]!r}") from error
     if not line.at and b'"at":' not in text:
         raise JournalError(f"no fact of a program: it has no time: {text[:120]!r}")
     return line

@@ -1,8 +1,8 @@
-"""Rows of a feed come once, though Spark may compute a partition again, or twice at a time.
+"""Each row of a feed is delivered once, though Spark may compute a partition again, or twice at a time.
 
-Blocks of a partition have numbers, and a digest each. What was taken stays taken; a further attempt adds what is
-missing, and is held to what was taken. An attempt that brings other rows cannot be made good: rows would be doubled or
-lost.
+Each block of a partition has a number and a digest. A block that was taken stays taken; a further attempt adds the
+missing blocks, and its other blocks must equal those that were taken. An attempt with other rows is an error, as rows
+would be doubled or lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Partition:
 
 
 class DeliveryLedger:
-    """Owner of what was taken of one feed by one worker, and of which worker takes which partition.
+    """Owner of the record of which blocks of one feed one worker took, and which worker takes which partition.
 
     Args:
         feed: its name, for errors.
@@ -35,7 +35,7 @@ class DeliveryLedger:
         self._claims: dict[int, int] = {}
 
     def begun(self, epoch: int) -> bool:
-        """Whether an epoch goes on. A later epoch ends the earlier ones: no task of theirs counts now."""
+        """Whether this is the present epoch. A later epoch ends the earlier ones: their tasks no longer count."""
         if epoch > self._epoch:
             self._epoch = epoch
             self._partitions.clear()
@@ -43,7 +43,7 @@ class DeliveryLedger:
         return epoch == self._epoch
 
     def claim(self, partition: int, worker: int) -> int:
-        """Which worker takes a partition: that which the first attempt named."""
+        """Returns which worker takes a partition: the one that the first attempt named."""
         return self._claims.setdefault(partition, worker)
 
     def seen(self, partition: int, number: int, digest: bytes) -> bool:
@@ -60,11 +60,11 @@ class DeliveryLedger:
         return True
 
     def take(self, partition: int, digest: bytes) -> None:
-        """The next block of a partition is taken."""
+        """Record that the next block of a partition was taken."""
         self._partitions.setdefault(partition, _Partition()).digests.append(digest)
 
     def over(self, partition: int, total: int) -> None:
-        """An attempt came to the end of its partition, after `total` blocks.
+        """Record that an attempt came to the end of its partition, after `total` blocks.
 
         Raises:
             DataError: another attempt had more.

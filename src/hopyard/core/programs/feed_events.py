@@ -1,4 +1,4 @@
-"""What happens to a feed, and what follows: facts into its machine (`feeding.py`), commands out of it."""
+"""The facts that go into a feed's machine (`feeding.py`), and the commands that come out of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hopyard.core.programs.messages import Endpoint, FeedOrder
 from hopyard.errors import HopyardError
 
 Incarnations = frozenset[int]
-"""Which tasks are fed: numbers that no other start of a task has."""
+"""The tasks that are fed, as numbers that no other start of a task has."""
 
 
 # ----------------------------------------------------------------------------------------------------- facts
@@ -17,7 +17,7 @@ Incarnations = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """The user calls: send all rows of a source so many times. `end`: no more come, wait until they are taken."""
+    """The user calls: send all rows of a source so many times. `end`: no more come; wait until all are taken."""
 
     source: Any
     epochs: int
@@ -32,12 +32,12 @@ class EndAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndpointsAsked:
-    """An inference of the user's is about to send rows by itself."""
+    """An inference of the user is about to send rows by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class TasksReplaced:
-    """Tasks were started again while nobody called."""
+    """Tasks were started again while no call was under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class EpochSent:
 
 @dataclass(frozen=True, slots=True)
 class SourceFailed:
-    """The rows of an epoch go no further."""
+    """The source failed before all rows of an epoch were sent."""
 
     epoch: int
     why: str
@@ -58,7 +58,7 @@ class SourceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Time has passed, or the program stands otherwise."""
+    """Time has passed, or the program's status has changed."""
 
 
 FeedFact = Fed | EndAsked | EndpointsAsked | TasksReplaced | EpochSent | SourceFailed | Looked
@@ -69,7 +69,7 @@ FeedFact = Fed | EndAsked | EndpointsAsked | TasksReplaced | EpochSent | SourceF
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send this to the tasks of these incarnations; None: to all that are fed."""
+    """Send this message to the tasks of these incarnations; None: to all that are fed."""
 
     message: FeedOrder
     to: Incarnations | None
@@ -108,7 +108,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The call raises this; None: what the program that is over failed with."""
+    """The call raises this error; None: the one with which the program, now over, failed."""
 
     error: HopyardError | None
 

@@ -1,4 +1,4 @@
-"""What the workers of one feed have said: how many rows they took, and how many batches are ready for them."""
+"""The reports of the workers of one feed: how many rows they took, and how many batches are ready for them."""
 
 from __future__ import annotations
 
@@ -10,78 +10,78 @@ NOTHING = Count(0, False)
 
 
 class FeedProgress:
-    """Owner of what is known of the workers of one feed, by slot.
+    """Owner of what the workers of one feed have reported, by slot.
 
     Args:
         uneven: the rule by which they end.
 
     Attributes:
-        question: number that goes with a question to the workers, and comes back with its answer.
+        question: number of the present question to the workers; an answer has the number of its question.
     """
 
-    __slots__ = ("_allowed", "_counts", "_taken", "question", "uneven")
+    __slots__ = ("_allowed", "_counts", "_replies", "question", "uneven")
 
     def __init__(self, uneven: Uneven) -> None:
         self.uneven = uneven
         self.question = 0
         self._counts: dict[int, Count] = {}
         self._allowed = NOTHING
-        self._taken: dict[int, tuple[int, bool, int]] = {}
+        self._replies: dict[int, tuple[int, bool, int]] = {}
 
     def forget(self) -> None:
-        """Other tasks are fed from now on."""
+        """Drop all reports: other tasks are fed from now on."""
         self._counts.clear()
-        self._taken.clear()
+        self._replies.clear()
         self._allowed = NOTHING
 
     # ------------------------------------------------------------------------------------------- batches
 
     def count(self, slot: int, count: Count, fed: Sequence[int]) -> Count | None:
-        """A worker has so many batches. Returns what all may give out by now, where that has changed."""
+        """Record a worker's batches. Returns what all may give out by now, or None where that has not changed."""
         if self.uneven == "join":
             return None
         self._counts[slot] = count
-        now = allowed(self.uneven, [self._counts.get(other, NOTHING) for other in fed])
-        if now == self._allowed:
+        allowance = allowed(self.uneven, [self._counts.get(worker, NOTHING) for worker in fed])
+        if allowance == self._allowed:
             return None
-        self._allowed = now
-        return now
+        self._allowed = allowance
+        return allowance
 
     def silent(self, fed: Sequence[int]) -> list[int]:
-        """Workers that hold the others up: they have said nothing of their batches, as they ask for none."""
+        """Returns the workers that hold up the others: they have reported no batches, as they ask for none."""
         return [] if self.uneven == "join" else [slot for slot in fed if slot not in self._counts]
 
     @property
     def ended_empty(self) -> list[int]:
         """Under "min": the workers without a batch, where the feed has ended for all because of them, and others had
         some."""
-        some = any(count.batches for count in self._counts.values())
-        if self.uneven != "min" or self._allowed != Count(0, True) or not some:
+        any_batches = any(count.batches for count in self._counts.values())
+        if self.uneven != "min" or self._allowed != Count(0, True) or not any_batches:
             return []
         return [slot for slot, count in self._counts.items() if count == Count(0, True)]
 
     # ------------------------------------------------------------------------------------------- rows
 
     def ask_anew(self) -> None:
-        """What workers said of taking rows is out of date: more were sent. Answers to older questions do not count."""
+        """Begin a new question, as more rows were sent: answers to older questions do not count."""
         self.question += 1
 
     def take(self, slot: int, rows: int, more: bool, question: int) -> None:
-        """A worker's program has taken so many rows, and whether more wait for it."""
-        self._taken[slot] = rows, more, question
+        """Record how many rows a worker's program has taken, and whether more wait for it."""
+        self._replies[slot] = rows, more, question
 
     @property
     def taken(self) -> int:
-        """Rows that the programs of all workers took, as far as is known."""
-        return sum(rows for rows, _, _ in self._taken.values())
+        """Rows that the programs of all workers took, as far as they have reported."""
+        return sum(rows for rows, _, _ in self._replies.values())
 
     @property
     def answers(self) -> dict[int, tuple[int, bool]]:
-        """Slot → rows that its program took, and whether more wait; of those that answered the present question."""
-        known = self._taken.items()
-        return {slot: (rows, more) for slot, (rows, more, question) in known if question == self.question}
+        """Slot → rows that its program took, and whether more wait, for those that answered the present question."""
+        replies = self._replies.items()
+        return {slot: (rows, more) for slot, (rows, more, question) in replies if question == self.question}
 
     def all_taken(self, fed: Collection[int]) -> bool:
-        """Whether each of these workers said that none wait for it."""
+        """Whether each of these workers answered that no rows wait for it."""
         answers = self.answers
         return bool(fed) and all(slot in answers and not answers[slot][1] for slot in fed)

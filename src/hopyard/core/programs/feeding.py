@@ -1,12 +1,12 @@
 """One feed of a program: what is sent when, what happens meanwhile, and when it is over.
 
-Pure: `FeedMachine` is handed facts, how the program stands, and the time; it returns commands. A call of the user's
-sends one epoch after another: once each fed task has opened its endpoint (opening), rows go (sending), and with the
-last call the feed ends when all rows were taken (draining). When the tasks to which rows go are there no more, the
-program is given time to say why (broken): it failed, it had enough, or it was started again.
+Pure: `FeedMachine` takes facts, the program's status, and the time; it returns commands. A call of the user sends one
+epoch after another: once each fed task has opened its endpoint (opening), rows go (sending), and with the last call the
+feed ends when all rows were taken (draining). When the tasks to which rows go are gone, the machine waits until the
+program's status says why (broken): it failed, it had enough, or it was started again.
 
 A program that is started again begins at its own last checkpoint, which the driver cannot read: so its feeds begin at
-their first row, and whoever skips rows is the program. Where one task alone was started again there is no right answer:
+their first row, and it is the program that skips rows. Where one task alone was started again there is no right answer:
 the others have rows that it lacks.
 """
 
@@ -51,14 +51,14 @@ from hopyard.errors import HopyardError, SpecError
 from hopyard.text import sendable
 
 ASK_SECONDS = 0.5
-"""Between questions to the workers how far they are. They are asked again and again, as a process that does not read is
-not told more, and one that hangs tells nothing."""
+"""Seconds between questions to the workers how far they are. They are asked again and again, as a process that does not
+read receives no more questions, and one that hangs does not answer."""
 SOON_SECONDS = 0.01
-"""The same, at first, where only their answer is waited for: a tenth of the time that has passed."""
+"""Least seconds between questions while only answers are waited for; they grow to a tenth of the time waited so far."""
 OPEN_SECONDS = 120.0
-"""Until each worker of a program that runs has opened its endpoint."""
+"""Seconds in which each worker of a running program must open its endpoint."""
 BREAK_SECONDS = 3.0
-"""For the program to begin to restart or to end, once rows went no further."""
+"""Seconds in which the program must begin to restart or to end, once rows went no further."""
 
 
 class _Epoch(NamedTuple):
@@ -66,35 +66,35 @@ class _Epoch(NamedTuple):
 
     source: Any
     later: bool
-    """Whether one of the same source went before."""
+    """Whether an epoch of the same source came before."""
     new: bool
-    """Whether the present call brings it; else tasks that were started again lack it."""
+    """Whether it belongs to the present call; else tasks that were started again lack it."""
 
 
-def feed_named(name: Any, where: str) -> str:
-    """A feed's name.
+def feed_named(name: Any, caller: str) -> str:
+    """Returns the name of a feed, checked.
 
     Raises:
-        SpecError: `name` is none; says so of `where`.
+        SpecError: `name` is no valid name; the message begins with `caller`.
     """
     if not isinstance(name, str) or not name or not sendable(name):
-        raise SpecError(f"{where}(name=…) must be text that is not empty, got {name!r}")
+        raise SpecError(f"{caller}(name=…) must be text that is not empty, got {name!r}")
     return name
 
 
 class FeedMachine:
-    """Owner of what is decided of one feed: one call at a time. Not for several threads at a time.
+    """Owner of the decisions about one feed: one call at a time. Not for several threads at a time.
 
     Args:
-        name: of the feed.
+        name: name of the feed.
         uneven: the rule by which its workers end.
         restart: what is started again when a task fails: "program", "task", or "" where nothing is.
 
     Attributes:
-        progress: what the workers said.
-        epochs: that were begun, in all calls: an epoch's number is never used twice.
+        progress: what the workers reported.
+        epochs: how many epochs all calls have begun: an epoch's number is never used twice.
         ended: whether the user said that no more rows come.
-        due: when it is to be handed `Looked` at the latest; None: when the program stands otherwise.
+        due: when `Looked` must come at the latest; None: when the program's status changes.
     """
 
     def __init__(self, name: str, uneven: Uneven, restart: Literal["", "program", "task"]) -> None:
@@ -103,36 +103,36 @@ class FeedMachine:
         self.epochs = 0
         self.ended = False
         self.due: float | None = None
-        self._kept: list[tuple[Any, int]] = []
-        """What was sent by former calls: (source, epochs)."""
-        self._complete: Incarnations | None = None
-        """The tasks that have all that is kept; None: nobody, or nothing is kept."""
+        self._replay_sources: list[tuple[Any, int]] = []
+        """(source, epochs) of former calls, which tasks that are started again must get."""
+        self._complete_tasks: Incarnations | None = None
+        """The tasks that have all rows of `_replay_sources`; None: no tasks, or there are no such sources."""
         self._warned = False
-        """Whether it was said that no batch can be given."""
+        """Whether the user was warned that no batch can be given out."""
 
         self._phase: Literal["idle", "opening", "sending", "broken", "draining"] = "idle"
         self._call: Fed | None = None
-        """What the user asked for; None: only what tasks that were started again lack is sent."""
-        self._is_kept = False
-        """Whether its source is among those that are kept."""
+        """The call of the user; None: only the rows that tasks lack that were started again are sent."""
+        self._in_replay = False
+        """Whether the call's source is in `_replay_sources`."""
         self._timeout: float | None = None
-        self._todo: Iterator[_Epoch] = iter(())
+        self._pending_epochs: Iterator[_Epoch] = iter(())
         self._epoch: _Epoch | None = None
-        """Which is sent, or is to be sent next; None: all are, or only endpoints are asked for."""
-        self._fed: Incarnations | None = None
-        """The tasks that have what was sent so far."""
+        """The epoch that is sent, or is sent next; None: all were sent, or only endpoints are asked for."""
+        self._receivers: Incarnations | None = None
+        """The tasks that have all rows sent so far."""
         self._rows = 0
-        """That the call's epochs had so far."""
-        self._sent: EpochSent | SourceFailed | None = None
+        """Rows that the call's epochs had so far."""
+        self._outcome: EpochSent | SourceFailed | None = None
         """How the present epoch ended."""
-        self._before = 0
+        self._rows_before = 0
         """Rows that were taken before the present epoch."""
-        self._opened: Incarnations | None = None
-        """The tasks that were told to open their endpoints."""
+        self._asked_to_open: Incarnations | None = None
+        """The tasks that were asked to open their endpoints."""
         self._deadline = 0.0
-        self._began = self._asked = 0.0
-        self._moved: dict[int, tuple[int, float]] = {}
-        """Slot → rows that it took, and since when no more."""
+        self._watched_since = self._asked_at = 0.0
+        self._last_progress: dict[int, tuple[int, float]] = {}
+        """Slot → rows that it took, and since when it took no more."""
 
         self._status: ProgramStatus
         self._at = 0.0
@@ -153,23 +153,23 @@ class FeedMachine:
 
     @property
     def sends(self) -> bool:
-        """Whether rows go, or did until the program broke off."""
+        """Whether rows are sent, or were until the program broke off."""
         return self._phase == "sending" or (self._phase == "broken" and self._epoch is not None)
 
     def lacks(self, incarnations: Incarnations) -> bool:
-        """Whether these tasks, once they were started again, lack rows or the word that no more come."""
+        """Whether these tasks, if they were started again, lack rows or the message that no more come."""
         return bool(self._lacked(incarnations)) or self.ended
 
     def on_message(self, message: RowsTaken | BatchesReady, status: ProgramStatus) -> list[FeedCommand]:
-        """A worker says this; what is waited for is decided with the next fact."""
+        """Handle a worker's message. Whether a wait is over is decided with the next fact."""
         if isinstance(message, RowsTaken):
             self.progress.take(message.slot, message.rows, message.waiting, message.question)
             return []
         out: list[FeedCommand] = []
         allowed = self.progress.count(message.slot, Count(message.batches, message.final), status.slots)
         if allowed is not None:
-            now = FeedAllowed(feed=self.name, batches=allowed.batches, final=allowed.ended)
-            out.append(Say(now, status.incarnations))
+            order = FeedAllowed(feed=self.name, batches=allowed.batches, final=allowed.ended)
+            out.append(Say(order, status.incarnations))
         if not self._warned and (empty := self.progress.ended_empty):
             self._warned = True
             out.append(
@@ -182,23 +182,23 @@ class FeedMachine:
         return out
 
     def handle(self, fact: FeedFact, status: ProgramStatus, at: float) -> list[FeedCommand]:
-        """What follows from a fact, from how the program stands, and from the time `at` in seconds."""
+        """Returns what follows from a fact, the program's status, and the time `at` in seconds."""
         self._status, self._at, self._out, self.due = status, at, [], None
         match fact:
             case Fed():
                 self._begin(fact)
             case EndAsked():
                 self.ended = True
-                if not self._lacked(status.incarnations):  # else once they have gone again
+                if not self._lacked(status.incarnations):  # else after the rows that are sent again
                     self._say(FeedEnded(feed=self.name), status.incarnations)
                 self._out.append(Answer())
             case EndpointsAsked():
-                self._epoch, self._opened, self._phase = None, None, "opening"
+                self._epoch, self._asked_to_open, self._phase = None, None, "opening"
             case TasksReplaced():
                 self._begin(None)
             case EpochSent() | SourceFailed():
                 if self.sends and fact.epoch == self.epochs:
-                    self._sent = fact
+                    self._outcome = fact
             case Looked():
                 pass
         while self._phase != "idle" and self._steps[self._phase]():
@@ -206,7 +206,7 @@ class FeedMachine:
         return self._out
 
     def abandon(self, why: str) -> list[FeedCommand]:
-        """The call ends by an error that is none of the machine's; some rows went, perhaps, and the rest never will."""
+        """End the call after an error from outside the machine. Rows that were not yet sent never will be."""
         self._out = []
         if self.sends and self._epoch is not None:
             self._out.append(Cancel(self._epoch.source))
@@ -217,7 +217,7 @@ class FeedMachine:
     # ------------------------------------------------------------------------------------------- a call
 
     def _begin(self, call: Fed | None) -> None:
-        self._call, self._is_kept, self._rows = call, False, 0
+        self._call, self._in_replay, self._rows = call, False, 0
         self._timeout = None if call is None else call.timeout
         if call is not None and self.ended:
             self._fail(
@@ -226,33 +226,33 @@ class FeedMachine:
                 error=SpecError,
             )
         elif not self._lacked(self._status.incarnations):
-            self._plan(self._complete)
+            self._plan(self._complete_tasks)
         else:
-            self._send_again(self._complete)
+            self._send_again(self._complete_tasks)
 
     def _replay(self) -> None:
-        """Tasks were started again: all rows go again, and what former ones said is forgotten."""
+        """Send all rows again, as tasks were started again, and drop the reports of the former tasks."""
         self._out.append(Warn(f"the program was started again: the rows of feed {self.name!r} go again"))
         self.progress.forget()
-        self._complete = None
-        if self._call is not None and not self._is_kept:
+        self._complete_tasks = None
+        if self._call is not None and not self._in_replay:
             self._rows = 0
         self._plan(None)
 
     def _plan(self, fed: Incarnations | None) -> None:
-        """What is to be sent. `fed`: who has what went before; None: nobody has anything."""
+        """Plan what is to be sent. `fed`: the tasks that have all earlier rows; None: no task has any."""
         lacked = [] if fed is not None else self._lacked(self._status.incarnations)
-        new = [] if self._call is None or self._is_kept else [(self._call.source, self._call.epochs)]
-        self._fed, self._epoch = fed, None
-        self._todo = _epochs(lacked, new)
+        new = [] if self._call is None or self._in_replay else [(self._call.source, self._call.epochs)]
+        self._receivers, self._epoch = fed, None
+        self._pending_epochs = _epochs(lacked, new)
         self._next()
 
     def _next(self) -> None:
         """Go on with the next epoch; where there is none, with the call's end."""
-        before, self._epoch = self._epoch, next(self._todo, None)
+        before, self._epoch = self._epoch, next(self._pending_epochs, None)
         if before is not None and not before.new and (self._epoch is None or self._epoch.new):
-            self._complete = self._fed
-        self._sent = self._opened = None
+            self._complete_tasks = self._receivers
+        self._outcome = self._asked_to_open = None
         if self._epoch is not None:
             self._phase = "opening"
         elif self._call is None:
@@ -263,39 +263,39 @@ class FeedMachine:
             self._end_call()
 
     def _end(self) -> None:
-        """All was sent, and no more comes: wait until it was taken. From now on tasks that are started again get the
+        """Wait until all was taken, as all was sent and no more comes. From now on tasks that are started again get the
         rows before the end, whatever becomes of the call."""
         present = self._status.incarnations
         self._keep_source()
         self.ended = True
-        if self._fed is None:
-            self._fed = present
-        if self._fed == present:  # else they have to go again, and the end comes after them
+        if self._receivers is None:
+            self._receivers = present
+        if self._receivers == present:  # else the rows must go again, and the end comes after them
             self._say(FeedEnded(feed=self.name))
-        if not self._fed:  # nobody is there yet, so nothing was sent
+        if not self._receivers:  # there are no tasks yet, so nothing was sent
             self._end_call()
             return
         self._phase = "draining"
         self._watch()
 
     def _keep_source(self) -> None:
-        """Where tasks may be started again the call's source is kept; not its rows, but a list or table of this process
+        """Keep the call's source where tasks may be started again; not its rows, but a list or table of this process
         stays in memory with it."""
         call = self._call
-        if call is not None and not self._is_kept and self._restart and call.epochs:
-            self._kept.append((call.source, call.epochs))
-            self._complete, self._is_kept = self._fed, True
+        if call is not None and not self._in_replay and self._restart and call.epochs:
+            self._replay_sources.append((call.source, call.epochs))
+            self._complete_tasks, self._in_replay = self._receivers, True
 
     def _end_call(self) -> None:
-        """All that the call asked for is done; tasks that were started again since get it too, before it returns."""
+        """End the call, as all was done. Tasks that were started again since get the rows too, before it returns."""
         self._keep_source()
         self._call = None
         self._end_catch_up(say=False)
 
     def _end_catch_up(self, say: bool = True) -> None:
-        """Tasks that were started again have all that they lacked, if they were not again."""
+        """Go idle, as tasks that were started again have all they lacked; unless they were started once more."""
         if self._lacked(self._status.incarnations):
-            self._send_again(self._complete)
+            self._send_again(self._complete_tasks)
             return
         if self.ended and say:
             self._say(FeedEnded(feed=self.name), self._status.incarnations)
@@ -306,24 +306,26 @@ class FeedMachine:
 
     def _open(self) -> bool:
         """Wait for a program that starts, or starts again, then for the endpoints of its tasks."""
-        now, epoch = self._status, self._epoch
-        if now.ended:
-            if epoch is None or not (epoch.later and now.status == "done"):
+        status, epoch = self._status, self._epoch
+        if status.ended:
+            if epoch is None or not (epoch.later and status.status == "done"):
                 return self._fail_over()
             self._skip()  # it had enough
             return True
-        if now.phase in STARTING:  # `start_timeout` ends this
-            self._opened = None
+        if status.phase in STARTING:  # `start_timeout` ends this
+            self._asked_to_open = None
             return False
-        if self._opened != now.incarnations:
-            self._opened, self._deadline = now.incarnations, self._at + OPEN_SECONDS
-            self._say(FeedOpened(feed=self.name, uneven=self.uneven), now.incarnations)
-        never = [task.task.slot for task in now.fed if task.endpoint is None and task.status == "done"]
-        to = now.incarnations if self._call is None and epoch is not None else None
-        if never:
-            return self._fail(f"{now.names(never)} has ended and never asked for rows: nothing can be fed to it", to)
-        endpoints = tuple(task.endpoint for task in now.fed if task.endpoint is not None)
-        if not endpoints or len(endpoints) < len(now.fed):
+        if self._asked_to_open != status.incarnations:
+            self._asked_to_open, self._deadline = status.incarnations, self._at + OPEN_SECONDS
+            self._say(FeedOpened(feed=self.name, uneven=self.uneven), status.incarnations)
+        without_endpoint = [task.task.slot for task in status.fed if task.endpoint is None and task.status == "done"]
+        to = status.incarnations if self._call is None and epoch is not None else None
+        if without_endpoint:
+            return self._fail(
+                f"{status.names(without_endpoint)} has ended and never asked for rows: nothing can be fed to it", to
+            )
+        endpoints = tuple(task.endpoint for task in status.fed if task.endpoint is not None)
+        if not endpoints or len(endpoints) < len(status.fed):
             if self._at >= self._deadline:
                 return self._fail(
                     f"feed {self.name!r}: not every worker opened its endpoint within {OPEN_SECONDS:.0f} seconds; "
@@ -336,26 +338,26 @@ class FeedMachine:
             self._phase = "idle"
             self._out.append(Answer(endpoints=endpoints))
             return True
-        if self._fed not in (None, now.incarnations):  # started again between two epochs
-            return self._send_again(self._fed)
-        self._fed, self._phase = now.incarnations, "sending"
+        if self._receivers not in (None, status.incarnations):  # started again between two epochs
+            return self._send_again(self._receivers)
+        self._receivers, self._phase = status.incarnations, "sending"
         self.epochs += 1
-        self._before = self.progress.taken
+        self._rows_before = self.progress.taken
         self._watch()
         self._out.append(Send(epoch.source, self.epochs, endpoints))
         return True
 
     def _send(self) -> bool:
-        """Rows go."""
-        if isinstance(self._sent, EpochSent):
-            return self._end_epoch(self._sent.rows)
-        if self._sent is not None or self._is_broken_off():
+        """Wait until the source has sent all rows of the epoch."""
+        if isinstance(self._outcome, EpochSent):
+            return self._end_epoch(self._outcome.rows)
+        if self._outcome is not None or self._is_broken_off():
             self._deadline, self._phase = self._at + BREAK_SECONDS, "broken"
             return True
         return self._look_for_stalls(eager=False)
 
     def _drain(self) -> bool:
-        """All rows were sent, and wait to be taken."""
+        """Wait until all rows, which were sent, are taken."""
         if self._is_broken_off():
             self._deadline, self._phase = self._at + BREAK_SECONDS, "broken"
             return True
@@ -365,68 +367,68 @@ class FeedMachine:
         return self._look_for_stalls(eager=True)
 
     def _break_off(self) -> bool:
-        """The tasks to which rows went are not there any more, or take no more: wait for what the program says."""
-        if isinstance(self._sent, EpochSent):  # all of it was on its way
-            return self._end_epoch(self._sent.rows)
-        now, epoch = self._status, self._epoch
-        replaced = now.incarnations != self._fed
-        if not now.ended and not (replaced and now.phase == "running"):
+        """Wait for the program's status, as the tasks to which rows went are gone, or take no more."""
+        if isinstance(self._outcome, EpochSent):  # all its rows had been sent
+            return self._end_epoch(self._outcome.rows)
+        status, epoch = self._status, self._epoch
+        replaced = status.incarnations != self._receivers
+        if not status.ended and not (replaced and status.phase == "running"):
             if self._at < self._deadline:
                 self.due = self._deadline
                 return False
-            if now.phase in (*STARTING, "closing", "over"):
+            if status.phase in (*STARTING, "closing", "over"):
                 return False
-            assert isinstance(self._sent, SourceFailed)  # as the program stands as before
-            return self._fail(f"feed {self.name!r} broke off: {self._sent.why}", self._fed)
+            assert isinstance(self._outcome, SourceFailed)  # as the program's status is what it was
+            return self._fail(f"feed {self.name!r} broke off: {self._outcome.why}", self._receivers)
         if epoch is not None:
             self._out.append(Cancel(epoch.source))
-        if not now.ended:
-            return self._send_again(self._fed)
-        if not now.well:
+        if not status.ended:
+            return self._send_again(self._receivers)
+        if not status.well:
             return self._fail_over()
         if epoch is not None:  # it had enough
-            return self._end_epoch(self.progress.taken - self._before)
+            return self._end_epoch(self.progress.taken - self._rows_before)
         self._end_call()
         return True
 
     def _end_epoch(self, rows: int) -> bool:
-        """So many of an epoch's rows went."""
+        """End the present epoch, of which so many rows were sent."""
         self._rows += rows if self._epoch is not None and self._epoch.new else 0
         self._next()
         return True
 
     def _is_broken_off(self) -> bool:
-        return self._status.ended or self._status.incarnations != self._fed
+        return self._status.ended or self._status.incarnations != self._receivers
 
     def _skip(self) -> None:
-        """No further epoch of this source."""
+        """Send no further epoch of this source."""
         while self._epoch is not None:
             self._next()
             if self._epoch is None or not self._epoch.later:
                 return
 
-    def _send_again(self, had: Incarnations | None) -> bool:
-        """Send again what these tasks had, where none of them is still there."""
-        if not self._fails_doubled(had):
+    def _send_again(self, receivers: Incarnations | None) -> bool:
+        """Send all rows again. If some of these tasks, which have rows, are still there, the call fails."""
+        if not self._fails_doubled(receivers):
             self._replay()
         return True
 
     # ------------------------------------------------------------------------------------------- helpers
 
     def _lacked(self, incarnations: Incarnations) -> list[tuple[Any, int]]:
-        """What these tasks lack of what was fed before: all of it, or nothing."""
-        return [] if self._complete == incarnations else self._kept.copy()
+        """Returns the sources of former calls that these tasks lack: all of them, or none."""
+        return [] if self._complete_tasks == incarnations else self._replay_sources.copy()
 
     def _say(self, message: FeedOrder, to: Incarnations | None = None) -> None:
-        fed = self._fed or frozenset()
+        fed = self._receivers or frozenset()
         self._out.append(Say(message, fed if to is None else to))
 
-    def _fail(self, words: str, to: Incarnations | None = None, error: type[HopyardError] = HopyardError) -> bool:
-        """The call raises. `to`: who waits for rows that do not come, and hears why."""
+    def _fail(self, text: str, to: Incarnations | None = None, error: type[HopyardError] = HopyardError) -> bool:
+        """Let the call raise an error. `to`: the tasks that wait for rows, which are sent the error."""
         if to is not None:
-            self._say(FeedFailed(feed=self.name, error=words), to)
+            self._say(FeedFailed(feed=self.name, error=text), to)
         self._phase, self._call = "idle", None
-        self._out.append(Fail(error(words)))
+        self._out.append(Fail(error(text)))
         return True
 
     def _fail_over(self) -> bool:
@@ -434,61 +436,61 @@ class FeedMachine:
         self._out.append(Fail(None))
         return True
 
-    def _fails_doubled(self, had: Incarnations | None) -> bool:
-        """Whether rows that some tasks have cannot go again to those that there are now; the call has failed then."""
+    def _fails_doubled(self, receivers: Incarnations | None) -> bool:
+        """Whether rows cannot be sent again because some of the present tasks have them; if so, the call fails."""
         present = self._status.incarnations
-        if self._restart != "task" or not (had and had & present):
+        if self._restart != "task" or not (receivers and receivers & present):
             return False
-        words = (
+        text = (
             f'feed {self.name!r}: a task was started again by itself (restart_scope="task"), and the others have rows '
             'that it lacks: each row could not come once. Give restart_scope="program" to a program that is fed'
         )
-        return self._fail(words, present)
+        return self._fail(text, present)
 
     # ------------------------------------------------------------------------------------------- stalls
 
     def _watch(self) -> None:
-        """From now on it is watched that each worker that has rows takes some."""
-        self._began = self._asked = self._at
-        self._moved.clear()
+        """Begin to watch that each worker for which rows wait takes some."""
+        self._watched_since = self._asked_at = self._at
+        self._last_progress.clear()
         self.progress.ask_anew()
 
     def _look_for_stalls(self, eager: bool) -> bool:
-        """Ask the workers how far they are; fail where one has taken nothing for too long."""
+        """Ask the workers how far they are; fail if one has taken nothing for too long."""
         if self._status.phase != "running":
-            self._moved.clear()
+            self._last_progress.clear()
             return False
-        waited = (self._at - self._began) / 10
+        waited = (self._at - self._watched_since) / 10
         wait = min(ASK_SECONDS, max(SOON_SECONDS, waited)) if eager else ASK_SECONDS
-        if self._at - self._asked >= wait:
-            self._asked = self._at
+        if self._at - self._asked_at >= wait:
+            self._asked_at = self._at
             self._say(FeedQuery(feed=self.name, question=self.progress.question))
         for slot, (rows, waiting) in self.progress.answers.items():
-            last, since = self._moved.get(slot, (-1, self._at))
+            last, since = self._last_progress.get(slot, (-1, self._at))
             if rows != last or not waiting:
-                self._moved[slot] = rows, self._at
+                self._last_progress[slot] = rows, self._at
             elif self._timeout is not None and self._at - since > self._timeout:
                 return self._fail_stalled(slot, rows, self._timeout)
-        self.due = self._asked + wait
+        self.due = self._asked_at + wait
         return False
 
     def _fail_stalled(self, slot: int, rows: int, timeout: float) -> bool:
-        now = self._status
-        silent = self.progress.silent(now.slots)
-        words = (
-            f"feed {self.name!r}: {now.names([slot])} has taken no row for {timeout:.0f} seconds, "
-            f"though rows wait for it ({rows:,} taken so far): does the main of {now.names(silent or [slot])} read "
+        status = self._status
+        silent = self.progress.silent(status.slots)
+        text = (
+            f"feed {self.name!r}: {status.names([slot])} has taken no row for {timeout:.0f} seconds, "
+            f"though rows wait for it ({rows:,} taken so far): does the main of {status.names(silent or [slot])} read "
             f"ctx.feed({self.name!r})? "
             + (f'With uneven="{self.uneven}" the others wait for it. ' if silent else "")
             + "feed(timeout=…) says how long to wait"
         )
         if self._epoch is not None:
             self._out.append(Cancel(self._epoch.source))
-        return self._fail(words, self._fed)
+        return self._fail(text, self._receivers)
 
 
 def _epochs(lacked: Iterable[tuple[Any, int]], new: Iterable[tuple[Any, int]]) -> Iterator[_Epoch]:
-    """What has to be sent, in its order."""
+    """Yields the epochs to send, in order."""
     for sources, is_new in ((lacked, False), (new, True)):
         for source, epochs in sources:
             for number in range(epochs):

@@ -1,14 +1,14 @@
 """The life of a program: reserved → running → done, failed or stopped, and restarted on the way.
 
-To a program what `core/runs/machine.py` is to a run: facts in, commands out, no clock and no I/O. `apply` changes
+It is for programs what `core/runs/machine.py` is for runs: facts in, commands out, no clock and no I/O. `apply` changes
 state by one line of the journal and is a plain fold; `handle` applies one event and then decides what follows.
 Decisions that change state are facts themselves, and belong in the journal behind the event that led to them. A `Tick`
-changes nothing, so it is not in the journal: what the machine decides when time has passed is.
+changes nothing, so it is not in the journal; what the machine decides after a `Tick` is.
 
 *reserving*: agents come up, each reserves ports. *running*: tasks run. *failing*: a task failed; for a moment others
-may say what they know, as the first to notice is seldom the first to fail. Where failed tasks alone are restarted,
+may report what they know, as the first to notice is seldom the first to fail. Where failed tasks alone are restarted,
 *running* follows. *restarting*: all tasks of the old attempt end before those of the new one begin, since they would
-talk to each other. *closing*: the program is over, what only serves is ended. *over*: nothing runs any more.
+connect to each other. *closing*: the program is over, tasks that only serve are ended. *over*: nothing runs any more.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from hopyard.errors import JournalError, SpecError
 Phase = Literal["reserving", "running", "failing", "restarting", "closing", "over"]
 
 STARTING: tuple[Phase, ...] = ("failing", "restarting", "reserving")
-"""Those in which a program may come up, or come up again."""
+"""Phases in which a program may come up, or come up again."""
 SETTLE = 0.7
 """Seconds from the first failure until its cause is judged."""
 ELASTIC = 5.0
-"""Seconds that an elastic program waits for more slots once it has the least."""
+"""Seconds that an elastic program waits for more slots once it has the fewest that it needs."""
 LAST = 5.0
-"""Seconds that ended tasks may take to be gone."""
+"""Seconds in which tasks that the driver ends must have ended."""
 FAILED_STARTS = 3
-"""Agents of one slot that may end before the program begins."""
+"""Number of agents of one slot that may end before the program begins."""
 
 
 class TaskRecord:
-    """What is known of one task. Its owner is the machine."""
+    """What the machine, which owns it, knows of one task."""
 
     __slots__ = ("began", "cause", "code", "incarnation", "status", "step", "task", "up", "values")
 
@@ -75,7 +75,7 @@ class TaskRecord:
         self.values: dict[str, float] = {}
         self.step: int | None = None
         self.up = True
-        """Whether its `main` is at work, or about to be."""
+        """Whether its `main` runs, or is about to."""
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -101,19 +101,19 @@ class ProgramMachine:
         self.began = 0.0
         """When it was launched."""
         self.places: dict[int, Place] = {}
-        """Slot → what its agent reserved, of those that are there."""
+        """Slot → what its agent reserved, for the slots that are there."""
         self.known: dict[int, Place] = {}
-        """The same of all that ever were there."""
+        """The same for all slots that ever were there."""
         self.tasks: dict[int, TaskRecord] = {}
-        """Slot → its task, of the present attempt."""
+        """Slot → its task in the present attempt."""
         self.restart = 0
         """Times that tasks were started again, for whatever reason."""
         self.incarnations = 0
         self._spent = 0
-        """Restarts after failures: these count against what the user allows."""
-        self._since = 0.0
+        """Restarts after failures: these count against `max_restarts`."""
+        self._phase_began = 0.0
         """When the present phase began."""
-        self._came = 0.0
+        self._last_arrival = 0.0
         """When the last slot came."""
         self._failed_starts: dict[int, int] = {}
         """Slot → how many of its agents ended, one after the other, before the program began."""
@@ -127,7 +127,7 @@ class ProgramMachine:
     # ------------------------------------------------------------------------------------------------ asked by the loop
 
     def handle(self, event: ProgramEvent) -> list[ProgramCommand]:
-        """Apply one event, decide what follows."""
+        """Apply one event and decide what follows."""
         if self.phase == "over":
             return []
         out: list[ProgramCommand] = []
@@ -148,37 +148,37 @@ class ProgramMachine:
         return out
 
     def apply(self, line: ProgramLine) -> None:
-        """Change state by one line of the journal, deciding nothing."""
+        """Change state by one line of the journal, and decide nothing."""
         if self.phase != "over":
             _APPLY[type(line)](self, line)
 
     def due(self, now: float) -> float | None:
-        """When the next time-out is over, of those that were not at `now`, the time of the last event: a `Tick` may
-        lead to a decision then, and not before. None: there is none.
+        """Returns when the next timeout ends, of those that had not at `now`, the time of the last event. A `Tick` may
+        lead to a decision then, and not before. None: there is no timeout.
         """
-        spec, ends = self.spec, []
+        spec, deadlines = self.spec, []
         if self._stopping is not None:
-            ends.append(self._stopping.at + self._stopping.grace)
+            deadlines.append(self._stopping.at + self._stopping.grace)
         if spec.max_time is not None:
-            ends.append(self.began + spec.max_time)
+            deadlines.append(self.began + spec.max_time)
         match self.phase:
             case "reserving":
-                ends += [self._since + spec.start_timeout, self._came + ELASTIC]
+                deadlines += [self._phase_began + spec.start_timeout, self._last_arrival + ELASTIC]
             case "running":
                 starting = [record for record in self.tasks.values() if record.status == "starting"]
-                ends += [record.began + spec.start_timeout for record in starting]
+                deadlines += [record.began + spec.start_timeout for record in starting]
                 if len(self.tasks) < len(self.places):
-                    ends.append(self._came + ELASTIC)
+                    deadlines.append(self._last_arrival + ELASTIC)
             case "failing":
-                ends.append(self._since + SETTLE)
+                deadlines.append(self._phase_began + SETTLE)
             case "restarting":
-                ends.append(self._since + LAST)
+                deadlines.append(self._phase_began + LAST)
             case "closing":
-                ends += [self._since + spec.grace, self._since + spec.grace + LAST]
-        return min((end for end in ends if end >= now), default=None)
+                deadlines += [self._phase_began + spec.grace, self._phase_began + spec.grace + LAST]
+        return min((deadline for deadline in deadlines if deadline >= now), default=None)
 
     def snapshot(self) -> dict[str, Any]:
-        """All state, as plain values: equal for equal journals."""
+        """Returns all state as plain values: equal for equal journals."""
         own = {name.lstrip("_"): value for name, value in vars(self).items() if name not in ("spec", "_out", "tasks")}
         tasks = {
             slot: {name: getattr(record, name) for name in TaskRecord.__slots__} for slot, record in self.tasks.items()
@@ -189,11 +189,11 @@ class ProgramMachine:
     # ------------------------------------------------------------------------------------------------ the fold
 
     def _launched(self, fact: Launched) -> None:
-        self.began = self._since = fact.at
+        self.began = self._phase_began = fact.at
 
     def _reserved(self, fact: Reserved) -> None:
         self.places[fact.place.slot] = self.known[fact.place.slot] = fact.place
-        self._came = fact.at
+        self._last_arrival = fact.at
 
     def _running(self, fact: Running) -> None:
         record = self._record(fact.slot, fact.incarnation)
@@ -211,12 +211,12 @@ class ProgramMachine:
         if record is None or not record.up:
             return
         record.code, record.up = fact.code, False
-        well = not fact.error and fact.code == 0 and (fact.returned or self.spec.script)
+        succeeded = not fact.error and fact.code == 0 and (fact.returned or self.spec.script)
         if fact.halted or self.phase in ("restarting", "closing"):
             if record.status != "failed":
-                record.status = "ended" if fact.halted else "done" if well else "failed"
+                record.status = "ended" if fact.halted else "done" if succeeded else "failed"
                 record.cause = fact.error or (f"its {fact.story}" if fact.story else "")
-        elif well:
+        elif succeeded:
             record.status = "done"
         else:
             record.status = "failed"
@@ -227,7 +227,7 @@ class ProgramMachine:
                 text += f"\n{fact.trace.rstrip()}"
             record.cause = text
             self._failed(_Failure(fact.at, fact.slot, record.task.name, text, fact.code == -9, False))
-        self._all_ended(fact.at)
+        self._reserve_if_all_ended(fact.at)
 
     def _lost(self, fact: Lost) -> None:
         place = self.places.pop(fact.slot, None)
@@ -245,7 +245,7 @@ class ProgramMachine:
             record.cause = f"the agent that hosted it on {host} was lost: {fact.reason}"
             if self.phase != "closing":
                 self._failed(_Failure(fact.at, fact.slot, record.task.name, record.cause, True, True))
-        self._all_ended(fact.at)
+        self._reserve_if_all_ended(fact.at)
 
     def _overdue(self, line: Overdue) -> None:
         record = self._record(line.slot, line.incarnation)
@@ -276,16 +276,16 @@ class ProgramMachine:
         self.cause, self.failed_slot = line.cause, line.slot
         self._failures.clear()
         self._go("restarting", line.at)
-        self._all_ended(line.at)
+        self._reserve_if_all_ended(line.at)
 
-    def _all_ended(self, at: float) -> None:
-        """Whether those to come may begin."""
+    def _reserve_if_all_ended(self, at: float) -> None:
+        """Go on to *reserving* if all tasks of the old attempt have ended."""
         if self.phase == "restarting" and not any(record.up for record in self.tasks.values()):
             self._go("reserving", at)
-            self._came = at
+            self._last_arrival = at
 
     def _stopped(self, fact: Stop) -> None:
-        """`Closing` follows, at once or when the grace time is over; of several the first counts."""
+        """Note a stop with grace time; of several, the first to be over. `Closing` follows, at once or at that time."""
         if fact.grace > 0 and self.phase == "running":
             self._stopping = min(self._stopping or fact, fact, key=lambda stop: stop.at + stop.grace)
 
@@ -301,17 +301,17 @@ class ProgramMachine:
 
     def _go(self, phase: Phase, at: float) -> None:
         self.phase = phase
-        self._since = at
+        self._phase_began = at
 
     def _record(self, slot: int, incarnation: int) -> TaskRecord | None:
-        """The task that this is said of, unless it is one of the past."""
+        """Returns the task in this slot; None: it has another incarnation."""
         record = self.tasks.get(slot)
         return record if record is not None and record.incarnation == incarnation else None
 
     # ------------------------------------------------------------------------------------------------ decisions
 
     def _decide(self, decision: Decision) -> None:
-        """Apply it, and command what it means."""
+        """Apply a decision, and add the commands that carry it out."""
         before, incarnations = self.phase, self.incarnations
         self.apply(decision)
         self._out.append(decision)
@@ -329,24 +329,24 @@ class ProgramMachine:
         self._renew(before)
 
     def _renew(self, before: Phase) -> None:
-        """When all of an attempt have ended: slots that are gone want an agent."""
+        """Ask for agents for the slots that are gone, when all tasks of an attempt have ended."""
         if self.phase == "reserving" and before != "reserving":
             self._out += [Renew(slot) for slot in range(self.spec.slots) if slot not in self.places]
 
     def _begin(self, record: TaskRecord) -> Begin:
         tasks = [other.task for other in self.tasks.values()]
-        # Of `known`: a task that has ended may have lost its agent since, and its peers name it all the same.
+        # From `known`, not `places`: a task that has ended may have lost its agent, but its peers still name it.
         variables = environment(
             record.task, tasks, self.known, self._spent, self.spec.max_restarts, self.spec.run_id or self.spec.name
         )
         return Begin(record.task, record.incarnation, self.restart, variables, peers(tasks, self.known))
 
     def _warn(self) -> None:
-        """Tell what still runs that it may end by itself."""
+        """Tell the tasks that still run that they may end by themselves."""
         self._out += [Warned(record.task.slot, record.incarnation) for record in self.tasks.values() if record.up]
 
     def _halt(self) -> None:
-        """End what still runs: parameter servers, evaluators, then the others."""
+        """End the tasks that still run: parameter servers, evaluators, then the others."""
         order = {name: number for number, name in enumerate(SERVING)}
         up = [record for record in self.tasks.values() if record.up]
         up.sort(key=lambda record: (order.get(record.task.role, len(order)), record.task.slot))
@@ -356,11 +356,11 @@ class ProgramMachine:
         """Decide what is due."""
         if self._stopping is not None and at - self._stopping.at >= self._stopping.grace:
             self._stop(self._stopping, at)
-        if self.phase == "failing" and at - self._since >= SETTLE:
+        if self.phase == "failing" and at - self._phase_began >= SETTLE:
             self._judge(at)
         if self.phase == "running":
             self._look(at)
-        if self.phase == "restarting" and at - self._since >= LAST:
+        if self.phase == "restarting" and at - self._phase_began >= LAST:
             for record in [record for record in self.tasks.values() if record.up]:
                 reason = f"it has not ended its task within {LAST:.0f} seconds"
                 self._decide(Lost(at=at, slot=record.task.slot, reason=reason))
@@ -370,17 +370,17 @@ class ProgramMachine:
             self._settle(at)
 
     def _gather(self, at: float) -> None:
-        """Run, if there are slots enough."""
-        there, spec = len(self.places), self.spec
+        """Run the tasks if there are enough slots."""
+        slots, spec = len(self.places), self.spec
         if self._too_long(at):
             return
-        if there < spec.slots and (there < spec.least or at - self._came < ELASTIC):
-            if at - self._since >= spec.start_timeout:
+        if slots < spec.slots and (slots < spec.least or at - self._last_arrival < ELASTIC):
+            if at - self._phase_began >= spec.start_timeout:
                 self._close(
                     at,
                     "failed",
                     f"the roles need {spec.least} processes, and after {spec.start_timeout:.0f} seconds there were "
-                    f"slots for {there}: ask for fewer, or give the engine more (executors, cores, workers=)",
+                    f"slots for {slots}: ask for fewer, or give the engine more (executors, cores, workers=)",
                     no_slots=True,
                 )
             return
@@ -392,17 +392,17 @@ class ProgramMachine:
         self._decide(Assigned(at=at, restart=self.restart, tasks=tasks, incarnations=incarnations, spent=self._spent))
 
     def _fail_or_renew(self, fact: Lost) -> None:
-        """An agent ended before the program began: another comes, but not for ever."""
+        """Ask for another agent, as one ended before the program began; fail after `FAILED_STARTS` in one slot."""
         if self._failed_starts[fact.slot] < FAILED_STARTS:
             self._out.append(Renew(fact.slot))
             return
-        where = f"{FAILED_STARTS} agents of slot {fact.slot}, one after the other,"
+        agents = f"{FAILED_STARTS} agents of slot {fact.slot}, one after the other,"
         self._close(
-            fact.at, "failed", f"{where} ended before the program began, the last: {fact.reason}", slot=fact.slot
+            fact.at, "failed", f"{agents} ended before the program began, the last: {fact.reason}", slot=fact.slot
         )
 
     def _look(self, at: float) -> None:
-        """Whether what runs goes on."""
+        """End, fail or restart what runs, if it is time."""
         limit = self.spec.start_timeout
         late = [record for record in self.tasks.values() if record.status == "starting" and at - record.began > limit]
         if self._is_over():
@@ -417,24 +417,24 @@ class ProgramMachine:
             self._decide(Restarting(at=at, restart=self.restart + 1, spent=self._spent))
 
     def _too_long(self, at: float) -> bool:
-        """End it if its time is over; restarts do not begin the time anew."""
+        """Close the program if `max_time` is over, and return whether it is; restarts do not begin that time anew."""
         limit = self.spec.max_time
         if limit is None or at - self.began < limit:
             return False
-        words = f"it took longer than max_time={limit:g} seconds"
+        cause = f"it took longer than max_time={limit:g} seconds"
         if self.restart:
-            words += f", its {self.restart} restart(s) included"
+            cause += f", its {self.restart} restart(s) included"
         if self.phase == "reserving":
-            words += f"; it waited for slots, and there were {len(self.places)} of the {self.spec.least} that it needs"
-        self._close(at, "failed", words, halted=False)
+            cause += f"; it waited for slots, and there were {len(self.places)} of the {self.spec.least} that it needs"
+        self._close(at, "failed", cause, halted=False)
         return True
 
     def _grows(self, at: float) -> bool:
-        """Whether an elastic program should be started again on slots that came since. Only one that may be started
-        again, while all of it is at work; torchrun does the same at once (Elastic Agent, "Membership Changes")."""
-        more = len(self.tasks) < min(len(self.places), self.spec.slots) and at - self._came >= ELASTIC
-        whole = all(record.status == "running" for record in self.tasks.values())
-        return more and whole and self.spec.max_restarts > 0 and self.spec.restart_scope == "program"
+        """Whether an elastic program should be started again on slots that came since. It must be allowed to
+        restart, and all its tasks must run; torchrun restarts at once (Elastic Agent, "Membership Changes")."""
+        has_more_slots = len(self.tasks) < min(len(self.places), self.spec.slots) and at - self._last_arrival >= ELASTIC
+        all_running = all(record.status == "running" for record in self.tasks.values())
+        return has_more_slots and all_running and self.spec.max_restarts > 0 and self.spec.restart_scope == "program"
 
     def _is_over(self) -> bool:
         records, until = list(self.tasks.values()), self.spec.until
@@ -447,16 +447,16 @@ class ProgramMachine:
         return all(record.status == "done" for record in records)
 
     def _judge(self, at: float) -> None:
-        """Restart, or end with the first cause. A process that was killed, or a slot that was lost, is a cause even if
-        a peer noticed it sooner than its own host told of it."""
-        dead = [failure for failure in self._failures if failure.killed]
-        first = min(dead or self._failures, key=lambda failure: failure.at)
+        """Restart, or end with the first cause. A process that was killed or a slot that was lost is a cause even if a
+        peer noticed it before its own host reported it."""
+        killed = [failure for failure in self._failures if failure.killed]
+        first = min(killed or self._failures, key=lambda failure: failure.at)
         cause = f"{first.name} failed: {first.text}"
-        again, spent = self.restart + 1, self._spent + 1
+        restart, spent = self.restart + 1, self._spent + 1
         if spent > self.spec.max_restarts:
             self._close(at, "failed", cause, slot=first.slot)
         elif not self._restarts_alone():
-            self._decide(Restarting(at=at, restart=again, spent=spent, cause=cause, slot=first.slot))
+            self._decide(Restarting(at=at, restart=restart, spent=spent, cause=cause, slot=first.slot))
         else:
             slots = {failure.slot for failure in self._failures}
             records, incarnations, last = list(self.tasks.values()), [], self.incarnations
@@ -464,11 +464,11 @@ class ProgramMachine:
                 last += record.task.slot in slots
                 incarnations.append(last if record.task.slot in slots else record.incarnation)
             tasks = tuple(record.task for record in records)
-            self._decide(Assigned(at=at, restart=again, tasks=tasks, incarnations=tuple(incarnations), spent=spent))
+            self._decide(Assigned(at=at, restart=restart, tasks=tasks, incarnations=tuple(incarnations), spent=spent))
 
     def _restarts_alone(self) -> bool:
-        """Whether the tasks that failed are started again alone. Not where that would leave the others with nothing to
-        go on from: a slot that is lost takes its address along, a parameter server the variables that it held."""
+        """Whether only the tasks that failed are started again. Not where the others could not go on: a lost slot takes
+        its address along, a parameter server its variables."""
         failed = [self.tasks[failure.slot] for failure in self._failures]
         gone = any(failure.lost for failure in self._failures) or any(record.up for record in failed)
         return self.spec.restart_scope == "task" and not gone and all(record.task.role != "ps" for record in failed)
@@ -482,13 +482,13 @@ class ProgramMachine:
     def _close(
         self, at: float, status: Status, cause: str = "", *, slot: int = -1, halted: bool = True, no_slots: bool = False
     ) -> None:
-        """Over: what still runs is ended, or may end by itself within the grace time."""
+        """Close the program: tasks that still run are ended, or may end by themselves within the grace time."""
         self._decide(Closing(at=at, status=status, halted=halted, cause=cause, slot=slot, no_slots=no_slots))
 
     def _settle(self, at: float) -> None:
-        """Over, when all tasks have ended."""
+        """End the program when all its tasks have ended."""
         up = [record for record in self.tasks.values() if record.up]
-        waited = at - self._since
+        waited = at - self._phase_began
         if up and not self._halted and (waited >= self.spec.grace or all(record.task.role == "ps" for record in up)):
             self._close(at, self._verdict, self.cause, slot=self.failed_slot, no_slots=self.no_slots)
         elif not up or (self._halted and waited >= LAST + self.spec.grace):
@@ -512,10 +512,10 @@ _APPLY: dict[type, Callable[[ProgramMachine, Any], None]] = {
 
 
 def begun(first: ProgramLine) -> ProgramMachine:
-    """The machine of a program whose journal has this first line, before it.
+    """Returns the machine of a program whose journal begins with this line, which is not yet applied.
 
     Raises:
-        JournalError: it is not `Launched`.
+        JournalError: the line is not `Launched`.
     """
     if not isinstance(first, Launched):
         raise JournalError(f"a program's journal begins with Launched, not {type(first).__name__}")
@@ -523,7 +523,7 @@ def begun(first: ProgramLine) -> ProgramMachine:
 
 
 def fold(lines: Iterable[ProgramLine]) -> ProgramMachine:
-    """The machine where the lines of a journal leave it.
+    """Returns the machine after all lines of a journal.
 
     Raises:
         JournalError: there is no line, or the first is not `Launched`.

@@ -1,7 +1,8 @@
-"""What driver and agents say to each other about a program; the wire is that of `core/messages.py`.
+"""The messages between driver and agents about a program; the wire is that of `core/messages.py`.
 
-Down go `Host` once, then `Begin` (a task), `Halt`, and words about feeds. Up go four facts of the program's journal
-(`Reserved`, `Running`, `Reported`, `Ended`), whose time the driver sets when they arrive, and words about feeds.
+Down go `Host` once, then `Begin` (a task), `Halt`, and messages about feeds. Up go four facts of the program's journal
+(`Reserved`, `Running`, `Reported`, `Ended`), whose time the driver sets when they arrive, and messages about
+feeds.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from hopyard.core.programs.uneven import Uneven
 
 
 class HostMessage(msgspec.Struct, frozen=True, tag=True, tag_field="type", gc=False):
-    """What all of them are; the tag is the class's name."""
+    """The base of these messages; the tag is the class's name."""
 
 
 class Host(HostMessage, frozen=True):
     """Down, once: host tasks of this program."""
 
     main: bytes
-    """cloudpickle of (main, args), or of (source, name, arguments) of a script."""
+    """cloudpickle of (main, args), or of a script's (source, name, arguments)."""
     script: bool
     directory: str
     heartbeat_timeout: float
     """Seconds after which a process that was stopped is lost."""
     token: str
-    """Lets rows in."""
+    """The token with which rows are accepted."""
     home: str
-    """Host by which the agent reaches the driver: the way to its peers, too."""
+    """Host at which the agent reaches the driver; the same network leads to its peers."""
     apart: bool
     tensorboard: str = ""
     """Directory that TensorBoard shows, started beside the first task."""
@@ -63,7 +64,7 @@ class FeedEndpoint(HostMessage, frozen=True):
 
 
 class TensorBoardStarted(HostMessage, frozen=True):
-    """Up: TensorBoard is there, or why it is not."""
+    """Up: TensorBoard has started, or why it has not."""
 
     slot: int
     url: str
@@ -78,7 +79,7 @@ class StopRequested(HostMessage, frozen=True):
 
 
 class FeedMessage(HostMessage, frozen=True, kw_only=True):
-    """What is said of a feed; to or from the task that this incarnation is."""
+    """A message about a feed, to or from the task of this incarnation."""
 
     feed: str
     slot: int = 0
@@ -86,7 +87,7 @@ class FeedMessage(HostMessage, frozen=True, kw_only=True):
 
 
 class FeedOpened(FeedMessage, frozen=True, kw_only=True):
-    """Down: rows will come; the task is to make an endpoint."""
+    """Down: rows will come; the task must open an endpoint."""
 
     uneven: Uneven
 
@@ -96,13 +97,13 @@ class FeedEnded(FeedMessage, frozen=True):
 
 
 class FeedFailed(FeedMessage, frozen=True, kw_only=True):
-    """Down: the rows that are missing do not come."""
+    """Down: the missing rows will not come."""
 
     error: str
 
 
 class FeedAllowed(FeedMessage, frozen=True, kw_only=True):
-    """Down: how many batches may be given, and whether there will never be more."""
+    """Down: how many batches may be given out, and whether there will never be more."""
 
     batches: int
     final: bool
@@ -115,7 +116,7 @@ class FeedQuery(FeedMessage, frozen=True, kw_only=True):
 
 
 class RowsTaken(FeedMessage, frozen=True, kw_only=True):
-    """Up: rows that were taken so far, and whether some wait."""
+    """Up: how many rows were taken so far, and whether some wait."""
 
     rows: int
     waiting: bool
@@ -123,11 +124,11 @@ class RowsTaken(FeedMessage, frozen=True, kw_only=True):
 
 
 class BatchesReady(FeedMessage, frozen=True, kw_only=True):
-    """Up: batches that are ready, and whether there will never be more."""
+    """Up: how many batches are ready, and whether there will never be more."""
 
     batches: int
     final: bool
 
 
 FeedOrder = FeedOpened | FeedEnded | FeedFailed | FeedAllowed | FeedQuery
-"""Down, about a feed."""
+"""Messages about a feed that go down."""

@@ -1,7 +1,8 @@
-"""Who is who in a program: roles, tasks, their addresses, and what each process is told of them by its environment.
+"""Roles and tasks of a program, their addresses, and the environment variables that tell each process about them.
 
-Three dialects say the same thing: TensorFlow's TF_CONFIG (and the JOB_NAME, TASK_INDEX, PS_HOSTS, WORKER_HOSTS of its
-old tutorial), torchrun's RANK and friends, JAX's coordinator. All are always set; a program reads the one it knows.
+Three sets of variables say the same thing: TensorFlow's TF_CONFIG (and the JOB_NAME, TASK_INDEX, PS_HOSTS,
+WORKER_HOSTS of its old tutorial), torchrun's RANK and friends, JAX's coordinator. All are always set; a program reads
+the set that it knows.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from hopyard.checks import whole
 from hopyard.errors import SpecError
 
 CHIEFS = ("chief", "master")
-"""Roles of which there is one at most, and which lead where they are there."""
+"""Roles with one task at most, which leads the program."""
 SERVING = ("ps", "evaluator")
 """Roles that have no rank: they take no part in collectives."""
 HOST_GPUS = "HOPYARD_HOST_GPUS"
 """In a task's environment: the GPUs of all ranks of its host, in their order, where each has one and there are more."""
 MOST = 10_000
-"""Tasks of one role; more is a slip of the hand."""
+"""Most tasks of one role; a greater number is taken for a typing error."""
 _ORDER = {"chief": 0, "master": 0, "worker": 1, "ps": 3, "evaluator": 4}
-"""Role → place among the tasks; others come between workers and parameter servers, by name."""
+"""Role → position among the tasks; others come between workers and parameter servers, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class Role:
         count: how many.
         least: with how many the program may go on, where it can (elastic torch programs, as torchrun's
             `--nnodes min:max`); None: all of them.
-        gpus: of each task. Others see none where any role asks for some. A slot must have as many: of `hy.Local` each
-            has one, on Spark what `spark.task.resource.gpu.amount` says.
+        gpus: GPUs of each task. Where any role asks for GPUs, tasks of the others see none. A slot must have as many:
+            with `hy.Local` each has one, on Spark as many as `spark.task.resource.gpu.amount` says.
 
     Raises:
         SpecError: a value is not allowed.
@@ -48,20 +49,21 @@ class Role:
     gpus: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("count", 1), ("gpus", 0)):
-            object.__setattr__(self, name, whole(f"Role({name}=)", getattr(self, name), least))
+        for name, minimum in (("count", 1), ("gpus", 0)):
+            object.__setattr__(self, name, whole(f"Role({name}=)", getattr(self, name), minimum))
         if self.count > MOST:
             raise SpecError(f"Role(count={self.count!r}): at most {MOST:,} are allowed")
-        low = self.least
-        if low is not None:
-            object.__setattr__(self, "least", whole("Role(least=)", low, 1, self.count))
+        least = self.least
+        if least is not None:
+            object.__setattr__(self, "least", whole("Role(least=)", least, 1, self.count))
 
 
 def roles_of(roles: Any) -> dict[str, Role]:
-    """Role → how many, from {"worker": 2}, {"worker": (2, 4)} or {"worker": hy.Role(2, gpus=1)}, in the order of tasks.
+    """Returns name → Role, in the order of tasks, from {"worker": 2}, {"worker": (2, 4)} or
+    {"worker": hy.Role(2, gpus=1)}.
 
     Raises:
-        SpecError: names the role, the value, what is allowed.
+        SpecError: a role is wrong; names the role, the value, and what is allowed.
     """
     if not isinstance(roles, Mapping) or not roles:
         raise SpecError(f'roles must be a dict such as {{"chief": 1, "worker": 2, "ps": 1}}, got {roles!r}')
@@ -101,10 +103,10 @@ class Place(msgspec.Struct, frozen=True):
 
     slot: int
     host: str
-    """Name of its host."""
+    """Name of the agent's host."""
     pid: int
     address: str
-    """By which its peers reach it."""
+    """Address by which its peers reach it."""
     ports: tuple[int, int, int]
     """Ports of its task (reserved), of torch's store (the agent listens on it) and of JAX's coordinator (reserved)."""
     gpus: tuple[str, ...] = ()
@@ -117,7 +119,7 @@ class Task(msgspec.Struct, frozen=True):
     index: int
     slot: int
     rank: int
-    """Among the tasks that are not parameter servers or evaluators; −1: it has none."""
+    """Rank among the tasks that are not parameter servers or evaluators; −1: it has none."""
     local_rank: int
     local_world_size: int
     group_rank: int
@@ -131,11 +133,11 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ...]:
-    """Which slot hosts which task. Ranks of one host follow each other; roles that ask for GPUs get slots that have
-    them; parameter servers get the last slots.
+    """Returns the tasks with their slots. Ranks of one host follow each other; roles that ask for GPUs get slots that
+    have them; parameter servers get the last slots.
 
     Args:
-        roles: in the order of tasks. Of elastic roles as many as there are places for.
+        roles: in the order of tasks. Elastic roles get as many tasks as there are places for.
         places: at least as many as the roles need at least.
 
     Raises:
@@ -145,58 +147,58 @@ def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ..
     hosts: dict[str, int] = {}
     for place in sorted(places, key=lambda place: place.slot):
         hosts.setdefault(place.address + place.host, len(hosts))
-    number = {place.slot: hosts[place.address + place.host] for place in places}
-    free = sorted(places, key=lambda place: (number[place.slot], place.slot))
+    host_number = {place.slot: hosts[place.address + place.host] for place in places}
+    free = sorted(places, key=lambda place: (host_number[place.slot], place.slot))
     sharing = any(role.gpus for role in roles.values())
-    taken: dict[tuple[str, int], Place] = {}
-    wanted = [(name, index) for name, role in roles.items() for index in range(counts[name])]
-    for name, index in sorted(wanted, key=lambda item: _turn(roles, item)):
+    place_of: dict[tuple[str, int], Place] = {}
+    task_keys = [(name, index) for name, role in roles.items() for index in range(counts[name])]
+    for name, index in sorted(task_keys, key=lambda item: _priority(roles, item)):
         gpus = roles[name].gpus
-        fit = [place for place in free if len(place.gpus) >= gpus]
-        if not fit:
+        candidates = [place for place in free if len(place.gpus) >= gpus]
+        if not candidates:
             have = ", ".join(f"slot {place.slot} on {place.host}: {len(place.gpus)}" for place in free) or "none left"
             raise SpecError(f"roles[{name!r}] asks for {gpus} GPU(s) each; slots that are left have {have}")
         if name in SERVING:
-            fit.sort(key=lambda place: -place.slot)
-        place = fit[0] if gpus or not sharing else min(fit, key=_gpus)
+            candidates.sort(key=lambda place: -place.slot)
+        place = candidates[0] if gpus or not sharing else min(candidates, key=_gpus)
         free.remove(place)
-        taken[name, index] = place
-    ranked = [key for key in wanted if key[0] not in SERVING]
-    unranked = [key for key in wanted if key[0] in SERVING]
+        place_of[name, index] = place
+    ranked = [key for key in task_keys if key[0] not in SERVING]
+    unranked = [key for key in task_keys if key[0] in SERVING]
     groups: dict[int, int] = {}
     for key in [*ranked, *unranked]:
-        groups.setdefault(number[taken[key].slot], len(groups))
-    local: dict[int, int] = {}
-    places_of: dict[tuple[str, int], tuple[int, int]] = {}
+        groups.setdefault(host_number[place_of[key].slot], len(groups))
+    sizes: dict[int, int] = {}
+    ranks: dict[tuple[str, int], tuple[int, int]] = {}
     for rank, key in enumerate(ranked):
-        host = groups[number[taken[key].slot]]
-        places_of[key] = rank, local.get(host, 0)
-        local[host] = local.get(host, 0) + 1
+        host = groups[host_number[place_of[key].slot]]
+        ranks[key] = rank, sizes.get(host, 0)
+        sizes[host] = sizes.get(host, 0) + 1
     tasks = []
-    for key in wanted:
-        place = taken[key]
-        host = groups[number[place.slot]]
-        rank, local_rank = places_of.get(key, (-1, -1))
-        own = place.gpus[: roles[key[0]].gpus] if sharing else place.gpus
-        tasks.append(Task(*key, place.slot, rank, local_rank, local.get(host, 0) if rank >= 0 else 0, host, own))
+    for key in task_keys:
+        place = place_of[key]
+        host = groups[host_number[place.slot]]
+        rank, local_rank = ranks.get(key, (-1, -1))
+        visible = place.gpus[: roles[key[0]].gpus] if sharing else place.gpus
+        tasks.append(Task(*key, place.slot, rank, local_rank, sizes.get(host, 0) if rank >= 0 else 0, host, visible))
     return tuple(tasks)
 
 
-def _turn(roles: Mapping[str, Role], task: tuple[str, int]) -> tuple[int, int, int]:
-    """Who chooses before others: those that ask for GPUs, then parameter servers, whose slots are the last ones."""
+def _priority(roles: Mapping[str, Role], task: tuple[str, int]) -> tuple[int, int, int]:
+    """Sort key: tasks that ask for GPUs choose first, then parameter servers, whose slots are the last ones."""
     name, index = task
     serving = SERVING.index(name) if name in SERVING else len(SERVING)
     return -roles[name].gpus, serving, -index if name in SERVING else 0
 
 
 def shares(roles: Mapping[str, Role], places: int) -> dict[str, int]:
-    """Role → how many tasks it has on so many places: elastic ones are cut, the largest first."""
+    """Returns role → how many tasks it has on so many places: elastic roles are cut, the largest first."""
     counts = {name: role.count for name, role in roles.items()}
     while sum(counts.values()) > places:
-        spare = [name for name, role in roles.items() if counts[name] > (role.least or role.count)]
-        if not spare:
+        shrinkable = [name for name, role in roles.items() if counts[name] > (role.least or role.count)]
+        if not shrinkable:
             raise SpecError(f"the program has at least {sum(counts.values())} processes, there are {places} slots")
-        counts[max(spare, key=lambda name: counts[name])] -= 1
+        counts[max(shrinkable, key=lambda name: counts[name])] -= 1
     return counts
 
 
@@ -205,7 +207,7 @@ def _gpus(place: Place) -> int:
 
 
 def peers(tasks: Sequence[Task], places: Mapping[int, Place]) -> dict[str, list[str]]:
-    """Role → "address:port" of each of its tasks: what TensorFlow calls the cluster."""
+    """Returns role → "address:port" of each of its tasks: what TensorFlow calls the cluster."""
     addresses: dict[str, list[str]] = {}
     for task in tasks:
         place = places[task.slot]
@@ -216,23 +218,23 @@ def peers(tasks: Sequence[Task], places: Mapping[int, Place]) -> dict[str, list[
 def environment(
     task: Task, tasks: Sequence[Task], places: Mapping[int, Place], restarts: int, max_restarts: int, run_id: str
 ) -> dict[str, str]:
-    """What a task's process finds in its environment, whatever framework it uses.
+    """Returns the environment variables for a task's process, whatever framework it uses.
 
     Args:
-        task: whose process it is.
-        tasks: all of them.
+        task: the task of the process.
+        tasks: all tasks of the program.
         places: slot → what its agent reserved.
-        restarts: how many came after failures; as in torchrun, one that only makes use of more slots does not count.
-        max_restarts: how many are allowed.
-        run_id: of the program: equal for all its tasks and restarts.
+        restarts: those after failures; as in torchrun, one that only makes use of more slots does not count.
+        max_restarts: how many of them are allowed.
+        run_id: id of the program, equal for all its tasks and restarts.
 
     Sources: TensorFlow, `tf.distribute.cluster_resolver.TFConfigClusterResolver` (an evaluator is in no cluster);
     torchrun, "Environment Variables"; JAX, `jax.distributed.initialize`.
     """
     cluster = peers(tasks, places)
-    seen = {role: hosts for role, hosts in cluster.items() if role != "evaluator"}
-    config = {"cluster": seen, "task": {"type": task.role, "index": task.index}}
-    ranked = [other for other in tasks if other.rank >= 0]
+    tf_cluster = {role: hosts for role, hosts in cluster.items() if role != "evaluator"}
+    config = {"cluster": tf_cluster, "task": {"type": task.role, "index": task.index}}
+    ranked = [peer for peer in tasks if peer.rank >= 0]
     first = places[ranked[0].slot] if ranked else places[task.slot]
     variables = {
         "TF_CONFIG": msgspec.json.encode(config).decode(),
@@ -247,7 +249,7 @@ def environment(
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
         "GROUP_RANK": str(task.group_rank),
-        "GROUP_WORLD_SIZE": str(len({other.group_rank for other in ranked})),
+        "GROUP_WORLD_SIZE": str(len({peer.group_rank for peer in ranked})),
         "ROLE_NAME": task.role,
         "ROLE_RANK": str(task.index),
         "ROLE_WORLD_SIZE": str(len(cluster[task.role])),
@@ -255,11 +257,11 @@ def environment(
         "JAX_COORDINATOR_PORT": str(first.ports[2]),
         "JAX_NUM_PROCESSES": str(len(ranked)),
     }
-    if any(other.gpus for other in tasks):  # else what the agent has been given
+    if any(peer.gpus for peer in tasks):  # else it stays as the agent has it
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(task.gpus)
-    mates = [other.gpus for other in ranked if other.group_rank == task.group_rank]
-    if task.rank >= 0 and len(mates) > 1 and all(len(gpus) == 1 for gpus in mates):
-        variables[HOST_GPUS] = ",".join(gpus[0] for gpus in mates)
+    host_gpus = [peer.gpus for peer in ranked if peer.group_rank == task.group_rank]
+    if task.rank >= 0 and len(host_gpus) > 1 and all(len(gpus) == 1 for gpus in host_gpus):
+        variables[HOST_GPUS] = ",".join(gpus[0] for gpus in host_gpus)
     variables |= {f"{role.upper()}_HOSTS": ",".join(hosts) for role, hosts in cluster.items()}
     if task.rank >= 0:
         variables |= {

@@ -1,4 +1,4 @@
-"""How a program stands: one immutable value. The loop's thread makes it, everybody else reads it and waits for it."""
+"""The status of a program: one immutable value. The loop's thread makes it, other threads read it and wait for it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class TaskStatus:
     """One task.
 
     Attributes:
-        task: who it is.
+        task: its role, index and ranks.
         incarnation: a number that no other start of a task has.
         status: "starting", "running", "done", "failed" or "ended".
         host: where it runs.
         agent: process of its agent; 0: not known.
-        values: what it reported last.
-        step: of its training, as it reported it.
-        endpoint: where it takes rows; None: it has not said so.
+        values: the metrics that it reported last.
+        step: the training step that it reported last.
+        endpoint: where it takes rows; None: not known yet.
     """
 
     task: Task
@@ -42,17 +42,17 @@ class ProgramStatus:
     """A program at one moment.
 
     Attributes:
-        phase: of its life.
-        status: what the user is told of it.
+        phase: the phase of its machine.
+        status: the status that the user sees.
         cause: why it failed, or was stopped.
-        failed_slot: of the task that failed first; −1: none.
+        failed_slot: slot of the task that failed first; −1: none.
         no_slots: whether it failed for want of slots.
         restart: times that tasks were started again.
-        tasks: of the present attempt, by slot.
+        tasks: those of the present attempt, by slot.
         tensorboard_url: where TensorBoard listens; "": it does not.
-        tensorboard_error: why not, though it was asked for.
+        tensorboard_error: why it does not, though it was asked for.
         ended: whether nothing of it runs any more.
-        error: what ended its driver.
+        error: the error that ended its driver.
     """
 
     phase: Phase
@@ -79,22 +79,22 @@ class ProgramStatus:
 
     @property
     def incarnations(self) -> frozenset[int]:
-        """Which tasks are fed; others after a restart."""
+        """The incarnations of the tasks that are fed; a restart changes them."""
         return frozenset(task.incarnation for task in self.tasks if task.task.rank >= 0)
 
     @property
     def well(self) -> bool:
-        """Whether it is over, and did what it should."""
+        """Whether it has ended as "done", and its driver without an error."""
         return self.ended and self.status == "done" and self.error is None
 
     def names(self, slots: list[int]) -> str:
-        """The tasks in these slots, in words."""
+        """Returns the names of the tasks in these slots, as text."""
         names = {task.task.slot: task.task.name for task in self.tasks}
         return ", ".join(names.get(slot, f"slot {slot}") for slot in slots)
 
 
 def status_of(machine: ProgramMachine, endpoints: Mapping[int, Endpoint]) -> ProgramStatus:
-    """How the program stands. `endpoints`: incarnation → where it takes rows."""
+    """Returns the program's status. `endpoints`: incarnation → where it takes rows."""
     tasks = []
     for slot, record in sorted(machine.tasks.items()):
         place = machine.known.get(slot)

@@ -1,4 +1,4 @@
-"""When feeds of workers end that got unequal shares of the rows.
+"""When the feeds of workers end, where workers got unequal shares of the rows.
 
 A synchronous program hangs when one worker has a batch and another has none: an all-reduce waits for all. Each worker
 says how many batches are ready for it; from that follows what each may give out.
@@ -10,28 +10,28 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Uneven = Literal["join", "min", "repeat"]
-"""Each ends with its own rows; all end after as many batches as the least has; all end after as many as the most has,
-and who runs out begins its own again."""
+"""Respectively: each worker ends with its own rows; all end after as many batches as the worker with the fewest has;
+all end after as many as the one with the most has, and a worker that runs out begins its own rows again."""
 
 RULES: tuple[Uneven, ...] = ("join", "min", "repeat")
 
 
 class Count(NamedTuple):
-    """Batches of one feed, and whether there will be no more."""
+    """Number of batches of one feed, and whether there will be no more."""
 
     batches: int
     ended: bool
 
 
 def allowed(uneven: Uneven, counts: Sequence[Count]) -> Count:
-    """How many batches each worker may give out so far, and whether that is all.
+    """Returns how many batches each worker may give out so far, and whether that is all.
 
     Args:
         uneven: the rule. For "join" there is nothing to allow: a worker gives out what it has.
-        counts: of each worker, what it has received (given out or not), and whether it will receive no more.
+        counts: what each worker has received (given out or not), and whether it will receive no more.
 
     Returns:
-        The batches, which never become fewer as counts grow. Under "min" all workers have so many. Under "repeat" at
+        The batches never become fewer as counts grow. Under "min" all workers have so many. Under "repeat" at
         least one has; the others wait for their rows, or repeat when they are through with them.
     """
     if uneven == "repeat":

@@ -1,4 +1,4 @@
-"""How an epoch's metrics come in: sums of its partitions, added up when all are there; arrays are folded by a slot.
+"""How an epoch's metrics come in: sums of its partitions, added when all are in; a slot folds arrays.
 
 Functions over one TrialRecord of a run.
 """
@@ -16,7 +16,7 @@ from hopyard.spec import Part
 
 
 def trained(run: RunRecord, trial: TrialRecord, epoch: int, parts: Sequence[Part]) -> None:
-    """Sums of training partitions are in; the trial's step has moved on already."""
+    """Record sums of training partitions; the trial's step has moved on already."""
     if epoch in trial.history:  # it was done again, for its States
         return
     record = trial.epochs.get(epoch)
@@ -25,14 +25,14 @@ def trained(run: RunRecord, trial: TrialRecord, epoch: int, parts: Sequence[Part
     for part in parts:
         record.train[part.partition] = part.sums
     if trial.step % run.spec.partitions == 0:
-        record.left = set(range(run.spec.validation)).difference(record.validate)
-        if record.left:
+        record.pending = set(range(run.spec.validation)).difference(record.validate)
+        if record.pending:
             run.scheduler.offer_validation(trial, epoch)
         _close(run, trial, epoch, record)
 
 
 def validated(run: RunRecord, trial: TrialRecord, epoch: int, parts: Sequence[Part]) -> None:
-    """Sums of validation partitions are in."""
+    """Record sums of validation partitions."""
     record = trial.epochs.get(epoch)
     if record is None:  # its metrics are in, or are not wanted any longer
         return
@@ -43,14 +43,14 @@ def validated(run: RunRecord, trial: TrialRecord, epoch: int, parts: Sequence[Pa
 
 
 def folded(run: RunRecord, trial: TrialRecord, epoch: int, values: dict[str, float]) -> None:
-    """A slot has turned the arrays of the epoch into values."""
+    """Record the values into which a slot has turned the arrays of the epoch."""
     record = trial.epochs.get(epoch)
     if record is not None:
         complete(run, trial, epoch, {**record.totals()[0], **values})
 
 
 def complete(run: RunRecord, trial: TrialRecord, epoch: int, values: dict[str, float]) -> None:
-    """The metrics of an epoch are all in, for whatever is decided by them."""
+    """Record the metrics of an epoch, which are all in, and do what depends on them."""
     partitions = run.spec.partitions
     trial.add_epoch(epoch, values, run.spec)
     step = (epoch + 1) * partitions
@@ -61,8 +61,8 @@ def complete(run: RunRecord, trial: TrialRecord, epoch: int, values: dict[str, f
 
 
 def _close(run: RunRecord, trial: TrialRecord, epoch: int, record: EpochRecord) -> None:
-    """All sums of an epoch may be in: turn them into metrics, or ask a slot to (additive arrays)."""
-    if record.folding or record.left is None or len(record.validate) < run.spec.validation:
+    """If all sums of an epoch are in, turn them into metrics, or ask a slot to do so (additive arrays)."""
+    if record.folding or record.pending is None or len(record.validate) < run.spec.validation:
         return
     try:
         values, arrays = record.totals()
@@ -80,8 +80,8 @@ def _close(run: RunRecord, trial: TrialRecord, epoch: int, record: EpochRecord) 
 
 
 def _void(run: RunRecord, trial: TrialRecord, epoch: int, loss: float, names: list[str]) -> None:
-    """The outputs of such an epoch are not numbers, so what else was counted of them (a class for NaN, a bin) is worth
-    nothing. The trial goes on: another epoch may be its best."""
+    """Set all metrics of the epoch to NaN: its outputs are not numbers, so other counts of them (a class for NaN, a
+    bin) are worth nothing. The trial goes on: another epoch may be its best."""
     if not any(math.isnan(values.get("val_loss", 0.0)) for values in trial.history.values()):
         run.commands.append(
             Warn(

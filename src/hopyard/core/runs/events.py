@@ -7,7 +7,7 @@ written down.
 
 One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
 "-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
-perhaps a million units, so a line leaves out what is as by default and what follows from the lines before it: where a
+perhaps a million units, so a line leaves out default values and what follows from the lines before it: where a
 State lay in shared memory, which no later driver can use, and what a unit carries for its agent (`digest`, `totals`,
 `model`).
 """
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, reworded
+from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, nonfinite_from_text
 from hopyard.errors import JournalError
 from hopyard.spec import FORMAT, Config, Fault, Kind, ModelInfo, Part, Ref, RunSpec, Timeouts, Unit
 
@@ -33,9 +33,9 @@ class Began(Fact, frozen=True):
     fingerprint: dict[str, Any] = {}
     """Versions, threads, machine: what equal digests may depend on."""
     mark: str = ""
-    """Id of the mark that this driver put into the folder of the States: whose journal holds the newest one owns it."""
+    """Id of the mark that this driver put into the folder of the States. The journal with the newest one owns it."""
     directory: str = ""
-    """The run directory, with its host: who finds another one here was copied or moved."""
+    """The run directory, with its host: a journal that lies in another one was copied or moved."""
 
 
 class Proposed(Fact, frozen=True):
@@ -50,7 +50,7 @@ class Exhausted(Fact, frozen=True):
 
 
 class Joined(Fact, frozen=True):
-    """A slot is there."""
+    """A slot has joined."""
 
     slot: int
     host: str
@@ -63,7 +63,7 @@ class Joined(Fact, frozen=True):
 
 class Checked(Fact, frozen=True):
     """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
-    exact; `fault`: whose the faults are, where there are some; `device`: as of Failed; `model`: what its recipe
+    exact; `fault`: whose the faults are, where there are some; `device`: as in Failed; `model`: what its recipe
     gave."""
 
     slot: int
@@ -83,14 +83,14 @@ class Done(Fact, frozen=True, omit_defaults=True):
     lease: int
     parts: tuple[Part, ...]
     seconds: float
-    """From having the unit to answering, the hop included."""
+    """From the unit's arrival to the answer, the hop included."""
     memory_key: str = ""
     hop_seconds: float = 0.0
     hop_bytes: int = 0
     values: dict[str, float] = {}
-    """Of a fold unit: metric name → value."""
+    """Metric name → value, where it is a fold unit."""
     model: ModelInfo | None = None
-    """What the recipe gave, where the worker called it and the driver did not know that."""
+    """What the recipe gave, where the worker called it and the driver did not know the result."""
 
 
 class Durable(Fact, frozen=True):
@@ -113,7 +113,7 @@ class Failed(Fact, frozen=True):
     missing: Ref | None = None
     """The State that the unit needed and that nobody could hand over."""
     device: bool = False
-    """Of a "memory" fault: the memory of the slot's device ran out, not that of its host."""
+    """Whether a "memory" fault is one of the slot's device, whose memory ran out, not that of its host."""
 
 
 class Forgotten(Fact, frozen=True):
@@ -144,21 +144,21 @@ class Left(Fact, frozen=True):
 
 
 class Resumed(Fact, frozen=True):
-    """Another driver took over: all slots are gone, only durable States are left."""
+    """Another driver took over: all slots are gone, and only durable States remain."""
 
     fingerprint: dict[str, Any] = {}
     mark: str = ""
-    """As of Began."""
+    """As in Began."""
     directory: str = ""
     timeouts: Timeouts | None = None
-    """As of now; None: as they were."""
+    """Those from now on; None: as they were."""
     gone: tuple[Ref, ...] = ()
     """Durable States that are in the store no longer: another run, or somebody, has deleted them."""
 
 
 class Retried(Fact, frozen=True):
-    """A trial that had failed is tried again, because the user asked for it. From its last durable State; or anew,
-    where `recipe` (the digest of another recipe than it was trained with) is given."""
+    """A trial that had failed is tried again, because the user asked for it: from its last durable State, or anew
+    where `recipe` (the digest of another recipe than it was trained with) is not empty."""
 
     trial: int
     recipe: str = ""
@@ -169,7 +169,7 @@ class Interrupted(Fact, frozen=True):
 
     reason: str
     stopped: bool = False
-    """Whether it was asked to: by `run.stop()`."""
+    """Whether `run.stop()` asked for it."""
 
 
 class Finished(Fact, frozen=True):
@@ -193,8 +193,8 @@ class Check(Fact, frozen=True):
 
 
 class Deferred(Fact, frozen=True):
-    """Decision: after this fault, no unit of `trial` is given out before `until`. Of a "memory" fault: until then only
-    a worker that has done nothing yet may take the unit that failed."""
+    """Decision: after this fault, no unit of `trial` is given out before `until`. After a "memory" fault, only a
+    worker that has done nothing yet may take the failed unit until then."""
 
     trial: int
     until: float
@@ -224,8 +224,8 @@ class Delete(msgspec.Struct, frozen=True, gc=False):
 
 
 class Replace(msgspec.Struct, frozen=True, gc=False):
-    """Command: end this slot for good, start another in its place. The machine has let it go already; the journal gets
-    a `Lost` with the same words."""
+    """Command: end this slot for good, start another in its place. The machine has removed it already; the journal
+    gets a `Lost` with the same reason and fault."""
 
     slot: int
     reason: str
@@ -274,12 +274,12 @@ Command = Decision | Keep | Release | Delete | Replace | Warn | Finish
 
 
 def journaled(event: Event, commands: Iterable[Command]) -> list[Line]:
-    """The lines of an event: itself, and what followed from it and changes the machine's state."""
+    """Returns the lines for an event: itself, and the commands behind it that change the machine's state."""
     lines: list[Line] = [event]
     for command in commands:
         if isinstance(command, DECISIONS):
             lines.append(command)
-        elif isinstance(command, Replace):  # the machine knows; whoever reads the journal should too
+        elif isinstance(command, Replace):  # the machine knows it; the journal must say it too
             lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
     return lines
 
@@ -307,7 +307,7 @@ _decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
 
 
 def encode(line: Line) -> bytes:
-    """One line of the journal, without its newline."""
+    """Returns one line of the journal, without its newline."""
     if isinstance(line, Dispatch):
         unit = line.unit
         short = _JournalUnit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
@@ -318,29 +318,29 @@ def encode(line: Line) -> bytes:
 
 
 def decode(text: bytes) -> Line:
-    """The fact that a line holds.
+    """Returns the fact in a line.
 
     Raises:
-        JournalError: no fact of this version; says what is wrong with it.
+        JournalError: the line is no fact of this version; says what is wrong with it.
     """
     try:
         line = _decoder.decode(text)
-    except UNREADABLE as strict:
-        try:  # NaN and infinities stand as strings: only then numbers may be strings
-            line = msgspec.convert(reworded(msgspec.json.decode(text)), Done)
+    except UNREADABLE as error:
+        try:  # NaN and infinities are strings: only then numbers may be strings
+            line = msgspec.convert(nonfinite_from_text(msgspec.json.decode(text)), Done)
         except UNREADABLE:
-            raise JournalError(f"no fact of format {FORMAT}: {strict}: {text[:120]!r}") from strict
-    if not line.at and not isinstance(line, Done) and b'"at":' not in text:  # a Done leaves out what is as by default
+            raise JournalError(f"no fact of format {FORMAT}: {error}: {text[:120]!r}") from error
+    if not line.at and not isinstance(line, Done) and b'"at":' not in text:  # a Done leaves out default values
         raise JournalError(f"no fact of format {FORMAT}: it has no time: {text[:120]!r}")
     if isinstance(line, _Dispatch):
         unit = line.unit
-        whole = Unit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
-        return Dispatch(at=line.at, slot=line.slot, unit=whole)
+        full = Unit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
+        return Dispatch(at=line.at, slot=line.slot, unit=full)
     return line
 
 
 def _finite(tree: Any) -> bool:
-    """Whether every number in sums and values is finite; what is in an Array needs no words."""
+    """Whether every number in sums and values is finite; an Array may hold any."""
     if isinstance(tree, float):
         return math.isfinite(tree)
     if isinstance(tree, dict):
@@ -351,7 +351,7 @@ def _finite(tree: Any) -> bool:
 
 
 def _all_finite(line: Done) -> bool:
-    """The same of all metrics of a line. Most are plain numbers, and every unit has them."""
+    """Whether all metrics of a line are finite. Fast, as most are plain numbers and every unit has them."""
     for part in line.parts:
         for total, rows in part.sums.values():
             if not (math.isfinite(total) if type(total) is float else _finite(total)) or not math.isfinite(rows):

@@ -4,14 +4,14 @@
 |---|---|
 | user, data | the trial ends |
 | system | the trial waits 1, 2, 4, … s, at most `MOST`; it ends when one unit failed so more than `retries` times |
-| store | the same without end: States are safe, only the place where they are kept is away |
+| store | the same without end: States are safe, only the store is away |
 | memory | once more, in a new worker, while other slots of the device or host rest; the second time ends the trial |
 | a slot did not store a State in time | its unit goes to another slot at once, without a strike |
 | a slot was lost | the unit goes to another slot at once; the third slot (`strikes`) ends the trial as poison |
 
 A unit that ends well clears what was counted against it, and progress of its trial makes the next wait short again.
-What is only done again is no progress: a unit that kills every worker, behind others that end well, must not go on for
-ever.
+Work that is only done again is no progress: a unit that kills every worker, behind others that end well, must not go on
+for ever.
 
 Rules over one TrialRecord: nothing depends on anything but their arguments. `retries` carries them out.
 """
@@ -28,28 +28,28 @@ MOST = 300.0
 FRESH = 120.0
 """Seconds in which a new worker should have come up; after that any slot may try what ran out of memory."""
 UNSTORED = 3
-"""A durable State that the store lacks so often, or gives damaged, is made again."""
+"""Times that the store lacks a durable State, or returns it damaged, before the State is made again."""
 UNSTORING = 2
-"""So many slots in a row that did not store a State of a trial in time: from then on it has twice the time."""
+"""Slots in a row that did not store a State of a trial in time, after which the trial's States have twice the time."""
 
 TRANSIENT = ("system", "store", "memory")
 """Faults after which a trial is tried again."""
 OUT_OF_MEMORY = "its memory ran out: a new worker takes its place"
 POISON = "poison: "
-"""How the error of a trial begins that ended several workers."""
+"""Beginning of the error of a trial that ended several workers."""
 REASON = 300
-"""Characters of an error that say why a trial waits."""
+"""Most characters of the error that says why a trial waits."""
 
 Key = tuple[str, str, int, int]
 
 
 def key(fault: str, unit: Unit) -> Key:
-    """Under which faults of a unit are counted: units of one trial may be cut in other groups the next time."""
+    """Returns the key under which faults of a unit are counted: the next time units may be grouped otherwise."""
     return fault, unit.kind, unit.epoch, unit.partitions[0] if unit.partitions else 0
 
 
 def strike(trial: TrialRecord, key: Key) -> int:
-    """Count one more; gives how many there are by now."""
+    """Count one more fault. Returns how many there are by now."""
     count = trial.strikes[key] = trial.strikes.get(key, 0) + 1
     return count
 
@@ -64,40 +64,40 @@ def ends(fault: str, count: int, spec: RunSpec) -> bool:
 
 
 def pause(troubles: int) -> float:
-    """Seconds to wait after so many faults in a row."""
+    """Returns the seconds to wait after so many faults in a row."""
     return min(MOST, FIRST * 2.0 ** min(troubles - 1, 30))
 
 
 def brief(error: str) -> str:
-    """The first line of an error, cut."""
+    """Returns the first line of an error, cut to `REASON`."""
     return (error.strip().splitlines() or [""])[0][:REASON]
 
 
 def out_of_memory(error: str, on_device: bool) -> str:
-    """Why a trial ended that ran out of memory again."""
-    what = "device" if on_device else "host"
+    """Returns the error of a trial that ran out of memory again."""
+    kind = "device" if on_device else "host"
     return (
-        f"out of memory, also in a new worker while the others of its {what} rested: {error}. Give fewer workers to "
-        f"each {what}, or a {what} with more memory, then `hopyard resume --failed` goes on with it; or a recipe with "
+        f"out of memory, also in a new worker while the others of its {kind} rested: {error}. Give fewer workers to "
+        f"each {kind}, or a {kind} with more memory, then `hopyard resume --failed` goes on with it; or a recipe with "
         "a smaller batch_size or model: hy.resume(run, failed=True, recipe=…) begins it anew"
     )
 
 
 def begins_anew(trial: TrialRecord) -> bool:
-    """Whether a trial that failed takes another recipe, where the user gives one, and begins anew with it. The others
-    lose nothing: they go on from their last States. What a recipe may be to blame for is its own errors, too much
-    memory, and workers that crash; and a trial that has come to no State yet has nothing to lose."""
+    """Whether a trial that failed begins anew with another recipe, where the user gives one. The other trials lose
+    nothing: they go on from their last States. A recipe may be to blame for its own errors, too much memory, and
+    workers that crash; and a trial without a durable State has nothing to lose."""
     return trial.fault in ("user", "memory") or trial.error.startswith(POISON) or not trial.durable_step
 
 
 def well(trial: TrialRecord, unit: Unit, slot: int) -> None:
-    """A unit of the trial ended well on this slot; its step has moved on already."""
+    """Record that a unit of the trial ended well on this slot; the trial's step has moved on already."""
     progress = unit.kind != "train" or trial.step > trial.reached
     if trial.strikes:
         for fault in ("system", "lost", "memory"):
             trial.strikes.pop(key(fault, unit), None)
         if progress and unit.kind == "train":
-            trial.strikes = {at: count for at, count in trial.strikes.items() if at[1] != "train"}
+            trial.strikes = {unit_key: count for unit_key, count in trial.strikes.items() if unit_key[1] != "train"}
     if progress:
         trial.troubles = 0
     if trial.isolated == unit.kind and trial.refuge == slot:
@@ -106,7 +106,7 @@ def well(trial: TrialRecord, unit: Unit, slot: int) -> None:
 
 
 def cleared(trial: TrialRecord) -> None:
-    """Nothing is counted against the trial, and it waits for nothing."""
+    """Clear all faults and waits of the trial."""
     trial.strikes.clear()
     trial.troubles = 0
     trial.until, trial.waits_for = 0.0, ""

@@ -4,8 +4,8 @@ A unit that is given out gets a lease, a number that is never used again. An ans
 stands; whatever else arrives (the slot was slow, stopped, thought dead, replaced) is fenced off by its number.
 
 Where the user has set `unit_timeout`, a unit has a deadline too. It belongs to the slot, not to the lease: a slot that
-is busy with a unit which no longer counts is of no use either. Whether a slot makes progress is told elsewhere
-(`liveness`). Time is not read here: it arrives with the events.
+is busy with a unit which no longer counts is of no use either. Whether a slot makes progress is decided
+elsewhere (`liveness`). Time is not read here: it arrives with the events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Leases:
         self.last = 0
         self._standing: dict[int, Dispatch] = {}
         self._until: dict[int, float] = {}
-        """Slot → by when it must answer."""
+        """Slot → the time by which it must answer."""
         self._queue: list[tuple[float, int]] = []
         """(deadline, slot). A slot whose deadline moved on keeps its entry, which is put off when it comes up: so the
         queue holds about one entry a slot, and most grants do not touch it."""
@@ -37,8 +37,8 @@ class Leases:
         return len(self._standing)
 
     def grant(self, line: Dispatch, deadline: float | None = None) -> None:
-        """A slot works on a unit (which carries the lease's number), until `deadline` if there is one, in seconds since
-        the epoch."""
+        """Record that a slot works on a unit (which carries the lease's number), until `deadline` if there is one, in
+        seconds since the epoch."""
         lease, slot = line.unit.lease, line.slot
         self.last = lease
         self._standing[lease] = line
@@ -51,32 +51,32 @@ class Leases:
             heappush(self._queue, (deadline, slot))
 
     def answered(self, slot: int) -> None:
-        """The slot owes no answer: it gave one, or is gone."""
+        """Record that the slot owes no answer: it gave one, or is gone."""
         self._until.pop(slot, None)
 
     def accept(self, slot: int, lease: int) -> Unit | None:
-        """Ends a lease. None when it does not stand or belongs to another slot: the answer came too late."""
-        held = self._standing.get(lease)
-        if held is None or held.slot != slot:
+        """End a lease. Returns its unit; None: it does not stand or is another slot's, as the answer came too late."""
+        dispatch = self._standing.get(lease)
+        if dispatch is None or dispatch.slot != slot:
             return None
         del self._standing[lease]
-        return held.unit
+        return dispatch.unit
 
     def revoke(self, lease: int) -> Unit | None:
-        """Ends a lease from this side: an answer to it will not count. The slot's deadline stays."""
-        held = self._standing.pop(lease, None)
-        return held.unit if held else None
+        """End a lease from this side: an answer to it will not count. The slot's deadline stays."""
+        dispatch = self._standing.pop(lease, None)
+        return dispatch.unit if dispatch else None
 
     def stands(self, lease: int) -> bool:
-        """Whether an answer to it would count."""
+        """Whether the lease stands, so that an answer to it would count."""
         return lease in self._standing
 
     def unit(self, lease: int) -> Unit:
-        """The unit of a standing lease."""
+        """Returns the unit of a standing lease."""
         return self._standing[lease].unit
 
     def earliest(self) -> float | None:
-        """The next deadline; None when there is none. Amortized O(log slots)."""
+        """Returns the next deadline; None: there is none. Amortized O(log slots)."""
         queue, queued = self._queue, self._queued
         while queue:
             deadline, slot = queue[0]
@@ -92,19 +92,19 @@ class Leases:
         return None
 
     def expired(self, at: float) -> list[int]:
-        """The slots whose deadline has passed at `at`, in order of their deadlines."""
+        """Returns the slots whose deadline has passed at `at`, in order of their deadlines."""
         return [slot for _, slot in sorted((until, slot) for slot, until in self._until.items() if until <= at)]
 
     def standing(self) -> dict[int, tuple[int, Unit]]:
-        """Lease → (slot, unit)."""
+        """Returns lease → (slot, unit)."""
         return {lease: (line.slot, line.unit) for lease, line in self._standing.items()}
 
     def deadlines(self) -> dict[int, float]:
-        """Slot → by when it must answer."""
+        """Returns slot → the time by which it must answer."""
         return dict(self._until)
 
     def clear(self) -> None:
-        """No lease stands, no slot is there. Numbers go on."""
+        """Remove all leases and slots. Numbers of leases go on."""
         self._standing.clear()
         self._until.clear()
         self._queue.clear()

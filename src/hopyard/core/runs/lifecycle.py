@@ -1,6 +1,6 @@
-"""What a trial goes through: it waits, goes back to its durable step, completes, fails, begins anew.
+"""The life of a trial: it waits, goes back to its durable step, completes, fails, begins anew.
 
-Functions over one TrialRecord of a run. `retention` says what its States go through, `epochs` how its metrics come in,
+Functions over one TrialRecord of a run. `retention` has the life of its States, `epochs` how its metrics come in,
 `retries` what follows from a fault.
 """
 
@@ -14,7 +14,7 @@ from hopyard.spec import Config, Fault, Ref, Unit
 
 
 def propose(run: RunRecord, number: int, config: Config) -> None:
-    """The search has proposed this trial."""
+    """Add a trial that the search has proposed."""
     trial = run.trials[number] = TrialRecord(number, config, run.spec.steps)
     run.open += 1
     run.scheduler.estimate(trial)
@@ -22,20 +22,20 @@ def propose(run: RunRecord, number: int, config: Config) -> None:
 
 
 def offer(run: RunRecord, trial: TrialRecord) -> None:
-    """What held the trial up may be over: what it has to do can be given out."""
+    """Offer the trial's work to the scheduler, as the cause of its wait may be over."""
     if trial.ended or trial.until:
         return
     run.scheduler.offer(trial)
     folding = {unit.epoch for lease in trial.validation_leases if (unit := run.leases.unit(lease)).kind == "fold"}
     for epoch, record in trial.epochs.items():
-        if record.left:
+        if record.pending:
             run.scheduler.offer_validation(trial, epoch)
         if record.folding and epoch not in folding:
             run.scheduler.offer_fold(trial, epoch)
 
 
 def requeue(run: RunRecord, trial: TrialRecord, unit: Unit) -> None:
-    """The unit, whose lease stands no longer, is to be given out again."""
+    """Offer a unit again, whose lease stands no longer."""
     if unit.kind == "train":
         trial.lease = 0
         trial.status = "waiting"
@@ -43,23 +43,23 @@ def requeue(run: RunRecord, trial: TrialRecord, unit: Unit) -> None:
         return
     trial.validation_leases.discard(unit.lease)
     record = trial.epochs.get(unit.epoch)
-    if record is None:  # its metrics are in, or are not wanted any longer
+    if record is None:  # its metrics are in, or are no longer needed
         return
     if unit.kind == "fold":
         run.scheduler.offer_fold(trial, unit.epoch)
-    elif record.left is not None:
-        record.left.update(unit.partitions)
+    elif record.pending is not None:
+        record.pending.update(unit.partitions)
         run.scheduler.offer_validation(trial, unit.epoch)
 
 
 def repair(run: RunRecord, trial: TrialRecord) -> None:
-    """If a State that the trial needs is gone, the trial goes back to its durable step."""
+    """Send the trial back to its durable step, if a State that it needs is gone."""
     if not trial.ended and retention.broken(trial, run.spec.partitions, run.slots):
         _rewind(run, trial)
 
 
 def lose_states(run: RunRecord, trial: TrialRecord, gone: set[Ref]) -> None:
-    """These durable States are there no longer: the trial makes them again, from the newest one before them."""
+    """Remove durable States that are gone: the trial makes them again, from the newest one before them."""
     missing = [step for step, state in trial.states.items() if state.ref in gone]
     if not missing:
         return
@@ -77,7 +77,7 @@ def lose_states(run: RunRecord, trial: TrialRecord, gone: set[Ref]) -> None:
 
 
 def advance(run: RunRecord, trial: TrialRecord) -> None:
-    """A State of the trial has become durable."""
+    """Move the durable step on, as a State of the trial has become durable."""
     if retention.advance(trial, run.spec.partitions):
         trial.forget()
         retention.collect(trial, run.spec.partitions, run.commands)
@@ -85,14 +85,14 @@ def advance(run: RunRecord, trial: TrialRecord) -> None:
 
 
 def complete(run: RunRecord, trial: TrialRecord) -> None:
-    """The trial is completed if its last State is durable and all its metrics are in."""
+    """Complete the trial if its last State is durable and all its metrics are in."""
     if trial.durable_step == run.spec.steps and len(trial.history) == run.spec.epochs and not trial.ended:
         trial.status = "completed"
         _end(run, trial)
 
 
 def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: str) -> None:
-    """The trial failed; the run goes on."""
+    """End the trial as failed; the run goes on."""
     for lease in (trial.lease, *sorted(trial.validation_leases)):
         if (unit := run.leases.revoke(lease)) is not None:
             requeue(run, trial, unit)
@@ -102,7 +102,7 @@ def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: st
     trial.validation_leases.clear()
     for epoch in trial.epochs:
         run.scheduler.withdraw_fold(trial.id, epoch)
-    if fault == "user":  # it does not go on from here; of others, these sums are needed if they are tried again
+    if fault == "user":  # it cannot go on from here; after other faults, a retry needs these sums
         trial.epochs.clear()
     faults.cleared(trial)
     _truncate(run, trial)
@@ -110,7 +110,7 @@ def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: st
 
 
 def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
-    """The user asks for a trial that failed: from its durable step, or anew with another recipe (its digest)."""
+    """Try a failed trial again, as the user asks: from its durable step, or anew with another recipe (its digest)."""
     trial.ended = False
     trial.error = trial.fault = trial.trace = ""
     faults.cleared(trial)
@@ -120,15 +120,15 @@ def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
         for state in trial.states.values():
             if state.digest:
                 run.commands.append(Delete(state.ref))
-        for known in (trial.states, trial.digests, trial.step_digests, trial.epochs, trial.history):
-            known.clear()
+        for table in (trial.states, trial.digests, trial.step_digests, trial.epochs, trial.history):
+            table.clear()
         trial.best, trial.durable_step, trial.reached = None, 0, 0
     _rewind(run, trial)
     offer(run, trial)
 
 
 def _rewind(run: RunRecord, trial: TrialRecord) -> None:
-    """Back to the durable step: the units that start from States behind it count no longer."""
+    """Go back to the durable step: units that start from States behind it count no longer."""
     if trial.lease:
         run.leases.revoke(trial.lease)
         trial.lease = 0
@@ -139,7 +139,7 @@ def _rewind(run: RunRecord, trial: TrialRecord) -> None:
             trial.validation_leases.discard(lease)
     for epoch, record in trial.epochs.items():
         if (epoch + 1) * run.spec.partitions > trial.durable_step:
-            record.left, record.parked = None, False
+            record.pending, record.parked = None, False
     _truncate(run, trial)
     trial.step = trial.durable_step
     trial.queue_version += 1

@@ -1,4 +1,4 @@
-"""Whether a worker advances: told from samples of its counters, not from a guess of how long work may take.
+"""Whether a worker advances: judged by samples of its counters, not by a guess of how long work may take.
 
 A worker counts batches that it finished, bytes that it read, and changes of its phase. It is *stalled* while these
 counters stand still, and *hung* when they have stood still for `stall_timeout` seconds. While it builds or compiles a
@@ -14,17 +14,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PHASES = ("idle", "fetch", "build", "compile", "train", "validate", "lay", "store")
-"""What a worker is at; a heartbeat carries the index. *fetch* brings a State or a partition, *build* calls the recipe,
+"""What a worker does; a heartbeat carries the index. *fetch* brings a State or a partition, *build* calls the recipe,
 *compile* is the first step of a built model, *lay* puts the new State into shared memory, *store* into the store."""
 COMPUTING = frozenset({"build", "compile"})
 """Phases in which processor time is progress."""
 BUSY = 0.01
-"""Part of the time between two samples that counts as work. Who sleeps and looks in turn uses less; who compiles on a
-machine with ten times more to do than it can has little more."""
+"""Least part of the time between two samples that counts as work. A worker that sleeps and polls in turn uses less; one
+that compiles on a machine with ten times more work than it can do gets little more."""
 CREDIT = 3600.0
 """Seconds for which processor time alone is progress."""
 SHOWN = 30.0
-"""Seconds without progress after which people are told."""
+"""Seconds without progress after which the user sees it."""
 
 
 class Sample(NamedTuple):
@@ -33,10 +33,10 @@ class Sample(NamedTuple):
     at: float
     """When it was received, in seconds of the driver's clock."""
     advanced: int
-    """What the worker counted so far."""
+    """Batches finished, bytes read, and changes of phase so far."""
     phase: str
     cpu: float
-    """Processor seconds used so far by the training thread, compilers and child processes; 0.0 where nobody asks."""
+    """Processor seconds used so far by the training thread, compilers and child processes; 0.0: not measured."""
 
 
 class Stall(NamedTuple):
@@ -47,7 +47,7 @@ class Stall(NamedTuple):
 
 
 class Watch:
-    """The samples of one worker. Owner: who receives its heartbeats.
+    """The samples of one worker. Owner: the receiver of its heartbeats.
 
     Args:
         at: when the watch begins.
@@ -60,10 +60,10 @@ class Watch:
         self._advanced_at = at
         """When the counters were last seen to move."""
         self._progress_at = at
-        """The same, or later where processor time counts."""
+        """When the worker last made progress: later than that, where processor time counts."""
 
     def see(self, sample: Sample) -> None:
-        """The next heartbeat."""
+        """Take the next heartbeat."""
         last, self._last = self._last, sample
         if sample.phase == "idle" or (sample.advanced, sample.phase) != (last.advanced, last.phase):
             self._advanced_at = self._progress_at = sample.at
@@ -73,17 +73,17 @@ class Watch:
                 self._progress_at = max(self._progress_at, min(sample.at, self._advanced_at + CREDIT))
 
     def excuse(self, at: float) -> None:
-        """The driver itself did not run until now: what happened before is held against nobody."""
+        """Begin anew, as the driver itself did not run until now: the time before counts against no worker."""
         self._last = self._last._replace(at=at)
         self._advanced_at = self._progress_at = at
 
     @property
     def stall(self) -> Stall:
-        """For how long there was no progress, as of the last heartbeat; zero seconds: there is."""
+        """For how long there was no progress at the last heartbeat; zero seconds: there was progress."""
         return Stall(self._last.phase, self._last.at - self._progress_at)
 
     def hung(self, stall_timeout: float) -> str:
-        """Why the worker counts as hung; "" when it does not."""
+        """Returns why the worker counts as hung; "": it does not."""
         phase, seconds = self.stall
         if seconds < stall_timeout:
             return ""

@@ -1,13 +1,13 @@
 """The machine: events in, commands out; the only owner of a run's state.
 
-**Theory of operation.** `apply` changes state and is a plain fold: given the lines of a journal it ends where the live
-machine stood. `handle` applies one event and then decides what follows; the decisions that change state (`Dispatch`,
+**Theory of operation.** `apply` changes state and is a plain fold: the lines of a journal lead it to the state of the
+live machine. `handle` applies one event and then decides what follows; the decisions that change state (`Dispatch`,
 `Check`, `Deferred`) are applied like events and belong in the journal behind the event that led to them; a slot whose
 time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever, whatever later
 versions would decide. The table at the end of this file holds every transition. What an event changes is in modules of
-their own: `lifecycle` says what a trial goes through and `retention` what its States do, `epochs` how metrics come in,
+their own: `lifecycle` has the life of a trial and `retention` that of its States, `epochs` how metrics come in,
 `retries` what follows from a fault (the rules are in `faults`), `preflight` what is checked first; `scheduler` and
-`policy` say who gets what next, `leases` whose answers count.
+`policy` decide which slot gets which unit next, `leases` whose answers count.
 
 A trial is a chain: State k, a unit over partition (i + k) mod P (`order.visit`), State k+1, … At most one unit of a
 trial trains at a time; the validations of its epochs' ends are units of their own and may run beside it. A State is
@@ -72,15 +72,15 @@ class Machine:
     """The state of one run.
 
     Args:
-        spec: what was asked for.
+        spec: what the user asked for.
 
     Attributes:
         trials: number → TrialRecord, in the order of proposal.
-        slots: number → SlotRecord of those that are there.
+        slots: number → SlotRecord, for those that are there.
         leases: who works on what, and until when.
         scheduler: what waits, and which slots are idle.
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
-        defects: what was promised to be equal and is not, one sentence each.
+        defects: values that must be equal and are not, one sentence each.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -98,7 +98,7 @@ class Machine:
 
     @property
     def spec(self) -> RunSpec:
-        """What was asked for, with the timeouts of the present driver."""
+        """What the user asked for, with the timeouts of the present driver."""
         return self._run.spec
 
     @property
@@ -124,7 +124,7 @@ class Machine:
     # ---------------------------------------------------------------- asked by the loop
 
     def handle(self, event: Event) -> list[Command]:
-        """Apply one event, decide what follows. Costs O(log n) for n trials, and O(n) when a slot is lost."""
+        """Apply one event and decide what follows. Costs O(log n) for n trials, and O(n) when a slot is lost."""
         run = self._run
         commands = run.commands = []
         run.at = event.at
@@ -143,12 +143,12 @@ class Machine:
         return commands
 
     def apply(self, line: Line) -> None:
-        """Change state by one line of the journal, deciding nothing."""
+        """Change state by one line of the journal, and decide nothing."""
         self._run.at = line.at
         _APPLY[type(line)](self, line)
 
     def settle(self) -> None:
-        """Forget what a fold noted: the decisions that followed are in the journal themselves.
+        """Drop what a fold noted: the decisions that followed are in the journal themselves.
 
         A machine that was folded decides again from `Resumed` on.
         """
@@ -157,7 +157,7 @@ class Machine:
         self._run.commands = []
 
     def earliest(self) -> float | None:
-        """When a `Tick` changes something next; None: never. Amortized O(log n)."""
+        """Returns when a `Tick` changes something next; None: never. Amortized O(log n)."""
         first = None
         for time in (self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest()):
             if time is not None and (first is None or time < first):
@@ -170,9 +170,9 @@ class Machine:
         return first is not None and first <= at
 
     def spare(self, at: float, seconds: float) -> list[int]:
-        """The slots that may be given back at this time: with nothing to do for so many seconds, and nothing in their
-        memory alone. Never all of them, and none while a trial waits for something other than a slot. What is left to
-        do only gets less, so nobody is called back."""
+        """Returns the slots that may be given back at this time: those idle for so many seconds, with no State in their
+        memory alone. Never all of them, and none while a trial waits for something other than a slot. The work that
+        remains only gets less, so no slot is needed again."""
         idle = [
             slot.id
             for slot in self.slots.values()
@@ -186,11 +186,11 @@ class Machine:
         return [] if any(map(_held_up, self.trials.values())) else spare
 
     def kept(self) -> set[Ref]:
-        """Every State that the store should hold."""
+        """Returns every State that the store must hold."""
         return {state.ref for trial in self.trials.values() for state in trial.states.values() if state.digest}
 
     def snapshot(self) -> dict[str, Any]:
-        """All state that matters, as plain values: equal for equal journals. For tests."""
+        """Returns all state that matters as plain values: equal for equal journals. For tests."""
         return {
             **self._run.snapshot(),
             **self._preflight.snapshot(),
@@ -236,8 +236,8 @@ class Machine:
         self.scheduler.set_busy(slot)
         if trial.isolated == unit.kind:
             trial.refuge = slot.id
-        allowed = self.spec.timeouts.unit_timeout
-        self.leases.grant(line, None if allowed is None else line.at + allowed)
+        timeout = self.spec.timeouts.unit_timeout
+        self.leases.grant(line, None if timeout is None else line.at + timeout)
         if unit.kind == "train":
             trial.lease = unit.lease
             trial.queue_version += 1
@@ -246,12 +246,12 @@ class Machine:
         trial.validation_leases.add(unit.lease)
         if unit.kind == "validate":
             record = trial.epochs[unit.epoch]
-            record.left = (record.left or set()).difference(unit.partitions)
+            record.pending = (record.pending or set()).difference(unit.partitions)
         else:
             self.scheduler.withdraw_fold(unit.trial, unit.epoch)
 
     def _accept(self, event: Done | Failed) -> Unit | None:
-        """The unit that a slot answered for, which is idle now; None: the answer counts no longer."""
+        """Returns the unit that a slot answered for, and sets the slot idle; None: the answer counts no longer."""
         slot = self.slots.get(event.slot)
         if slot is None:
             return None
@@ -261,16 +261,16 @@ class Machine:
 
     def _done(self, event: Done) -> None:
         unit = self._accept(event)
-        done = tuple([part.partition for part in event.parts])
-        if event.memory_key and event.slot in self.slots and (unit is None or done != unit.partitions):
+        partitions = tuple([part.partition for part in event.parts])
+        if event.memory_key and event.slot in self.slots and (unit is None or partitions != unit.partitions):
             self._run.commands.append(Release(event.slot, event.memory_key))
         if unit is None:
             return
         trial, slot = self.trials[unit.trial], self.slots[event.slot]
         slot.trial = unit.trial
         trial.model = event.model or trial.model
-        if done != unit.partitions:
-            self._retries.retry(trial, unit, "system", f"it answered for partitions {list(done)}", "")
+        if partitions != unit.partitions:
+            self._retries.retry(trial, unit, "system", f"it answered for partitions {list(partitions)}", "")
             return
         was_isolated = trial.isolated
         if unit.kind == "train":
@@ -289,17 +289,17 @@ class Machine:
     def _trained(self, trial: TrialRecord, slot: SlotRecord, unit: Unit, event: Done) -> None:
         run = self._run
         partitions = run.spec.partitions
-        before = trial.step
-        step = trial.step = slot.step = before + len(event.parts)
+        previous_step = trial.step
+        step = trial.step = slot.step = previous_step + len(event.parts)
         trial.lease = 0
         faults.well(trial, unit, slot.id)
         ref = Ref(trial.id, step, unit.lease)
         trial.states[step] = StateRecord(ref, slot.id, event.memory_key)
         if step % partitions == 0:
-            run.durability.made(ref, slot.id, event.at, trial.patience)
+            run.durability.expect(ref, slot.id, event.at, trial.patience)
         slot.memory_only.add(trial.id)
         run.scheduler.learn(trial, sum([part.seconds for part in event.parts]), len(event.parts))
-        retention.release_memory(trial, before, partitions, run.slots, run.commands)
+        retention.release_memory(trial, previous_step, partitions, run.slots, run.commands)
         run.scheduler.offer(trial)
         epochs.trained(run, trial, unit.epoch, event.parts)
 
@@ -332,11 +332,11 @@ class Machine:
         self._run.durability.stored(event.slot, event.at)
         self._run.durability.settled(ref)
         trial.unstored = 0
-        known = trial.seal(ref.step, event.digest, self.spec.partitions)
-        if known != event.digest:
+        earlier_digest = trial.seal(ref.step, event.digest, self.spec.partitions)
+        if earlier_digest != event.digest:
             self._defect(
                 f"trial {ref.trial}, step {ref.step} was done again and gave another State: digest "
-                f"{event.digest[:16]} after {known[:16]}"
+                f"{event.digest[:16]} after {earlier_digest[:16]}"
             )
         state = trial.states.get(ref.step)
         if state is None or state.ref != ref:
@@ -353,7 +353,7 @@ class Machine:
         self._run.commands.append(Warn(f"defect: {text}. {blame}", defect=True))
 
     def _forgotten(self, event: Forgotten) -> None:
-        """Its maker does not have a State any longer, and did not store it: as if the maker were gone."""
+        """Treat the State as if its maker were gone: the maker no longer has it, and did not store it."""
         trial = self.trials.get(event.ref.trial)
         state = None if trial is None else trial.states.get(event.ref.step)
         if trial is None or state is None or state.ref != event.ref or state.maker != event.slot or state.digest:
@@ -370,7 +370,7 @@ class Machine:
             self._run.durability.away(event.slot, event.at)
 
     def _store_back(self, event: StoreBack) -> None:
-        """Those that wait for the store need not wait longer."""
+        """Wake the trials that wait for the store."""
         slot = self.slots.get(event.slot)
         if slot is None or not slot.away:
             return
@@ -399,15 +399,15 @@ class Machine:
             self._remove(number, reason, fault)
 
     def _remove(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
-        """A slot is not there any longer, nor are the States that only it had."""
+        """Remove a slot, which is gone, and the States that only it had."""
         run = self._run
         slot = self.slots.pop(number, None)
         if slot is None:
             return
         run.scheduler.remove(slot)
         self.leases.answered(number)
-        if fault == "store" and (owed := run.durability.oldest(number)) is not None:
-            self._retries.not_stored(self.trials[owed.trial])
+        if fault == "store" and (overdue_ref := run.durability.oldest(number)) is not None:
+            self._retries.not_stored(self.trials[overdue_ref.trial])
         run.durability.gone(number)
         self.status = self._preflight.lost(number, reason, fault) or self.status
         unit = self.leases.revoke(slot.busy)
@@ -420,8 +420,8 @@ class Machine:
                 lifecycle.repair(run, trial)
             else:
                 self._retries.retry(trial, unit, "lost", reason, "")
-        for made in sorted(slot.memory_only):
-            lifecycle.repair(run, self.trials[made])
+        for trial_number in sorted(slot.memory_only):
+            lifecycle.repair(run, self.trials[trial_number])
 
     def _resumed(self, event: Resumed) -> None:
         run = self._run
@@ -443,14 +443,14 @@ class Machine:
             for record in trial.epochs.values():
                 record.parked = False
             trial.fresh = 0.0  # every worker is new
-            if trial.until:  # whoever resumed has waited
+            if trial.until:  # the user who resumed has waited
                 self._retries.wake(trial)
             lifecycle.repair(run, trial)
         self._retries.clear()
         run.durability = Durability(run.spec.timeouts.durable_timeout)
-        gone = set(event.gone)
-        for trial in self.trials.values() if gone else ():
-            lifecycle.lose_states(run, trial, gone)
+        deleted = set(event.gone)
+        for trial in self.trials.values() if deleted else ():
+            lifecycle.lose_states(run, trial, deleted)
         if run.open and self.status in ("completed", "partial"):
             self.status, self._finishing = "running", False
 
@@ -471,7 +471,7 @@ class Machine:
     # ---------------------------------------------------------------- decisions
 
     def _expire(self, at: float) -> None:
-        """Slots whose time is over are replaced. The journal names them (`Lost`): no fold decides it again."""
+        """Replace slots whose time is over. The journal names them (`Lost`): no fold decides it again."""
         limit = self.spec.timeouts.unit_timeout
         for number in self.leases.expired(at):
             self._replace(number, f"its unit took longer than unit_timeout={limit} seconds")
@@ -486,7 +486,7 @@ class Machine:
             )
 
     def _assign(self, assignment: Assignment) -> None:
-        """This slot gets this unit."""
+        """Give the unit of an assignment to its slot."""
         slot, trial, kind, epoch, partitions = assignment
         start, memory_key, digest, totals = None, "", "", None
         step = trial.step if kind == "train" else (epoch + 1) * self.spec.partitions
@@ -503,13 +503,13 @@ class Machine:
         self._run.commands.append(line)
 
     def _conclude(self) -> None:
-        """Every trial that there is has ended, or none can start."""
+        """Finish the run, if every trial has ended or none can start."""
         if self._finishing or not (self.status == "failed" or (self.status == "running" and self.exhausted)):
             return
         completed = sum([trial.status == "completed" for trial in self.trials.values()])
         self._finishing = True
-        everyone = completed == len(self.trials)
-        self._run.commands.append(Finish("failed" if not completed else "completed" if everyone else "partial"))
+        all_completed = completed == len(self.trials)
+        self._run.commands.append(Finish("failed" if not completed else "completed" if all_completed else "partial"))
 
 
 def _held_up(trial: TrialRecord) -> bool:
@@ -518,7 +518,7 @@ def _held_up(trial: TrialRecord) -> bool:
 
 
 def fold(lines: Iterable[Line]) -> Machine:
-    """The machine at the end of a journal. The first line is `Began`."""
+    """Returns the machine after all lines of a journal. The first line is `Began`."""
     machine: Machine | None = None
     for line in lines:
         if machine is None:

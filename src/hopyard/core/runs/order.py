@@ -1,4 +1,4 @@
-"""Who visits what, when, with which seed: pure functions of (seed, trial, epoch, partition).
+"""Which trial visits which partition when, and with which seed: pure functions of (seed, trial, epoch, partition).
 
 Nothing here knows about workers, so nothing that follows from it can depend on them. Randomness is a keyed hash
 (BLAKE2b) of the seed and of what it is for; there is no generator to share, advance or reseed.
@@ -10,38 +10,39 @@ import hashlib
 
 
 def keyed(seed: int, purpose: str, *parts: int | str) -> int:
-    """A 63-bit number that depends on every argument and on nothing else. Its encoding never changes: results would."""
+    """Returns a 63-bit number that depends on every argument and on nothing else. Its encoding must never change, as
+    results would change with it."""
     text = "/".join([str(seed), purpose, *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"hopyard").digest(), "big") >> 1
 
 
 def fraction(seed: int, purpose: str, *parts: int | str) -> float:
-    """A number in [0, 1), 53 bits of `keyed`."""
+    """Returns a number in [0, 1), 53 bits of `keyed`."""
     return (keyed(seed, purpose, *parts) >> 10) / (1 << 53)
 
 
 def build_seed(seed: int, trial: int) -> int:
-    """Seeds the recipe of a trial: first weights."""
+    """Returns the seed of a trial's recipe, for its first weights."""
     return keyed(seed, "build", trial)
 
 
 def partition_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
-    """Seeds dropout, augmentation and whatever else is drawn while a trial goes over one partition."""
+    """Returns the seed of dropout, augmentation and all else that is drawn while a trial goes over one partition."""
     return keyed(seed, "partition", trial, epoch, partition)
 
 
 def shuffle_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
-    """Seeds the order of the rows of one partition in one epoch of one trial."""
+    """Returns the seed of the order of the rows of one partition in one epoch of one trial."""
     return keyed(seed, "shuffle", trial, epoch, partition)
 
 
 def validation_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
-    """Seeds what a model draws while it is validated on one partition."""
+    """Returns the seed of what a model draws while it is validated on one partition."""
     return keyed(seed, "validation", trial, epoch, partition)
 
 
 def visit(trial: int, step: int, partitions: int) -> tuple[int, int]:
-    """(epoch, partition) that `trial` visits after `step` finished partitions: the Latin rotation (i + k) mod P.
+    """Returns (epoch, partition) that `trial` visits after `step` partitions, by the Latin rotation (i + k) mod P.
 
     Source: Cerebro, VLDB 2020, §4; there the rotation is over workers, here over partitions.
     """

@@ -1,6 +1,6 @@
 """Which ready unit goes to which idle slot.
 
-Pure choices over what waits; who waits where is kept by `scheduler`. An idle slot takes
+Pure choices over the work that waits; `scheduler` has the queues. An idle slot takes
 
 1. a fold (milliseconds, and it ends an epoch),
 2. the validation of the State that it has in memory,
@@ -25,21 +25,21 @@ from hopyard.core.runs.records import SlotRecord, TrialRecord
 from hopyard.spec import RunSpec
 
 SHARES = 4
-"""A group of units is at most this part of a slot's even share of what is left, so that slots end together."""
+"""A group of units is at most 1 / SHARES of a slot's even share of the remaining work, so that slots end together."""
 
 
 def critical(waiting: TrialRecord | None, mine: TrialRecord, share: float) -> bool:
-    """Whether `waiting` must run before `mine` goes on: it is longer than an even share of all the work left."""
+    """Whether `waiting` must run before `mine` goes on: it is longer than an even share of all remaining work."""
     return waiting is not None and waiting.remaining > mine.remaining and waiting.remaining > share
 
 
 def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
-    """The consecutive partitions that a training unit covers: at least one, of one epoch.
+    """Returns the consecutive partitions that a training unit covers: at least one, of one epoch.
 
     Args:
-        trial: whose unit it is.
-        spec: of the run; its `group` is a fixed number, else `group_seconds` says how long a unit may be.
-        share: seconds of all work left that fall to one slot.
+        trial: the trial of the unit.
+        spec: the run's; its `group` is a fixed number, else `group_seconds` says how long a unit may be.
+        share: one slot's share of all remaining work, in seconds.
     """
     partitions = spec.partitions
     if spec.group:
@@ -53,18 +53,18 @@ def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
     return tuple([visit(trial.id, step, partitions)[1] for step in range(first, last)])
 
 
-def portion(left: list[int], each: float, spec: RunSpec) -> tuple[int, ...]:
-    """How much of a validation one unit takes: `left` partitions of about `each` seconds; 0 when that is not known."""
+def portion(pending: list[int], seconds: float, spec: RunSpec) -> tuple[int, ...]:
+    """Returns the validation partitions of one unit, out of `pending`. One takes about `seconds`; 0: not known."""
     if spec.group:
-        return tuple(left[: spec.group])
-    if each <= 0:
-        return tuple(left[:1])
-    return tuple(left[: max(1, int(spec.group_seconds / each))])
+        return tuple(pending[: spec.group])
+    if seconds <= 0:
+        return tuple(pending[:1])
+    return tuple(pending[: max(1, int(spec.group_seconds / seconds))])
 
 
 def sharers(slot: SlotRecord, slots: Mapping[int, SlotRecord], on_device: bool) -> set[int]:
-    """The other slots that share memory with this one: that of its device, or that of its host. A slot that does not
-    say which device it has may have any."""
+    """Returns the other slots that share memory with this one: that of its device, or that of its host. A slot that
+    does not say which device it has may have any."""
     return {
         number
         for number, other in slots.items()
@@ -74,10 +74,10 @@ def sharers(slot: SlotRecord, slots: Mapping[int, SlotRecord], on_device: bool) 
     }
 
 
-def slot_for_retry(able: Mapping[int, SlotRecord], new: bool) -> SlotRecord | None:
-    """The slot for a unit that ran out of memory, of those that can take it: one that has done nothing yet, whose
-    memory holds nothing of others; else, unless it must be a `new` one, any, an idle one first."""
-    unused = [slot for slot in able.values() if not slot.used]
+def slot_for_retry(candidates: Mapping[int, SlotRecord], new: bool) -> SlotRecord | None:
+    """Returns the slot for a unit that ran out of memory, out of those that can take it: one that has done nothing yet,
+    whose memory holds nothing of other units; else, unless it must be `new`, any slot, idle ones first."""
+    unused = [slot for slot in candidates.values() if not slot.used]
     if not unused and new:
         return None
-    return min(unused or able.values(), key=lambda slot: (bool(slot.busy), slot.id), default=None)
+    return min(unused or candidates.values(), key=lambda slot: (bool(slot.busy), slot.id), default=None)

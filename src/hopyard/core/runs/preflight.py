@@ -1,6 +1,6 @@
 """Before any unit runs, a slot builds the first trial that may be fit and puts one batch through it.
 
-When the first few trials do not pass, nobody will, and nothing runs. A trial that could not be checked through no fault
+When the first few trials do not pass, none will, and nothing runs. A trial that could not be checked through no fault
 of its own is checked again. `Check` is a decision, so it is in the journal.
 """
 
@@ -19,7 +19,7 @@ CHECKS = 3
 """Preflight tries the first trials in turn: when this many cannot start, nothing runs."""
 
 Verdict = Literal["", "running", "failed"]
-"""How the run stands from now on; empty: still in preflight."""
+"""The run's status from now on; empty: it stays in preflight."""
 
 
 class Preflight:
@@ -47,8 +47,8 @@ class Preflight:
         """Digest of the newest recipe; empty: there is only the first one."""
 
     def decide(self) -> Check | None:
-        """The next check: of the first trial that may be fit, one of the newest recipe and without a State where there
-        is such. A trial that ran out of memory needs a new slot."""
+        """Returns the next check, of the first trial that may be fit; trials of the newest recipe and without a State
+        come first. A trial that ran out of memory needs a new slot."""
         run = self._run
         idle = [slot for slot in run.slots.values() if not slot.busy]
         if self._checking is not None or not idle:
@@ -61,7 +61,7 @@ class Preflight:
         return None
 
     def begin(self, line: Check) -> None:
-        """A slot checks a trial."""
+        """Record that a slot checks a trial."""
         slot = self._run.slots[line.slot]
         slot.busy, slot.used = -1, True
         self._run.scheduler.set_busy(slot)
@@ -72,7 +72,7 @@ class Preflight:
         return self._checking == (event.slot, event.trial)
 
     def checked(self, event: Checked) -> Verdict:
-        """The answer."""
+        """Take the answer to the check."""
         self._checking = None
         trial = self._run.trials[event.trial]
         if event.faults and event.fault in faults.TRANSIENT:
@@ -85,7 +85,7 @@ class Preflight:
         return "running"
 
     def lost(self, slot: int, reason: str, fault: str) -> Verdict:
-        """A slot is gone, and its check with it; after the third the trial is poison."""
+        """Handle the loss of a slot, and of its check; a trial that has lost `strikes` slots is poison."""
         if self._checking is None or self._checking[0] != slot:
             return ""
         trial = self._run.trials[self._checking[1]]
@@ -99,22 +99,22 @@ class Preflight:
         return ""
 
     def begin_anew(self, recipe: str) -> Literal["checking", "running"]:
-        """The user asks for trials that failed. With another recipe (its digest), or where no trial has ever passed,
-        there is a preflight again."""
+        """Begin again with failed trials, as the user asks. With another recipe (its digest), or where no trial ever
+        passed, there is a new preflight."""
         self._unfit, self.faults = 0, []
         self._recipe = recipe or self._recipe
         return "running" if self.names and not recipe else "checking"
 
     def clear(self) -> None:
-        """All slots are gone."""
+        """Drop the check under way, as all slots are gone."""
         self._checking = None
 
     def snapshot(self) -> dict[str, Any]:
-        """All state that matters, as plain values."""
+        """Returns all state that matters, as plain values."""
         return {"faults": self.faults, "names": self.names, "checking": self._checking}
 
     def _again(self, trial: TrialRecord, fault: Fault, error: str, on_device: bool) -> Verdict:
-        """A trial could not be checked, which may be no fault of its own."""
+        """Retry or refuse a trial that could not be checked, which may be no fault of its own."""
         count = faults.strike(trial, (fault, "check", 0, 0))
         if not faults.ends(fault, count, self._run.spec):
             self._retries.delay(trial, fault, error)
@@ -122,11 +122,11 @@ class Preflight:
         text = faults.out_of_memory(error, on_device) if fault == "memory" else f"{error} (tried {count} times)"
         return self._refuse(trial, fault, [text])
 
-    def _refuse(self, trial: TrialRecord, fault: Fault, found: list[str]) -> Verdict:
-        """A trial did not pass preflight. When the first few do not, nobody will; unless the run went on before, and it
-        is only another recipe that is not fit: then whoever is left is tried for himself."""
-        self.faults += [text for text in found if text not in self.faults]
-        lifecycle.fail(self._run, trial, fault, "; ".join(found), "")
+    def _refuse(self, trial: TrialRecord, fault: Fault, errors: list[str]) -> Verdict:
+        """End a trial that did not pass preflight. When the first few do not, none will; unless the run went on before
+        and only another recipe is unfit: then each other trial is tried by itself."""
+        self.faults += [error for error in errors if error not in self.faults]
+        lifecycle.fail(self._run, trial, fault, "; ".join(errors), "")
         self._unfit += 1
         if self._unfit >= CHECKS or (self._run.exhausted and not self._run.open):
             return "running" if self.names else "failed"

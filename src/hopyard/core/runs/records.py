@@ -1,5 +1,5 @@
-"""What the machine knows of each trial, epoch, State and slot. Which module changes which fields is said with them;
-all else reads."""
+"""What the machine knows of each trial, epoch, State and slot. Comments name the module that changes each group of
+fields; all other modules only read them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class StateRecord(msgspec.Struct, gc=False):
     maker: int
     """The slot that made it."""
     memory_key: str
-    """Where it lies in the maker's shared memory; empty: it does not."""
+    """Its key in the maker's shared memory; empty: it is not there."""
     digest: str = ""
-    """Empty until it is durable."""
+    """Digest of its bytes; empty until it is durable."""
     bytes: int = 0
     sealed: int = 0
     """The last lease that was given out before it was durable."""
@@ -29,11 +29,11 @@ class StateRecord(msgspec.Struct, gc=False):
 
 
 class EpochRecord(msgspec.Struct, eq=False):
-    """The sums of one epoch of one trial while they come in. A sum that is in stays: done again, it is the same."""
+    """The sums of one epoch of one trial while they come in. A sum that is in stays, as a second one is equal."""
 
     train: dict[int, PackedSums] = {}
     validate: dict[int, PackedSums] = {}
-    left: set[int] | None = None
+    pending: set[int] | None = None
     """Validation partitions to be given out; None while the State at the epoch's end is not there."""
     parked: bool = False
     """The State at the epoch's end is parked (`StateRecord.parked`)."""
@@ -41,7 +41,7 @@ class EpochRecord(msgspec.Struct, eq=False):
     """All sums are in, and a fold unit was asked for."""
 
     def totals(self) -> tuple[dict[str, float], dict[str, tuple[Array, float]]]:
-        """(metric → value, metric → (additive array, rows) that a fold unit must turn into a value).
+        """Returns (metric → value, metric → (additive array, rows) that a fold unit must turn into a value).
 
         Raises:
             ValueError: a metric has another shape in one partition than in another.
@@ -58,7 +58,7 @@ class EpochRecord(msgspec.Struct, eq=False):
 
 
 def add(parts: dict[int, PackedSums]) -> dict[str, tuple[float | list[float], float]]:
-    """The sums of all partitions, added in the order of their numbers: floating point cares about the order.
+    """Returns the sums of all partitions, added in the order of their numbers, as floating point needs one order.
 
     Raises:
         ValueError: a metric has another shape in one partition than in another.
@@ -87,7 +87,7 @@ def _shape(values: float | list[float]) -> str:
 
 
 class TrialRecord(msgspec.Struct, eq=False):
-    """One trial: how far it is, what is left of it, what came out."""
+    """One trial: how far it is, what remains to do, and its results."""
 
     id: int
     config: Config
@@ -96,9 +96,9 @@ class TrialRecord(msgspec.Struct, eq=False):
     recipe: str = ""
     """Digest of the recipe that it is trained with, where that is not the run's first."""
     model: ModelInfo | None = None
-    """What its recipe gives, once a worker has said so."""
+    """What its recipe gives, once a worker has reported it."""
 
-    # how it stands: `lifecycle`
+    # its status: `lifecycle`
     status: Status = "waiting"
     ended: bool = False
     """Completed or failed."""
@@ -114,17 +114,17 @@ class TrialRecord(msgspec.Struct, eq=False):
     validation_leases: set[int] = set()
     """Leases of its validations and folds."""
     reached: int = 0
-    """The furthest step that it ever came to: what is done again up to there is no progress."""
+    """The furthest step that it ever came to: work that is done again up to there is no progress."""
 
-    # what it takes: `scheduler`
+    # its time: `scheduler`
     queue_version: int = 0
-    """Counts the times it stopped waiting, so that entries in queues that are out of date can be told."""
+    """Counts the times it stopped waiting, by which entries of queues that are out of date are recognized."""
     seconds: float = 0.0
     """Seconds per training partition, smoothed; 0: not known."""
     check_seconds: float = 0.0
     """Seconds per validation partition, smoothed; 0: not known."""
     remaining: float = 0.0
-    """Seconds of training left, by the newest estimate."""
+    """Seconds of training that remain, by the newest estimate."""
 
     # its States: `retention`, `lifecycle`
     states: dict[int, StateRecord] = {}
@@ -132,9 +132,9 @@ class TrialRecord(msgspec.Struct, eq=False):
     durable_step: int = 0
     """The step that recovery starts from: durable, and so is every epoch's end before it."""
     digests: dict[int, str] = {}
-    """Step → digest of every epoch's end that was ever durable: what is made again must be the same."""
+    """Step → digest of every epoch's end that was ever durable: a State that is made again must be the same."""
     step_digests: dict[int, str] = {}
-    """The same of steps between, from the durable one on: trials are many, and have many steps."""
+    """The same for steps between, only from the durable one on, as trials are many and have many steps."""
     unstored: int = 0
     """Slots in a row that were replaced because they did not store a State of it, with none stored in between."""
     patience: float = 1.0
@@ -142,9 +142,9 @@ class TrialRecord(msgspec.Struct, eq=False):
 
     # its metrics: `epochs`
     epochs: dict[int, EpochRecord] = {}
-    """Epochs whose sums come in."""
+    """Epochs whose sums are coming in."""
     history: dict[int, dict[str, float]] = {}
-    """Epoch → metric → value, once all of it is in."""
+    """Epoch → metric → value, for epochs whose sums are all in."""
     best: int | None = None
     """Epoch with the best value of the run's metric so far."""
 
@@ -162,17 +162,17 @@ class TrialRecord(msgspec.Struct, eq=False):
     on_device: bool = False
     """Whether it is the device's memory that it must not share; else the host's."""
     fresh: float = 0.0
-    """Before this time, only a worker that has done nothing yet will do for that unit."""
+    """Before this time, only a worker that has done nothing yet may take that unit."""
     refuge: int = -1
     """The slot where that unit runs."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the last epoch that is all in."""
+        """Metrics of the last epoch whose sums are all in."""
         return self.history[max(self.history)] if self.history else {}
 
     def value(self, metric: str | None) -> float | None:
-        """The best epoch's value of `metric`."""
+        """Returns the best epoch's value of `metric`."""
         return self.history[self.best].get(metric) if metric and self.best is not None else None
 
     def good(self, metric: str | None) -> bool:
@@ -181,19 +181,20 @@ class TrialRecord(msgspec.Struct, eq=False):
         return self.best is not None and (metric is None or (value is not None and math.isfinite(value)))
 
     def seal(self, step: int, digest: str, partitions: int) -> str:
-        """A State of this digest is durable. Gives the digest that its step had before; if none, this one."""
+        """Record a durable State's digest. Returns the digest that its step had before; if none, this one."""
         digests = self.step_digests if step % partitions else self.digests
-        known = digests.get(step, digest)
+        earlier = digests.get(step, digest)
         digests[step] = digest
-        return known
+        return earlier
 
     def forget(self) -> None:
-        """The durable step has moved on: what lies before it is made again only if its State in the store is gone."""
+        """Drop digests before the durable step, which has moved on: those States are made again only if the store loses
+        the durable one."""
         for step in [step for step in self.step_digests if step < self.durable_step]:
             del self.step_digests[step]
 
     def add_epoch(self, epoch: int, values: dict[str, float], spec: RunSpec) -> None:
-        """The metrics of an epoch are all in."""
+        """Add the metrics of an epoch, which are all in."""
         self.history[epoch] = values
         self.epochs.pop(epoch, None)
         best = self.best
@@ -217,15 +218,15 @@ class SlotRecord(msgspec.Struct, eq=False):
     idle_since: float
     """When it last became idle."""
     busy: int = 0
-    """The lease it works on, also when that no longer stands; -1: it checks a trial; 0: idle."""
+    """The lease that it works on, even if that no longer stands; -1: it checks a trial; 0: idle."""
     used: bool = False
-    """Whether it was ever given a unit or a check."""
+    """Whether it ever had a unit or a check."""
     trial: int = -1
     """The trial it has in memory."""
     step: int = -1
     """The step of the State that it has in memory."""
     memory_only: set[int] = set()
-    """Trials of which it made a State: those that are not durable are lost with it."""
+    """Trials of which it made a State: States that are not durable are lost with it."""
     away: str = ""
     """Why it cannot store States at present; empty: it can."""
     away_since: float = 0.0

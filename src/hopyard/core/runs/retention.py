@@ -1,7 +1,7 @@
 """Which States of a trial are durable, which are still needed, and which are gone.
 
-Functions over one TrialRecord; what must be told to agents and store is appended to `out`. `partitions` is P: a step
-that it divides is an epoch's end. "There" means durable, or made by a slot that is still there.
+Functions over one TrialRecord; commands for agents and store are appended to `out`. `partitions` is P: a step that it
+divides is an epoch's end. "There" means durable, or made by a slot that is still there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ Slots = dict[int, SlotRecord]
 
 
 def advance(trial: TrialRecord, partitions: int) -> bool:
-    """Move the durable step on, up to the newest durable State behind which no epoch's end is missing. Gives whether it
-    moved."""
+    """Move the durable step on, up to the newest durable State before which no epoch's end is missing. Returns whether
+    it moved."""
     before = trial.durable_step
     for step, state in trial.states.items():
         if step > trial.durable_step:
@@ -26,7 +26,7 @@ def advance(trial: TrialRecord, partitions: int) -> bool:
 
 
 def collect(trial: TrialRecord, partitions: int, out: list[Command]) -> None:
-    """Forget and delete the States before the durable step, but the best epoch's and those that await validation."""
+    """Remove and delete the States before the durable step, except the best epoch's and those that await validation."""
     best = -1 if trial.best is None else (trial.best + 1) * partitions
     before = [step for step in trial.states if step < trial.durable_step and step != best]
     for step in before:
@@ -38,7 +38,7 @@ def collect(trial: TrialRecord, partitions: int, out: list[Command]) -> None:
 
 
 def truncate(trial: TrialRecord, slots: Slots, out: list[Command]) -> None:
-    """Forget and delete the States behind the durable step."""
+    """Remove and delete the States behind the durable step."""
     for step in [step for step in trial.states if step > trial.durable_step]:
         state = trial.states.pop(step)
         if state.digest:
@@ -48,9 +48,9 @@ def truncate(trial: TrialRecord, slots: Slots, out: list[Command]) -> None:
 
 
 def broken(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
-    """Whether a State that the trial needs is not there: an epoch's end, or the newest while nobody trains from it.
+    """Whether a State that the trial needs is not there: an epoch's end, or the newest while no unit trains from it.
 
-    (Whoever trains from the newest may have fetched it before it went; if not, the unit fails and asks again.)
+    (A unit that trains from the newest may have fetched it before it was lost; if not, the unit fails and asks again.)
     """
     for step, state in trial.states.items():
         if state.digest or state.maker in slots:
@@ -61,7 +61,7 @@ def broken(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
 
 
 def park(trial: TrialRecord, state: StateRecord, partitions: int) -> None:
-    """Nobody but its maker can take this State: no unit starts from it before it is durable."""
+    """Park a State that only its maker can take: no unit starts from it before it is durable."""
     state.parked = True
     trial.queue_version += 1
     if state.ref.step % partitions == 0 and (record := trial.epochs.get(state.ref.step // partitions - 1)) is not None:
@@ -69,7 +69,7 @@ def park(trial: TrialRecord, state: StateRecord, partitions: int) -> None:
 
 
 def unpark(trial: TrialRecord, state: StateRecord, partitions: int, slots: Slots, out: list[Command]) -> None:
-    """It is durable, and taken from the store from now on; or its maker does not have it any longer."""
+    """End the parking of a State: it is durable, and read from the store from now on, or its maker no longer has it."""
     state.parked = False
     if state.ref.step % partitions == 0 and (record := trial.epochs.get(state.ref.step // partitions - 1)) is not None:
         record.parked = False
@@ -77,7 +77,7 @@ def unpark(trial: TrialRecord, state: StateRecord, partitions: int, slots: Slots
 
 
 def release_all(trial: TrialRecord, slots: Slots, out: list[Command]) -> None:
-    """The trial has ended: nobody starts from any State of it."""
+    """Release the memory of all States of a trial that has ended."""
     for state in trial.states.values():
         _release(state, slots, out)
 
@@ -94,9 +94,9 @@ def in_memory_only(trial: TrialRecord, slot: int) -> bool:
 
 
 def release_memory(trial: TrialRecord, step: int, partitions: int, slots: Slots, out: list[Command]) -> None:
-    """Nobody will start from this State unless from the store: its maker may use the memory for others.
+    """Let the maker of a State use its memory for others: units that still start from the State read it from the store.
 
-    Kept back is an epoch's end that awaits validation.
+    The State at an epoch's end that awaits validation stays in memory.
     """
     state = trial.states.get(step)
     if state is None or not state.memory_key or (step % partitions == 0 and step // partitions - 1 in trial.epochs):

@@ -1,5 +1,5 @@
 """Units that did not come back, through no fault of their own: they are given out again, at once or after a wait, until
-their trial ends. The rules are in `faults`; that a trial waits, and how long, is a decision (`Deferred`).
+their trial ends. The rules are in `faults`; whether and how long a trial waits is a decision (`Deferred`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from hopyard.spec import Fault, Ref, Unit
 
 
 class Retries:
-    """What is tried again, and when. Owner: `Machine`.
+    """The units to try again, and when. Owner: `Machine`.
 
     Args:
-        run: the machine's.
+        run: the machine's record.
     """
 
     def __init__(self, run: RunRecord) -> None:
         self._run = run
         self._delayed: list[tuple[TrialRecord, Fault, str]] = []
-        """Trials that the present event made wait, with fault and reason."""
+        """(trial, fault, reason) of trials that must wait because of the present event."""
         self._times: list[tuple[float, int]] = []
-        """(when a trial is looked at again, trial). Entries that are out of date are dropped when they come up."""
+        """(when a trial's wait may be over, trial). Entries that are out of date are dropped when they come up."""
 
     # ---------------------------------------------------------------- a unit did not come back
 
     def retry(
         self, trial: TrialRecord, unit: Unit, fault: Literal["lost", "system", "store"], error: str, trace: str
     ) -> None:
-        """A unit, whose lease stands no longer, did not come back, through no fault of its own."""
+        """Give out again a unit, whose lease stands no longer, that did not come back through no fault of its own."""
         run = self._run
         count = faults.strike(trial, faults.key(fault, unit))
         lifecycle.requeue(run, trial, unit)
@@ -42,14 +42,14 @@ class Retries:
                 self.delay(trial, fault, error)
             lifecycle.repair(run, trial)
             return
-        where = f"{unit.kind}, epoch {unit.epoch + 1}, partitions {list(unit.partitions)}"
-        text = f"its unit ({where}) failed {count} times, the last one so: {error}"
+        unit_text = f"{unit.kind}, epoch {unit.epoch + 1}, partitions {list(unit.partitions)}"
+        text = f"its unit ({unit_text}) failed {count} times, the last one so: {error}"
         if fault == "lost":
             text = f"{faults.POISON}{text}; `hopyard logs` shows where it was"
         lifecycle.fail(run, trial, "system", text, trace)
 
     def out_of_memory(self, trial: TrialRecord, unit: Unit, error: str, trace: str, on_device: bool) -> None:
-        """A unit ran out of memory, of the device or of the host; its slot is gone, or goes."""
+        """Handle a unit that ran out of memory, of the device or of the host; its slot is gone, or will be."""
         run = self._run
         count = faults.strike(trial, faults.key("memory", unit))
         lifecycle.requeue(run, trial, unit)
@@ -63,14 +63,14 @@ class Retries:
         lifecycle.repair(run, trial)
 
     def missing(self, trial: TrialRecord, unit: Unit, ref: Ref, error: str) -> None:
-        """The State that a unit starts from could not be had: nobody's fault, as long as it can be stored or made."""
+        """Handle a unit whose State could not be fetched: no fault counts, while it can be stored or made again."""
         run = self._run
         lifecycle.requeue(run, trial, unit)
         state = trial.states.get(ref.step)
         if state is not None and state.ref == ref:
             if not state.digest and state.maker in run.slots:
                 retention.park(trial, state, run.spec.partitions)
-                run.scheduler.offer(trial)  # what does not start from it
+                run.scheduler.offer(trial)  # for units that do not start from it
                 run.commands.append(Keep(state.maker, ref, state.memory_key))
             elif state.digest and unit.lease > state.sealed:  # it was stored before the unit was given out
                 if faults.strike(trial, ("gone", "", ref.step, ref.attempt)) >= faults.UNSTORED:
@@ -81,13 +81,13 @@ class Retries:
         lifecycle.repair(run, trial)
 
     def unpark(self, trial: TrialRecord, state: StateRecord) -> None:
-        """A State that only its maker could take is durable, or its maker does not have it any longer."""
+        """End the parking of a State: it is durable, or its maker no longer has it."""
         run = self._run
         retention.unpark(trial, state, run.spec.partitions, run.slots, run.commands)
         lifecycle.offer(run, trial)
 
     def not_stored(self, trial: TrialRecord) -> None:
-        """A slot that owed a State of this trial was replaced. If that happens again and again it is not the slots:
+        """Count a slot that was replaced because it owed a State of this trial. If that repeats, it is not the slots:
         States are large, or the store is slow, and none would ever be stored."""
         trial.unstored += 1
         if trial.unstored < faults.UNSTORING:
@@ -108,12 +108,12 @@ class Retries:
     # ---------------------------------------------------------------- waits
 
     def delay(self, trial: TrialRecord, fault: Fault, error: str) -> None:
-        """The trial is to wait: `decide` says how long."""
+        """Note that the trial must wait; `decide` says how long."""
         trial.troubles += 1
         self._delayed.append((trial, fault, error))
 
     def decide(self) -> None:
-        """Trials that failed through no fault of their own are tried again later, the others go on meanwhile."""
+        """Defer the noted trials, which failed through no fault of their own; the others go on meanwhile."""
         run = self._run
         for trial, fault, error in self._delayed:
             if not trial.ended:
@@ -125,7 +125,7 @@ class Retries:
         self._delayed.clear()
 
     def defer(self, line: Deferred) -> None:
-        """The decision, as it was made or as the journal has it."""
+        """Apply the decision, as it was made or as the journal has it."""
         trial = self._run.trials[line.trial]
         if line.fault == "memory":
             trial.fresh = line.until
@@ -138,24 +138,24 @@ class Retries:
         heappush(self._times, (trial.fresh if line.fault == "memory" else trial.until, trial.id))
 
     def wake(self, trial: TrialRecord) -> None:
-        """The trial's wait is over."""
+        """End the trial's wait."""
         trial.until, trial.waits_for = 0.0, ""
         lifecycle.offer(self._run, trial)
 
     def tick(self, at: float) -> None:
-        """Trials that waited until now go on."""
-        over: dict[int, TrialRecord] = {}
+        """Let the trials go on that waited until now."""
+        due: dict[int, TrialRecord] = {}
         while (first := self.earliest()) is not None and first <= at:
             _, number = heappop(self._times)
-            over[number] = self._run.trials[number]
-        for trial in over.values():
+            due[number] = self._run.trials[number]
+        for trial in due.values():
             if trial.fresh and trial.fresh <= at:
                 trial.fresh = 0.0
             if trial.until and trial.until <= at:
                 self.wake(trial)
 
     def earliest(self) -> float | None:
-        """When the next wait is over; None: nothing waits. Amortized O(log n)."""
+        """Returns when the next wait is over; None: no trial waits. Amortized O(log n)."""
         while self._times:
             until, number = self._times[0]
             trial = self._run.trials[number]
@@ -165,9 +165,9 @@ class Retries:
         return None
 
     def settle(self) -> None:
-        """Forget what a fold noted: the decisions that followed are in the journal."""
+        """Drop what a fold noted: the decisions that followed are in the journal."""
         self._delayed.clear()
 
     def clear(self) -> None:
-        """Another driver takes over, and has waited."""
+        """Drop all waits, as another driver takes over."""
         self._times.clear()

@@ -13,18 +13,18 @@ from hopyard.spec import RunSpec
 
 
 class RunRecord:
-    """What is known of one run. Owner: `Machine`, which hands it to the modules that change parts of it.
+    """All that the machine knows of one run. Owner: `Machine`, which passes it to the modules that change parts of it.
 
     Attributes:
-        spec: what was asked for, with the timeouts of the present driver.
+        spec: what the user asked for, with the timeouts of the present driver.
         trials: number → TrialRecord, in the order of proposal.
-        slots: number → SlotRecord of those that are there.
+        slots: number → SlotRecord, for those that are there.
         leases: who works on what, and until when.
         scheduler: what waits, and which slots are idle.
         durability: which States must still be stored, and until when.
         open: number of trials that have not ended.
         exhausted: whether the search has no more to propose.
-        commands: what the present event led to.
+        commands: those that the present event led to.
         at: when the present event happened.
     """
 
@@ -41,16 +41,16 @@ class RunRecord:
         self.at = 0.0
 
     def snapshot(self) -> dict[str, Any]:
-        """All that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is not in
-        the journal.)"""
-        apart = ("queue_version", "states", "epochs")
+        """Returns all that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is
+        not in the journal.)"""
+        omitted = ("queue_version", "states", "epochs")
         return {
             "trials": {
-                trial.id: {name: getattr(trial, name) for name in TrialRecord.__struct_fields__ if name not in apart}
+                trial.id: {name: getattr(trial, name) for name in TrialRecord.__struct_fields__ if name not in omitted}
                 | {"states": {step: (s.ref, s.maker, s.digest, s.parked) for step, s in trial.states.items()}}
                 | {
                     "epochs": {
-                        epoch: (record.train, record.validate, record.left, record.folding, record.parked)
+                        epoch: (record.train, record.validate, record.pending, record.folding, record.parked)
                         for epoch, record in sorted(trial.epochs.items())
                     }
                 }

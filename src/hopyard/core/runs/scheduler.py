@@ -21,11 +21,11 @@ from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.spec import Kind, RunSpec
 
 SMOOTH = 0.5
-"""Weight of the newest measurement in a trial's seconds per partition, of training and of validation."""
+"""Weight of the newest measurement in a trial's seconds per partition, for training and for validation."""
 
 
 class Assignment(NamedTuple):
-    """This slot gets this unit."""
+    """A slot and the unit that it gets."""
 
     slot: SlotRecord
     trial: TrialRecord
@@ -38,7 +38,7 @@ class Scheduler:
     """Queues, idle slots and estimates of one run. Owner: `Machine`.
 
     Args:
-        spec: of the run.
+        spec: the run's.
         trials: the machine's, by number.
         slots: the machine's, by number.
 
@@ -57,7 +57,7 @@ class Scheduler:
         self._slots = slots
         self._folds: dict[tuple[int, int], None] = {}
         """(trial, epoch) whose arrays wait to be turned into values."""
-        self._left = 0.0
+        self._remaining = 0.0
         """Seconds of training left in all trials, by the newest estimates."""
         self._work = 0.0
         """Seconds of training done, in `_parts` partitions."""
@@ -65,125 +65,125 @@ class Scheduler:
         self.clear()
 
     def clear(self) -> None:
-        """All slots are gone."""
+        """Drop queues and idle slots, as all slots are gone."""
         self.idle.clear()
         self._heap: list[tuple[float, int, int]] = []
         """(−remaining seconds, trial, its queue version)."""
         self._validations: deque[tuple[int, int]] = deque()
-        """(trial, epoch) with validation partitions to be given out."""
+        """(trial, epoch) with validation partitions to give out."""
         self._rebuild = True
-        """Whether heap and queue lack what waits: a fold does not fill them."""
-        self._woken: dict[int, None] = {}
-        self._ready: list[TrialRecord] = []
-        self._opened: list[tuple[TrialRecord, int]] = []
+        """Whether heap and queue must be built from the records: a fold does not fill them."""
+        self._newly_idle: dict[int, None] = {}
+        self._ready_trials: list[TrialRecord] = []
+        self._new_validations: list[tuple[TrialRecord, int]] = []
         self.resting.clear()
 
     # ---------------------------------------------------------------- what an event changes
 
     def set_idle(self, slot: SlotRecord) -> None:
-        """The slot is idle."""
+        """Note that the slot is idle."""
         self.idle[slot.id] = None
-        self._woken[slot.id] = None
+        self._newly_idle[slot.id] = None
 
     def set_busy(self, slot: SlotRecord) -> None:
-        """The slot is not idle any longer."""
+        """Note that the slot is not idle any longer."""
         self.idle.pop(slot.id, None)
 
     def remove(self, slot: SlotRecord) -> None:
-        """The slot is gone."""
+        """Remove a slot, which is gone."""
         self.idle.pop(slot.id, None)
-        self._woken.pop(slot.id, None)
+        self._newly_idle.pop(slot.id, None)
         self.resting.discard(slot.id)
 
     def offer(self, trial: TrialRecord) -> None:
-        """The trial may be able to train."""
-        self._ready.append(trial)
+        """Note that the trial may be able to train."""
+        self._ready_trials.append(trial)
 
     def offer_validation(self, trial: TrialRecord, epoch: int) -> None:
-        """Validation partitions of this epoch are to be given out."""
-        self._opened.append((trial, epoch))
+        """Note that validation partitions of this epoch can be given out."""
+        self._new_validations.append((trial, epoch))
 
     def offer_fold(self, trial: TrialRecord, epoch: int) -> None:
-        """The arrays of this epoch are to be turned into values."""
+        """Queue the fold that turns the arrays of this epoch into values."""
         self._folds[trial.id, epoch] = None
 
     def withdraw_fold(self, trial: int, epoch: int) -> None:
-        """They are being turned into values, or need not be for now."""
+        """Remove that fold: a slot has it, or it is not needed for now."""
         self._folds.pop((trial, epoch), None)
 
     def isolate(self, trial: TrialRecord) -> None:
-        """The next unit of this trial, of the kind `trial.isolated`, runs while other slots rest."""
+        """Let the next unit of this trial, of the kind `trial.isolated`, run while other slots rest."""
         self.isolated[trial.id] = None
 
     def settle(self) -> None:
-        """Forget what was noted."""
-        self._woken.clear()
-        self._ready.clear()
-        self._opened.clear()
+        """Drop all notes."""
+        self._newly_idle.clear()
+        self._ready_trials.clear()
+        self._new_validations.clear()
 
     def folds(self) -> list[tuple[int, int]]:
-        """(trial, epoch) whose arrays wait to be turned into values. For tests."""
+        """Returns (trial, epoch) whose arrays wait to be turned into values. For tests."""
         return list(self._folds)
 
     # ---------------------------------------------------------------- how long things take
 
     def learn(self, trial: TrialRecord, seconds: float, count: int) -> None:
-        """The trial trained on `count` partitions in so many seconds; its step has moved on already."""
+        """Learn that the trial trained on `count` partitions in so many seconds; its step has moved on already."""
         each = seconds / count
         trial.seconds += (each - trial.seconds) * (SMOOTH if trial.seconds else 1.0)
         self._work += seconds
         self._parts += count
-        left = (trial.target - trial.step) * trial.seconds
-        self._left += left - trial.remaining
-        trial.remaining = left
+        remaining = (trial.target - trial.step) * trial.seconds
+        self._remaining += remaining - trial.remaining
+        trial.remaining = remaining
 
     def learn_validation(self, trial: TrialRecord, seconds: float, count: int) -> None:
-        """The trial was validated on `count` partitions in so many seconds."""
+        """Learn that the trial was validated on `count` partitions in so many seconds."""
         each = seconds / count
         trial.check_seconds += (each - trial.check_seconds) * (SMOOTH if trial.check_seconds else 1.0)
 
     def estimate(self, trial: TrialRecord) -> None:
-        """How long the trial still takes; one of which nothing is known is like the mean of the others."""
+        """Estimate how long the trial still takes; one without measurements is like the mean of the others."""
         each = trial.seconds or (self._work / self._parts if self._parts else 1.0)
-        left = 0.0 if trial.ended else (trial.target - trial.step) * each
-        self._left += left - trial.remaining
-        trial.remaining = left
+        remaining = 0.0 if trial.ended else (trial.target - trial.step) * each
+        self._remaining += remaining - trial.remaining
+        trial.remaining = remaining
 
     def _share(self) -> float:
-        return self._left / len(self._slots)
+        return self._remaining / len(self._slots)
 
     # ---------------------------------------------------------------- which slot gets what
 
     def assignments(self) -> Iterator[Assignment]:
-        """What idle slots are to do, as far as the last event made a new pair possible. Each choice depends on the one
-        before it: carry an assignment out before asking for the next."""
+        """Yields assignments of idle slots, as far as the last event made new pairs possible. Each choice depends
+        on the one before it: carry out an assignment before asking for the next."""
         if self.isolated or self.resting:
             yield from self._isolate()
-        woken, ready, opened = self._woken, self._ready, self._opened
-        for number in woken:
-            if (found := self._go_on(self._slots[number])) is not None:
-                yield found
+        newly_idle, ready_trials, new_validations = self._newly_idle, self._ready_trials, self._new_validations
+        for number in newly_idle:
+            if (assignment := self._go_on(self._slots[number])) is not None:
+                yield assignment
         self._enqueue()
-        if woken:
-            for number in woken:
-                if (found := self._longest_waiting(self._slots[number])) is not None:
-                    yield found
-            woken.clear()
-        if ready:
-            for trial in ready:
+        if newly_idle:
+            for number in newly_idle:
+                if (assignment := self._longest_waiting(self._slots[number])) is not None:
+                    yield assignment
+            newly_idle.clear()
+        if ready_trials:
+            for trial in ready_trials:
                 if self.idle and self.is_ready(trial):
                     yield self._train(self._nearest(trial), trial)
-            ready.clear()
-        if opened:
-            for trial, epoch in opened:
-                while self.idle and (left := self._unvalidated(trial, epoch)):
-                    yield self._validate(self._slots[next(iter(self.idle))], trial, epoch, left)
-            opened.clear()
+            ready_trials.clear()
+        if new_validations:
+            for trial, epoch in new_validations:
+                while self.idle and (pending := self._unvalidated(trial, epoch)):
+                    yield self._validate(self._slots[next(iter(self.idle))], trial, epoch, pending)
+            new_validations.clear()
         while self._folds and self.idle:
             yield self._fold(self._slots[next(iter(self.idle))])
 
     def _go_on(self, slot: SlotRecord) -> Assignment | None:
-        """A fold first; else the slot goes on with what it has in memory."""
+        """Returns a fold, if one waits; else what the slot can do with the State that it has in memory."""
         if slot.busy:
             return None
         if self._folds:
@@ -192,42 +192,42 @@ class Scheduler:
         if trial is None or trial.ended:
             return None
         epoch, rest = divmod(slot.step, self._spec.partitions)
-        if epoch > 0 and not rest and (left := self._unvalidated(trial, epoch - 1)):
-            return self._validate(slot, trial, epoch - 1, left)
+        if epoch > 0 and not rest and (pending := self._unvalidated(trial, epoch - 1)):
+            return self._validate(slot, trial, epoch - 1, pending)
         if not self.is_ready(trial, slot.id):
             return None
         critical = self._heap and policy.critical(self._longest(), trial, self._share())
         return None if critical else self._train(slot, trial)
 
     def _enqueue(self) -> None:
-        """What can be given out enters heap and queue."""
-        ready = self._ready
+        """Add all that can be given out to heap and queue."""
+        ready = self._ready_trials
         if self._rebuild:
             self._rebuild = False
             ready = list(self._trials.values())
             self._validations = deque(
-                [(trial.id, epoch) for trial in ready for epoch, record in trial.epochs.items() if record.left]
+                [(trial.id, epoch) for trial in ready for epoch, record in trial.epochs.items() if record.pending]
             )
         for trial in ready:
             if self.is_ready(trial):
                 heappush(self._heap, (-trial.remaining, trial.id, trial.queue_version))
-        self._validations.extend([(trial.id, epoch) for trial, epoch in self._opened])
+        self._validations.extend([(trial.id, epoch) for trial, epoch in self._new_validations])
 
     def _longest_waiting(self, slot: SlotRecord) -> Assignment | None:
-        """What the slot, if it is still idle, takes out of the queues: the oldest validation, else the longest
+        """Returns what the slot, if it is still idle, takes out of the queues: the oldest validation, else the longest
         trial."""
         if slot.busy:
             return None
         while self._validations:
             number, epoch = self._validations[0]
-            if left := self._unvalidated(self._trials[number], epoch):
-                return self._validate(slot, self._trials[number], epoch, left)
+            if pending := self._unvalidated(self._trials[number], epoch):
+                return self._validate(slot, self._trials[number], epoch, pending)
             self._validations.popleft()
         trial = self._longest()
         return None if trial is None else self._train(slot, trial)
 
     def _longest(self) -> TrialRecord | None:
-        """The waiting trial with the longest remaining time. It stays in the heap until it is dispatched."""
+        """Returns the waiting trial with the longest remaining time. It stays in the heap until it is dispatched."""
         heap = self._heap
         while heap:
             _, number, version = heap[0]
@@ -238,32 +238,32 @@ class Scheduler:
         return None
 
     def _nearest(self, trial: TrialRecord) -> SlotRecord:
-        """The idle slot for a trial that can train: the one that has it in memory, else the first."""
+        """Returns the idle slot for a trial that can train: the one that has it in memory, else the first."""
         state = trial.states.get(trial.step)
         if state is not None and state.maker in self.idle and self._slots[state.maker].trial == trial.id:
             return self._slots[state.maker]
         return self._slots[next(iter(self.idle))]
 
     def is_ready(self, trial: TrialRecord, slot: int = -1) -> bool:
-        """Whether its next training unit may be given out; `slot`: to this one, which has the State in memory."""
+        """Whether the trial's next training unit may be given out; `slot`: to this one, with the State in memory."""
         if trial.lease or trial.step >= trial.target or trial.ended or trial.until or trial.isolated == "train":
             return False
         state = trial.states.get(trial.step)
         return state is None or not state.parked or state.maker == slot
 
     def _unvalidated(self, trial: TrialRecord, epoch: int) -> list[int]:
-        """The validation partitions of this epoch that are to be given out, sorted."""
+        """Returns the validation partitions of this epoch that can be given out, sorted."""
         record = trial.epochs.get(epoch)
         if trial.ended or trial.until or trial.isolated == "validate" or record is None:
             return []
-        return _left(record)
+        return _pending(record)
 
     def _train(self, slot: SlotRecord, trial: TrialRecord) -> Assignment:
         partitions = policy.span(trial, self._spec, self._share())
         return Assignment(slot, trial, "train", trial.step // self._spec.partitions, partitions)
 
-    def _validate(self, slot: SlotRecord, trial: TrialRecord, epoch: int, left: list[int]) -> Assignment:
-        partitions = policy.portion(left, trial.check_seconds or trial.seconds, self._spec)
+    def _validate(self, slot: SlotRecord, trial: TrialRecord, epoch: int, pending: list[int]) -> Assignment:
+        partitions = policy.portion(pending, trial.check_seconds or trial.seconds, self._spec)
         return Assignment(slot, trial, "validate", epoch, partitions)
 
     def _fold(self, slot: SlotRecord) -> Assignment:
@@ -273,7 +273,7 @@ class Scheduler:
     # ---------------------------------------------------------------- units that ran out of memory
 
     def _isolate(self) -> Iterator[Assignment]:
-        """Units that ran out of memory, each on a slot of its own while those that share the memory rest."""
+        """Yields assignments of units that ran out of memory, each to a slot while those that share its memory rest."""
         slots, refuges, resting = self._slots, set[int](), set[int]()
         waiting = []
         for number in list(self.isolated):
@@ -289,13 +289,13 @@ class Scheduler:
                 waiting.append(trial)
         for trial in waiting:
             unit = self._isolated_unit(trial)
-            able = {number: slot for number, slot in slots.items() if number not in resting} if unit else {}
-            slot = policy.slot_for_retry(able, bool(trial.fresh))
+            candidates = {number: slot for number, slot in slots.items() if number not in resting} if unit else {}
+            slot = policy.slot_for_retry(candidates, bool(trial.fresh))
             if slot is None or unit is None:
                 continue
             others = policy.sharers(slot, slots, trial.on_device)
             if slot.id in refuges or others & refuges:
-                continue  # its turn comes
+                continue  # it waits for its turn
             refuges.add(slot.id)
             resting |= others
             if slot.busy or any(slots[number].busy for number in others):
@@ -307,11 +307,11 @@ class Scheduler:
                 self.set_idle(slots[number])
         for number in resting:
             self.idle.pop(number, None)
-            self._woken.pop(number, None)
+            self._newly_idle.pop(number, None)
         self.resting = resting
 
     def _isolated_unit(self, trial: TrialRecord) -> tuple[Kind, int, tuple[int, ...]] | None:
-        """The unit of the trial that runs while other slots rest."""
+        """Returns the unit of the trial that runs while other slots rest."""
         if trial.isolated == "train":
             state = trial.states.get(trial.step)
             if trial.lease or trial.step >= trial.target or (state is not None and state.parked):
@@ -319,11 +319,11 @@ class Scheduler:
             epoch, partition = order.visit(trial.id, trial.step, self._spec.partitions)
             return "train", epoch, (partition,)
         for epoch, record in trial.epochs.items():
-            if left := _left(record):
-                return "validate", epoch, (left[0],)
+            if pending := _pending(record):
+                return "validate", epoch, (pending[0],)
         return None
 
 
-def _left(record: EpochRecord) -> list[int]:
-    """Validation partitions to be given out, sorted."""
-    return sorted(record.left) if record.left and not record.parked else []
+def _pending(record: EpochRecord) -> list[int]:
+    """Returns the validation partitions that can be given out, sorted."""
+    return sorted(record.pending) if record.pending and not record.parked else []

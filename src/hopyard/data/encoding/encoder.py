@@ -33,7 +33,7 @@ _STEP = 4096
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Where a batch came from, for messages: its first row is row `row` of `name`, or of what the transform gave."""
+    """Where a batch came from, for messages: its first row is row `row` of `name`, or of the transform's result."""
 
     name: str
     row: int
@@ -43,7 +43,7 @@ class RowOrigin:
         return f"the transform's result for {self.name}" if self.transformed else self.name
 
     def at(self, row: int) -> str:
-        """Row `row` of this batch in words."""
+        """Describes row `row` of this batch."""
         number = self.row + row
         return (
             f"row {number} (counted after the transform) of {self.name}"
@@ -61,7 +61,7 @@ class Vocabulary:
     fixed: bool = False
 
     def codes(self, array: Any, origin: RowOrigin) -> Array:
-        """int64 array of shape (rows,): the code of each row, in order of first appearance while it grows.
+        """Returns an int64 array of shape (rows,): the code of each row, by first appearance while the values grow.
 
         Raises:
             DataError: a value that a fixed vocabulary lacks.
@@ -81,16 +81,16 @@ class Vocabulary:
 
     def _new(self, value: Value, origin: RowOrigin, index: Array, at: int) -> int:
         if self.fixed:
-            known = ", ".join(map(repr, list(self.values)[:20])) + (", …" if len(self.values) > 20 else "")
+            shown = ", ".join(map(repr, list(self.values)[:20])) + (", …" if len(self.values) > 20 else "")
             raise DataError(
                 f"column {self.column!r}, {origin.at(int(np.argmax(index == at)))}: {value!r} is not among the "
-                f"{len(self.values)} values it is encoded by ({known}); drop or replace such rows first, or train with "
+                f"{len(self.values)} values it is encoded by ({shown}); drop or replace such rows first, or train with "
                 f"encode={{{self.column!r}: [...]}} listing all values"
             )
         return self.values.setdefault(value, len(self.values))
 
     def ranks(self) -> Array:
-        """int64 array of shape (values,): from code to the rank among the sorted values (fixed: as listed)."""
+        """Returns an int64 array of shape (values,): from code to rank among the sorted values (fixed: as listed)."""
         if self.fixed:
             return np.arange(len(self.values))
         ranks = np.empty(len(self.values), np.int64)
@@ -99,7 +99,7 @@ class Vocabulary:
         return ranks
 
     def ordered_values(self) -> list[Value]:
-        """The values in the order of their final numbers. −0.0 and 0.0 are one, and 0.0 here, whichever came first."""
+        """Returns the values in the order of their final codes. −0.0 and 0.0 are one value, given as 0.0."""
         values = self.values if self.fixed else sorted(self.values)
         return [value + 0.0 if isinstance(value, float) else value for value in values]
 
@@ -116,21 +116,21 @@ def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
     """Raises DataError naming every column of these fields with bad values, if there are any."""
     if not faults:
         return
-    found = "\n".join(
+    details = "\n".join(
         f"  column {name!r}: {fault.count} of its rows hold null, NaN, infinity or more than float32 can; "
         f"the first is {fault.first}"
         for name, fault in faults.items()
     )
     columns = {column.name: column for field in fields for column in field.columns}
     raise DataError(
-        f"the data holds values that cannot be trained on:\n{found}\n"
+        f"the data holds values that cannot be trained on:\n{details}\n"
         f"drop or fill them before, or with transform=, for example, to drop those of {next(iter(faults))!r},\n"
         f"  transform=lambda batch: batch.filter({_good(columns[next(iter(faults))])})"
     )
 
 
 def _good(column: Column) -> str:
-    """Python's words for the rows of a batch that are no fault of a column."""
+    """Returns the Python expression for the rows of a batch where a column has good values."""
     kind, values = column.type.rpartition(":")[0], f"batch[{column.name!r}]"
     if kind == "double":
         return f"pyarrow.compute.less_equal(pyarrow.compute.abs({values}), 3.4e38)"
@@ -149,19 +149,19 @@ class Encoder:
         self.fields = fields
         self.vocabularies = vocabularies
         self.faults: dict[str, Fault] = {}
-        self._blamed: set[str] = set()
+        self._counted: set[str] = set()
         self._strict = strict
         """Whether columns must keep the type that they were planned with (`predict` takes what can be cast)."""
 
     def raw(self, batch: Any, origin: RowOrigin) -> list[Array]:
-        """For each field an array of shape (rows, *raw row shape) and dtype `field.raw`; may be views of the batch.
+        """Returns an array for each field: shape (rows, *raw row shape), dtype `field.raw`; may be views of the batch.
 
-        Bad values are counted in `faults`; once there are any, nothing is given.
+        Bad values are counted in `faults`; once there are any, the list is empty.
         """
-        self._blamed.clear()
+        self._counted.clear()
         with np.errstate(over="ignore", invalid="ignore"):
-            made = [self._raw(field, batch, origin) for field in self.fields]
-        return [] if self.faults else [array for array in made if array is not None]
+            arrays = [self._raw(field, batch, origin) for field in self.fields]
+        return [] if self.faults else [array for array in arrays if array is not None]
 
     def check(self) -> None:
         """Raises DataError naming every column with bad values."""
@@ -176,44 +176,44 @@ class Encoder:
         if len(good) < len(parts):
             for column, values in zip(field.columns, parts, strict=True):
                 if values is not None:
-                    self._blame(column, values, origin)
+                    self._count_bad(column, values, origin)
             return None
         if not field.matrix:
             (values,), (column,) = good, field.columns
-            made = values if values.dtype == field.raw else _cast(values, field.raw, column, origin)
-            if field.raw in FLOATS and not _fine(made):
-                self._blame(column, values, origin)
+            array = values if values.dtype == field.raw else _cast(values, field.raw, column, origin)
+            if field.raw in FLOATS and not _fine(array):
+                self._count_bad(column, values, origin)
                 return None
             if field.role == "weights" and (row := negative(values)) is not None:  # before the cast: -1e-300 becomes -0
                 raise DataError(
                     f"weight column {column.name!r}, {origin.at(row)}: {values[row]} is below 0; a weight must be a "
                     f"number >= 0, where 0 leaves the row out; drop or replace such rows before, or with transform="
                 )
-            return made
-        made = np.empty((batch.num_rows, sum(math.prod(column.shape) for column in field.columns)), field.raw)
+            return array
+        array = np.empty((batch.num_rows, sum(math.prod(column.shape) for column in field.columns)), field.raw)
         flat = [values if values.ndim == 1 else values.reshape(len(values), -1) for values in good]
         fine = True
-        for start in range(0, len(made), _STEP):
+        for start in range(0, len(array), _STEP):
             at, rows = 0, slice(start, start + _STEP)
             for values in flat:
-                wide = 1 if values.ndim == 1 else values.shape[1]
-                made[rows, at if values.ndim == 1 else slice(at, at + wide)] = values[rows]
-                at += wide
-            fine = fine and (field.raw == "int64" or _fine(made[rows]))
+                width = 1 if values.ndim == 1 else values.shape[1]
+                array[rows, at if values.ndim == 1 else slice(at, at + width)] = values[rows]
+                at += width
+            fine = fine and (field.raw == "int64" or _fine(array[rows]))
         if fine:
-            return made
+            return array
         for column, values in zip(field.columns, flat, strict=True):
-            self._blame(column, values, origin)
+            self._count_bad(column, values, origin)
         return None
 
     def _values(self, column: Column, batch: Any, origin: RowOrigin) -> Array | None:
-        """Values of one column, shape (rows, *column.shape), categories as codes; None when it has nulls."""
+        """Returns the values of one column, shape (rows, *column.shape), categories as codes; None: some are bad."""
         array = batch.column(batch.schema.get_field_index(column.name))
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-        before = column.type.rpartition(":")[0]
-        if self._strict and str(kind) != before:
+        expected = column.type.rpartition(":")[0]
+        if self._strict and str(kind) != expected:
             raise DataError(
-                f"column {column.name!r} of {origin} has type {kind}, before it had {before}; all files, batches and "
+                f"column {column.name!r} of {origin} has type {kind}, before it had {expected}; all files, batches and "
                 f"validation data need one schema"
             )
         bad = null_rows(array)
@@ -221,16 +221,16 @@ class Encoder:
             values = None if column.encode else to_numpy(array.filter(pa.array(~bad)), column.name, str(origin))
             if values is not None and values.dtype.name in FLOATS:
                 bad[~bad] = _bad(values)
-            self._fault(column, bad, origin)
+            self._add_fault(column, bad, origin)
             return None
         if column.encode:
-            if pa.types.is_floating(kind) and (wrong := _bad(np.asarray(array.cast(kind)))).any():
-                self._fault(column, wrong, origin)
+            if pa.types.is_floating(kind) and (bad_floats := _bad(np.asarray(array.cast(kind)))).any():
+                self._add_fault(column, bad_floats, origin)
                 return None
             return self.vocabularies[column.name].codes(array, origin)
         values = to_numpy(array, column.name, str(origin), origin.at)
         if values.dtype.kind not in "biuf":
-            raise DataError(f"column {column.name!r} of {origin} must have type {before}, has {array.type}")
+            raise DataError(f"column {column.name!r} of {origin} must have type {expected}, has {array.type}")
         if values.shape[1:] != column.shape:
             raise DataError(
                 f"column {column.name!r} of {origin}: rows of shape {values.shape[1:]}, before they had "
@@ -238,15 +238,15 @@ class Encoder:
             )
         return values
 
-    def _blame(self, column: Column, values: Array, origin: RowOrigin) -> None:
+    def _count_bad(self, column: Column, values: Array, origin: RowOrigin) -> None:
         if not column.encode and values.dtype.name in FLOATS and (bad := _bad(values)).any():
-            self._fault(column, bad, origin)
+            self._add_fault(column, bad, origin)
 
-    def _fault(self, column: Column, bad: Array, origin: RowOrigin) -> None:
-        """Counts the `bad` rows of a column; once a batch, also when two fields use the column."""
-        if column.name in self._blamed:
+    def _add_fault(self, column: Column, bad: Array, origin: RowOrigin) -> None:
+        """Counts the `bad` rows of a column: once a batch, even if two fields use the column."""
+        if column.name in self._counted:
             return
-        self._blamed.add(column.name)
+        self._counted.add(column.name)
         if column.name not in self.faults:
             self.faults[column.name] = Fault(0, origin.at(int(np.argmax(bad))))
         self.faults[column.name].count += int(bad.sum())
@@ -267,24 +267,24 @@ def _exact(column: Column, values: Array | None, origin: RowOrigin) -> None:
         return
     wrong = (values < -WHOLE) | (values > WHOLE)
     row = int(np.argmax(wrong.reshape(len(values), -1).any(axis=1)))
-    coded = "" if column.shape else f'for categories give encode={{{column.name!r}: "index"}}; for amounts '
+    encode_hint = "" if column.shape else f'for categories give encode={{{column.name!r}: "index"}}; for amounts '
     raise DataError(
         f"feature {column.name!r}, {origin.at(row)}: {values[row][wrong[row]].flat[0]} is beyond 2**53, where floating "
-        f"point makes different integers equal; {coded}subtract an offset, or divide, with transform="
+        f"point makes different integers equal; {encode_hint}subtract an offset, or divide, with transform="
     )
 
 
 def _cast(values: Array, dtype: str, column: Column, origin: RowOrigin) -> Array:
-    """`values` as `dtype`; DataError where that would lose whole numbers."""
-    made = values.astype(dtype)
+    """Returns `values` as `dtype`; DataError where that would lose whole numbers."""
+    result = values.astype(dtype)
     narrows = not np.can_cast(values.dtype, dtype, "same_kind") or (
-        values.dtype.kind in "iu" and made.dtype.kind in "biu"
+        values.dtype.kind in "iu" and result.dtype.kind in "biu"
     )
-    if narrows and not np.can_cast(values.dtype, dtype, "safe") and not np.array_equal(made, values):
+    if narrows and not np.can_cast(values.dtype, dtype, "safe") and not np.array_equal(result, values):
         raise DataError(
             f"column {column.name!r} of {origin} has type {values.dtype} and values that {dtype} cannot hold"
         )
-    return made
+    return result
 
 
 def _fine(values: Array) -> bool:

@@ -1,4 +1,4 @@
-"""Sums that no order changes: each is exact, so means and deviations do not depend on how rows were cut.
+"""Sums that do not depend on order: each is exact, so means and deviations do not depend on how rows were cut.
 
 Source: blocks are taken apart by Rump, Ogita, Oishi, "Accurate floating-point summation part I: faithful rounding",
 SIAM Journal on Scientific Computing 2008, algorithm 3.2 (ExtractVector); squares by Dekker, "A floating-point technique
@@ -39,7 +39,7 @@ class ExactSums:
         self.squares = [0] * width
 
     def add(self, block: Array) -> None:
-        """Takes a finite float64 block of shape (rows, values), |value| <= 2¹²⁸."""
+        """Adds a finite float64 block of shape (rows, values), |value| <= 2¹²⁸."""
         for start in range(0, len(block), _ROWS):
             part = np.array(block[start : start + _ROWS].T, order="C")  # (values, rows): each value lies together
             self.rows += part.shape[1]
@@ -58,44 +58,44 @@ class ExactSums:
                 _gather(totals, values)
 
     def packed(self) -> PackedSums:
-        """What `unpacked` makes it of."""
+        """Returns the plain values that `unpacked` takes."""
         return self.rows, [f"{total:x}" for total in self.sums], [f"{total:x}" for total in self.squares]
 
     @classmethod
     def unpacked(cls, packed: PackedSums) -> ExactSums:
-        """As it was where it was packed."""
-        made = cls(len(packed[1]))
-        made.rows, made.sums, made.squares = packed[0], *([int(total, 16) for total in each] for each in packed[1:])
-        return made
+        """Returns the sums that `packed` returned as plain values."""
+        sums = cls(len(packed[1]))
+        sums.rows, sums.sums, sums.squares = packed[0], *([int(total, 16) for total in each] for each in packed[1:])
+        return sums
 
     def merge(self, other: ExactSums) -> None:
-        """Takes the rows that `other` has taken."""
+        """Adds the rows of `other`."""
         self.rows += other.rows
         self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
         self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]
 
     def mean(self, at: int) -> float:
-        """The mean of value `at`, rounded once."""
+        """Returns the mean of value `at`, rounded once."""
         return float(Fraction(self.sums[at], self.rows << UNIT))
 
     def deviation(self, at: int) -> float:
-        """The population deviation of value `at`: the root of its exact variance."""
+        """Returns the population deviation of value `at`: the root of its exact variance."""
         spread = self.rows * (self.squares[at] << UNIT) - self.sums[at] ** 2
         return math.sqrt(Fraction(max(spread, 0), (self.rows << UNIT) ** 2))
 
 
-def _gather(totals: list[int], rest: Array) -> None:
-    """Adds up each row of `rest`, of at most _ROWS values, without rounding; `rest` is overwritten."""
-    most = np.maximum(rest.max(axis=1), -rest.min(axis=1))
-    sigma = np.ldexp(1.0, np.frexp(most)[1] + _BITS)[:, None]
-    high = np.empty_like(rest)
-    while most.any():
-        np.add(rest, sigma, out=high)
+def _gather(totals: list[int], remainder: Array) -> None:
+    """Adds up each row of `remainder`, of at most _ROWS values, without rounding; overwrites `remainder`."""
+    largest = np.maximum(remainder.max(axis=1), -remainder.min(axis=1))
+    sigma = np.ldexp(1.0, np.frexp(largest)[1] + _BITS)[:, None]
+    high = np.empty_like(remainder)
+    while largest.any():
+        np.add(remainder, sigma, out=high)
         high -= sigma
-        rest -= high
+        remainder -= high
         for at, part in enumerate(high.sum(axis=1).tolist()):
             if part:
                 numerator, denominator = part.as_integer_ratio()
                 totals[at] += (numerator << UNIT) // denominator
-        most = np.maximum(rest.max(axis=1), -rest.min(axis=1))
-        sigma = np.ldexp(1.0, np.frexp(most)[1] + _BITS)[:, None]
+        largest = np.maximum(remainder.max(axis=1), -remainder.min(axis=1))
+        sigma = np.ldexp(1.0, np.frexp(largest)[1] + _BITS)[:, None]

@@ -35,7 +35,7 @@ class FeatureFinalizer:
                     )
 
     def __call__(self, number: int, raw: Array) -> Array:
-        """Rows of field `number`: shape (rows, *raw row shape) → (rows, *row shape). `raw` itself if it is so."""
+        """Finalizes rows of field `number`: (rows, *raw row shape) → (rows, *row shape). May return `raw` itself."""
         field = self.fields[number]
         if field.is_final:
             return raw
@@ -48,10 +48,10 @@ class FeatureFinalizer:
         stack = raw.reshape(len(raw), -1)
         start = stop = 0
         for column in field.columns:
-            wide = math.prod(column.shape)
-            part = stack[:, start : start + wide]
-            start += wide
-            size = len(self.vocabularies[column.name]) if column.encode == "one-hot" else wide
+            width = math.prod(column.shape)
+            part = stack[:, start : start + width]
+            start += width
+            size = len(self.vocabularies[column.name]) if column.encode == "one-hot" else width
             target = out[:, stop : stop + size]
             stop += size
             if column.scaled:
@@ -80,14 +80,14 @@ def measure(moments: dict[str, ExactSums], fields: list[Field], number: int, blo
         return
     stack, start = block.reshape(len(block), -1), 0
     for column in fields[number].columns:
-        wide = math.prod(column.shape)
+        width = math.prod(column.shape)
         if column.scaled:
-            moments.setdefault(f"{number}/{column.name}", ExactSums(wide)).add(stack[:, start : start + wide])
-        start += wide
+            moments.setdefault(f"{number}/{column.name}", ExactSums(width)).add(stack[:, start : start + width])
+        start += width
 
 
 def scales(moments: Mapping[str, ExactSums]) -> dict[str, Scale]:
-    """Scale of each standardized column from what `measure` made of all training rows; the deviation of a constant
+    """Returns the scale of each standardized column from the sums of all training rows; the deviation of a constant
     is 1.
     """
     return {

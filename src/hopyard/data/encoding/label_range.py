@@ -11,7 +11,7 @@ Range = tuple[float, float]
 
 
 class LabelRange:
-    """Watches the label, when it is one column of one number a row; else it has none."""
+    """Finds the range of a label that is one column of one number a row; other labels have none."""
 
     def __init__(self, fields: list[Field]) -> None:
         self.range: Range | None = None
@@ -21,23 +21,23 @@ class LabelRange:
         self._field = fields[targets[0]] if single else None
 
     def take(self, raw: list[Array]) -> None:
-        """One array for each field."""
+        """Adds rows: one array for each field."""
         if self._field is not None and len(raw[self._number]):
             labels = raw[self._number]
             self.merge((float(labels.min()), float(labels.max())))
 
     def merge(self, other: Range | None) -> None:
-        """Takes the range of other rows."""
+        """Adds the range of other rows."""
         if other is not None:
-            mine = self.range or other
-            self.range = (min(mine[0], other[0]), max(mine[1], other[1]))
+            current = self.range or other
+            self.range = (min(current[0], other[0]), max(current[1], other[1]))
 
     def result(self, lists: dict[str, list[Any]]) -> tuple[int | None, Range | None]:
-        """(classes, label range), given the values of each column of categories."""
+        """Returns (classes, label range), given the values of each column of categories."""
         if self._field is None or self.range is None or self._field.columns[0].encode == "one-hot":
             return None, None
         if self._field.columns[0].encode:
             size = len(lists[self._field.columns[0].name])
             return size, (0.0, float(size - 1))
-        whole = self._field.dtype == "int64" and self.range[0] >= 0
-        return (int(self.range[1]) + 1 if whole else None), self.range
+        are_classes = self._field.dtype == "int64" and self.range[0] >= 0
+        return (int(self.range[1]) + 1 if are_classes else None), self.range

@@ -1,8 +1,8 @@
-"""Which row of the source each row of a transform's result is: a number goes through the transform with every row.
+"""Finds the source row of each row of a transform's result: a number goes through the transform with every row.
 
-The numbers are one more column. A transform may do anything to it, so nothing is believed that was not seen: numbers
-are spread over 62 bits, so that one that was added to, scaled or rounded is no number of a row any more; and the first
-batch goes through with and without them, and must give the same to the model.
+The numbers are one more column. A transform may do anything to it, so it is checked: the numbers are spread over 62
+bits, so that one that was added to, scaled or rounded is not the number of a row any more; and the first batch goes
+through with and without them, and must give the same to the model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hopyard.data.rows.hash import row_hashes
 from hopyard.formats.arrow import Array
 
 NAME = "__hopyard_row__"
-"""The name of the column; with underscores behind it where the rows have such a column themselves."""
+"""The name of the column, with more underscores at its end if the rows have such a column themselves."""
 TYPES = (pa.timestamp("ns"), pa.int64())
-"""Types for the column: the first that a transform leaves alone is taken. What is done to "all numbers" leaves times
+"""Types for the column: the first that a transform leaves alone is used. What is done to "all numbers" leaves times
 alone; a function of numbers that is called with every column, such as `is_finite`, takes an integer."""
 
 _MASK = (1 << 62) - 1
@@ -31,7 +31,7 @@ _BACK = pow(_SPREAD, -1, 1 << 62)
 
 
 class RowTracker:
-    """Runs one transform and follows the rows through it. Owns what was found out about it, for all its batches.
+    """Runs one transform and follows the rows through it. Owns what is known about it, for all its batches.
 
     Args:
         transform: record batch → record batch. It is called once more for the first batch (twice, where it changes the
@@ -39,8 +39,8 @@ class RowTracker:
             later one that gives the column back.
 
     Attributes:
-        warned: whether somebody was told that the column does not come back; the caller's to set.
-        moves: whether it was seen to give rows in another order, without the column.
+        warned: whether a warning that the column does not come back was logged; the caller sets it.
+        moves: whether the transform returned rows in another order, without the column.
     """
 
     def __init__(self, transform: Callable[[Any], Any]) -> None:
@@ -48,104 +48,106 @@ class RowTracker:
         self.moves = False
         self._transform = transform
         self._types: tuple[Any, ...] = TYPES
-        """That may still pass; the one that did."""
-        self._seen = False
+        """Types that may still pass the check; after it, the one that did."""
+        self._checked = False
 
-    def __call__(self, batch: Any, first: int, read: Collection[str], where: str) -> tuple[Any, Array | None]:
-        """What the transform makes of a batch, and the number of the row that each row of it was; None: unknown.
+    def __call__(self, batch: Any, first: int, read: Collection[str], source_label: str) -> tuple[Any, Array | None]:
+        """Returns the transform's result for a batch, and the number of the source row of each row; None: unknown.
 
         Args:
             batch: at least one row.
             first: the number of its first row.
             read: the columns that the model reads.
-            where: of the batch, for messages.
+            source_label: where the batch is from, for messages.
 
         Raises:
-            DataError: the transform raised, or gave something else than a record batch.
+            DataError: the transform raised, or returned something else than a record batch.
         """
-        if self._seen and self._types and (sent := self._send(self._types[0], batch, first)) is not None:
-            return sent
-        plain = transformed(self._transform, batch, where)
-        if self._seen or not plain.num_rows:
+        if self._checked and self._types and (result := self._run_numbered(self._types[0], batch, first)) is not None:
+            return result
+        plain = transformed(self._transform, batch, source_label)
+        if self._checked or not plain.num_rows:
             return plain, None if plain.num_rows else np.zeros(0, np.int64)
-        self._seen = True
+        self._checked = True
         for kind in TYPES:
-            sent = self._send(kind, batch, first)
-            if sent is not None and _alike(plain, sent[0], read):
+            result = self._run_numbered(kind, batch, first)
+            if result is not None and _same_rows(plain, result[0], read):
                 self._types = (kind,)
-                return plain, sent[1]
+                return plain, result[1]
         self._types = ()
-        self.moves = self._seen_to_move(batch, plain, read)
+        self.moves = self._moves_rows(batch, plain, read)
         return plain, None
 
-    def _seen_to_move(self, batch: Any, plain: Any, read: Collection[str]) -> bool:
-        """Whether the batch in reverse order becomes the same rows, and not in reverse order. Where values depend on
-        the other rows, or are random, nothing is seen."""
+    def _moves_rows(self, batch: Any, plain: Any, read: Collection[str]) -> bool:
+        """Whether the batch in reverse order becomes the same rows, but not in reverse order. False where values depend
+        on the other rows, or are random."""
         names = [name for name in read if name in plain.schema.names]
         if plain.num_rows != batch.num_rows:
             return False
         try:
-            made = self._transform(batch.take(pa.array(np.arange(batch.num_rows)[::-1])))
-            one, other = row_hashes(plain, names, "it"), row_hashes(made, names, "it")
+            result = self._transform(batch.take(pa.array(np.arange(batch.num_rows)[::-1])))
+            hashes, reversed_hashes = row_hashes(plain, names, "it"), row_hashes(result, names, "it")
         except Exception:  # noqa: BLE001 - the plain batch is right
             return False
-        same = np.array_equal(one[np.lexsort(one.T)], other[np.lexsort(other.T)])
-        return same and not np.array_equal(one[::-1], other)
+        same = np.array_equal(hashes[np.lexsort(hashes.T)], reversed_hashes[np.lexsort(reversed_hashes.T)])
+        return same and not np.array_equal(hashes[::-1], reversed_hashes)
 
-    def _send(self, kind: Any, batch: Any, first: int) -> tuple[Any, Array] | None:
-        """The transform's result and its rows' numbers; None when they did not come back as they went."""
+    def _run_numbered(self, kind: Any, batch: Any, first: int) -> tuple[Any, Array] | None:
+        """Returns the transform's result and its rows' numbers; None when the numbers did not come back unchanged."""
         name = NAME
         while name in batch.schema.names:
             name += "_"
         numbers = pa.array(_spread(first, batch.num_rows)).cast(kind)
         schema = batch.schema.append(pa.field(name, kind))
         try:
-            made = self._transform(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=schema))
+            result = self._transform(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=schema))
         except Exception:  # noqa: BLE001 - it may be right without the column
             return None
-        at = made.schema.get_field_index(name) if isinstance(made, pa.RecordBatch) else -1
-        if at < 0 or made.schema.field(at).type != kind or made.column(at).null_count:
+        column = result.schema.get_field_index(name) if isinstance(result, pa.RecordBatch) else -1
+        if column < 0 or result.schema.field(column).type != kind or result.column(column).null_count:
             return None
-        found = made.column(at).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        rows = _gather(found)
+        values = result.column(column).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        rows = _row_numbers(values)
         if len(rows) and not (
-            found.min() >= 0 and found.max() <= _MASK and rows.min() >= first and rows.max() < first + batch.num_rows
+            values.min() >= 0 and values.max() <= _MASK and rows.min() >= first and rows.max() < first + batch.num_rows
         ):
             return None
-        return made, rows
+        return result, rows
 
 
 def _spread(first: int, rows: int) -> Array:
-    """int64 in [0, 2⁶²): the numbers that travel for rows from `first` on, neighbours far apart, none of them 0."""
+    """Returns int64 in [0, 2⁶²): the numbers to send for rows from `first` on, neighbours far apart, none of them 0."""
     numbers = np.arange(first + 1, first + 1 + rows, dtype=np.uint64)
     numbers *= np.uint64(_SPREAD)
     numbers &= np.uint64(_MASK)
     return numbers.view(np.int64)
 
 
-def _gather(found: Array) -> Array:
-    """The rows of such numbers; of others, rows that nobody sent."""
-    rows = found.view(np.uint64) * np.uint64(_BACK)
+def _row_numbers(numbers: Array) -> Array:
+    """Returns the rows of numbers of `_spread`; for other numbers, rows that were not sent."""
+    rows = numbers.view(np.uint64) * np.uint64(_BACK)
     rows &= np.uint64(_MASK)
     rows -= np.uint64(1)
     return rows.view(np.int64)
 
 
-def _alike(one: Any, other: Any, names: Collection[str]) -> bool:
+def _same_rows(first: Any, second: Any, names: Collection[str]) -> bool:
     """Whether two batches have the same rows in these columns, as far as the first has them."""
-    if one.num_rows != other.num_rows:
+    if first.num_rows != second.num_rows:
         return False
     for name in names:
-        mine, theirs = one.schema.get_field_index(name), other.schema.get_field_index(name)
-        if mine >= 0 and (theirs < 0 or not _equal(one.column(mine), other.column(theirs))):
+        first_index, second_index = first.schema.get_field_index(name), second.schema.get_field_index(name)
+        if first_index >= 0 and (
+            second_index < 0 or not _equal(first.column(first_index), second.column(second_index))
+        ):
             return False
     return True
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     """Whether two columns have the same type and values; NaN is equal to NaN."""
     digests = []
-    for column in (one, other):
+    for column in (first, second):
         content = Content()
         content.update(pa.RecordBatch.from_arrays([column], names=["column"]))
         digests.append(content.hexdigest())

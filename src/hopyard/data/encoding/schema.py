@@ -1,4 +1,4 @@
-"""From what the user names to what is stored: the arrays that a model sees, once the types of the columns are known.
+"""Plans the arrays that a model sees, from the columns that the user names, once the types of these are known.
 
 Knows Arrow's types; reads no data but the widths of variable-length lists in the first batch.
 """
@@ -22,30 +22,30 @@ from hopyard.formats.arrow import is_text, require
 FLOATS = {"float16", "float32", "float64"}
 
 
-def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, where: str) -> list[Field]:
-    """The fields that `spec` asks for, given the first batch that has rows.
+def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, source_label: str) -> list[Field]:
+    """Returns the fields that `spec` asks for, given the first batch that has rows.
 
     Args:
-        batch: after the transform.
-        where: of the batch, for messages.
+        batch: one after the transform.
+        source_label: where the batch is from, for messages.
 
     Raises:
         DataError: a column is missing or has a type that cannot be used.
     """
-    require(batch.schema, spec.names, where)
-    planner = _Planner(batch, spec, where)
+    require(batch.schema, spec.names, source_label)
+    planner = _Planner(batch, spec, source_label)
     fields = [planner.field("inputs", name, names) for name, names in spec.inputs.items()]
     fields += [planner.field("targets", name, names) for name, names in spec.targets.items()]
     if spec.weight is not None:
         column = planner.column(spec.weight, "weights")
         if column.shape or column.encode:
             raise DataError(
-                f"weight column {spec.weight!r} of {where} must have one number a row, has type {column.type}"
+                f"weight column {spec.weight!r} of {source_label} must have one number a row, has type {column.type}"
             )
         fields.append(Field("weights", "weights", False, [column], "float32", "float32"))
     if spec.validation is not None and not pa.types.is_boolean(batch.schema.field(spec.validation).type):
         raise DataError(
-            f"validation must be a column of true and false, got {spec.validation!r}, which has in {where} type "
+            f"validation must be a column of true and false, got {spec.validation!r}, which has in {source_label} type "
             f"{batch.schema.field(spec.validation).type}; make it one with transform="
         )
     if spec.standardize and not any(column.scaled for field in fields for column in field.columns):
@@ -57,7 +57,7 @@ def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, where: str) -> list[Fi
 
 
 def row_shape(field: Field, vocabularies: Mapping[str, list[Value]]) -> tuple[int, ...]:
-    """Shape of one row as a model sees it, once all vocabularies are known."""
+    """Returns the shape of one row as a model sees it, once all vocabularies are known."""
     if field.matrix:
         return (sum(width(column, vocabularies) for column in field.columns),)
     (column,) = field.columns
@@ -65,12 +65,12 @@ def row_shape(field: Field, vocabularies: Mapping[str, list[Value]]) -> tuple[in
 
 
 def width(column: Column, vocabularies: Mapping[str, list[Value]]) -> int:
-    """Values of one row of `column` after encoding."""
+    """Returns how many values one row of `column` has after encoding."""
     return len(vocabularies[column.name]) if column.encode == "one-hot" else math.prod(column.shape)
 
 
 def raw_shape(field: Field) -> tuple[int, ...]:
-    """Shape of one row before vocabularies are applied: a category takes one place."""
+    """Returns the shape of one row before vocabularies are applied: a category is one value."""
     if field.matrix:
         return (sum(math.prod(column.shape) for column in field.columns),)
     return field.columns[0].shape
@@ -78,74 +78,75 @@ def raw_shape(field: Field) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """What `infer_fields` knows while it plans."""
+    """Plans the fields for `infer_fields`."""
 
     batch: Any
     spec: ColumnSpec
-    where: str
+    source_label: str
 
     def field(self, role: Role, name: str, names: Names) -> Field:
-        """One array: of a list of columns a matrix, of one name that column."""
+        """Plans one array: a matrix for a list of columns, the column itself for one name."""
         matrix = not isinstance(names, str)
-        made = [self.column(column, role) for column in ([names] if isinstance(names, str) else names)]
-        coded = any(column.encode for column in made)
-        whole = all(_dtype(column).startswith(("int", "uint", "bool")) for column in made)
+        columns = [self.column(column, role) for column in ([names] if isinstance(names, str) else names)]
+        has_categories = any(column.encode for column in columns)
+        only_integers = all(_dtype(column).startswith(("int", "uint", "bool")) for column in columns)
         if matrix and role == "inputs":
-            made = [column if _dtype(column) == "bool" else self._scaled(column) for column in made]
-            raw = "float64" if coded or any(column.scaled for column in made) else "float32"
-            return Field(role, name, True, made, raw, "float32")
+            columns = [column if _dtype(column) == "bool" else self._scaled(column) for column in columns]
+            raw = "float64" if has_categories or any(column.scaled for column in columns) else "float32"
+            return Field(role, name, True, columns, raw, "float32")
         if matrix:
-            if whole and all(column.encode != "one-hot" for column in made):
-                return Field(role, name, True, made, "int64", "int64")
-            return Field(role, name, True, made, "float64" if coded else "float32", "float32")
-        (column,) = made
+            if only_integers and all(column.encode != "one-hot" for column in columns):
+                return Field(role, name, True, columns, "int64", "int64")
+            return Field(role, name, True, columns, "float64" if has_categories else "float32", "float32")
+        (column,) = columns
         if column.encode:
-            return Field(role, name, False, made, "int64", "int64" if column.encode == "index" else "float32")
+            return Field(role, name, False, columns, "int64", "int64" if column.encode == "index" else "float32")
         kind = _dtype(column)
         if role == "inputs" and (kind in FLOATS or self._named(column)):
             column = self._scaled(column)
         if column.scaled:
             return Field(role, name, False, [column], "float64", "float32")
         if role == "targets":
-            kind = "int64" if whole else "float32"
+            kind = "int64" if only_integers else "float32"
         elif kind == "float64":
             kind = "float32"
         return Field(role, name, False, [column], kind, kind)
 
     def column(self, name: str, role: Role) -> Column:
-        """One column of the source. Raises DataError when its type cannot be used."""
+        """Plans one column of the source. Raises DataError when its type cannot be used."""
         array = self.batch.column(self.batch.schema.get_field_index(name))
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
         if name not in self.spec.encode:
             shape, leaf = _leaf(array, array.type)
             if leaf.endswith("?") and not (leaf == "bytes?" and role == "inputs"):
                 raise DataError(
-                    f"column {name!r} of {self.where} has type {array.type}, no number; {_advice(kind, name, role)}"
+                    f"column {name!r} of {self.source_label} has type {array.type}, no number; "
+                    f"{_advice(kind, name, role)}"
                 )
             return Column(name, f"{kind}:{'uint8' if leaf == 'bytes?' else leaf}", shape)
         test = pa.types
         if is_text(kind) or test.is_integer(kind) or test.is_boolean(kind) or test.is_floating(kind):
             return Column(name, f"{kind}:int64", (), self.spec.encode[name].kind)
         raise DataError(
-            f"column {name!r} of {self.where} has type {array.type}, which encode= cannot take as categories; text, "
-            f"numbers and booleans it can: cast it with transform="
+            f"column {name!r} of {self.source_label} has type {array.type}, which encode= cannot take as categories; "
+            f"text, numbers and booleans it can: cast it with transform="
         )
 
     def _named(self, column: Column) -> bool:
         return isinstance(self.spec.standardize, list) and column.name in self.spec.standardize
 
     def _scaled(self, column: Column) -> Column:
-        wanted = not column.encode and (self.spec.standardize is True or self._named(column))
-        return msgspec.structs.replace(column, scaled=True) if wanted else column
+        is_scaled = not column.encode and (self.spec.standardize is True or self._named(column))
+        return msgspec.structs.replace(column, scaled=True) if is_scaled else column
 
 
 def _dtype(column: Column) -> str:
-    """NumPy dtype name of the values of a column."""
+    """Returns the NumPy dtype name of the values of a column."""
     return column.type.rpartition(":")[2]
 
 
 def _leaf(array: Any, kind: Any) -> tuple[tuple[int, ...], str]:
-    """(shape of one row, NumPy dtype name of its values); "bytes?" for binaries of any length, "?" for no number.
+    """Returns (shape of one row, dtype name of its values): "bytes?" for binaries of any length, "?" for no number.
 
     `array` is used for the length of variable lists only.
     """

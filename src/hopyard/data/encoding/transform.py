@@ -1,4 +1,4 @@
-"""What is done to a batch before it is encoded: the user's transform, and the choice of validation rows."""
+"""Steps before a batch is encoded: the user's transform, and the choice of validation rows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ Transform = Callable[[Any], Any]
 """Record batch → record batch. It should treat each row by itself: where batches are cut is not promised."""
 
 
-def transformed(transform: Transform, batch: Any, where: str) -> Any:
-    """What the user's function makes of a batch; DataError when it raises or gives something else."""
+def transformed(transform: Transform, batch: Any, source_label: str) -> Any:
+    """Returns the user's function's result for a batch; DataError when it raises or returns something else."""
     try:
-        made = transform(batch)
+        result = transform(batch)
     except Exception as error:
-        raise DataError(f"transform raised {type(error).__name__} on a batch of {where}: {error}") from error
-    if not isinstance(made, pa.RecordBatch):
-        raise DataError(f"transform gave {type(made).__name__} for {where}; it must give a pyarrow.RecordBatch")
-    return made
+        raise DataError(f"transform raised {type(error).__name__} on a batch of {source_label}: {error}") from error
+    if not isinstance(result, pa.RecordBatch):
+        raise DataError(
+            f"transform gave {type(result).__name__} for {source_label}; it must give a pyarrow.RecordBatch"
+        )
+    return result
 
 
 def identity(transform: Transform | None) -> str:
-    """A digest that is equal for equal code and values. Where something cannot be seen, it is another each time, so the
-    rows are not found again: that is logged.
+    """Returns a digest that is equal for equal code and values. Where something cannot be seen, it differs each time,
+    so the rows are not found again; this is logged.
     """
     if transform is None:
         return ""
@@ -50,7 +52,7 @@ def identity(transform: Transform | None) -> str:
 
 
 def pickled(transform: Transform) -> bytes:
-    """For processes elsewhere: with all of the user's modules that it uses.
+    """Pickles a transform for other processes, with all of the user's modules that it uses.
 
     Raises:
         SpecError: it cannot be pickled.
@@ -63,8 +65,8 @@ def pickled(transform: Transform) -> bytes:
         ) from error
 
 
-def chosen_by(batch: Any, column: str, origin: RowOrigin) -> Array:
-    """Boolean array of shape (rows,): the column that says which rows are validation rows."""
+def validation_column(batch: Any, column: str, origin: RowOrigin) -> Array:
+    """Returns the column that says which rows are validation rows, as a Boolean array of shape (rows,)."""
     array = batch.column(batch.schema.get_field_index(column))
     bad = null_rows(array)
     if bad is not None:

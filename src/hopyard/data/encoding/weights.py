@@ -1,4 +1,4 @@
-"""What may be a weight of a row: a number of at least 0, and above 0 in some row of each kind.
+"""Checks the weights of rows: each must be at least 0, and some row of each kind must have one above 0.
 
 A loss is a mean over rows by their weights. A weight below 0 turns the gradient around, and where all weights are 0
 there is no mean at all.
@@ -15,15 +15,15 @@ from hopyard.formats.arrow import Array
 
 
 def negative(weights: Array) -> int | None:
-    """The first row whose weight is below 0."""
+    """Returns the first row whose weight is below 0, or None."""
     return int(np.argmax(weights < 0)) if len(weights) and weights.min() < 0 else None
 
 
 class WeightCheck:
-    """Whether a row of each kind weighs anything.
+    """Checks that some row of each kind has a weight above 0.
 
     Args:
-        fields: of the raw arrays; without a weight among them nothing is wrong.
+        fields: one for each raw array; without a weight among them, the check passes.
 
     Attributes:
         heaviest: kind → the largest weight of its rows; plain values, to be sent.
@@ -34,17 +34,17 @@ class WeightCheck:
         self._number = next((at for at, field in enumerate(fields) if field.role == "weights"), -1)
         self._column = fields[self._number].columns[0].name if self._number >= 0 else ""
 
-    def take(self, raw: list[Array], chosen: Array | None) -> None:
-        """One array of shape (rows, …) for each field; `chosen`: which rows are validation rows, None for none."""
+    def take(self, raw: list[Array], is_validation: Array | None) -> None:
+        """Adds one array of shape (rows, …) for each field. `is_validation`: which rows validate; None: none."""
         if self._number < 0:
             return
         weights = raw[self._number]
-        self._add("train", weights if chosen is None else weights[~chosen])
-        if chosen is not None:
-            self._add("validate", weights[chosen])
+        self._add("train", weights if is_validation is None else weights[~is_validation])
+        if is_validation is not None:
+            self._add("validate", weights[is_validation])
 
     def merge(self, heaviest: dict[Kind, float]) -> None:
-        """Takes those of other rows."""
+        """Adds the largest weights of other rows."""
         for kind, weight in heaviest.items():
             self.heaviest[kind] = max(weight, self.heaviest.get(kind, 0.0))
 

@@ -2,12 +2,12 @@
 
 The rows lie in the folder of a `MaterializedSource`:
 
-    <token>-00003-<random>.seg    a segment: of one attempt of one task; counts only if the index names it
+    <token>-00003-<random>.seg    a segment, by one attempt of one task; counts only if the index names it
     index-<BLAKE3>.json           which segments, in which order, with the digests of their runs
     manifest.json                 names the index by its digest; written last: without it there is no data set
 
-The token is of one attempt to materialise, so two processes that do the same at the same time leave two whole sets of
-files, and the manifest of one of them.
+Each attempt to materialise has its own token, so two processes that do the same at the same time leave two whole sets
+of files, and the manifest of one of them.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DataFrameSource:
-    """A source that is a DataFrame until it is materialised, and `written` from then on. Its pickle is `written`.
+    """A source that is a DataFrame until it is materialised, and `materialized` from then on, which is also its pickle.
 
     Attributes:
-        frames: of the training rows; and of the validation rows, if they have their own.
+        frames: that of the training rows; and that of the validation rows, if they have their own.
         options: how they are cut.
         code: the transform's pickle, or None.
-        written: its partitions, which are there or will be.
-        columns: the types of the columns of each frame that are read, as Spark names them.
-        name: the user's, by which it is found again, or None.
+        materialized: its partitions, which exist or will be written.
+        columns: for each frame, the types of the columns that are read, as Spark names them.
+        name: the user's name, by which the rows are found again, or None.
     """
 
     volatile: ClassVar[bool] = False
@@ -68,55 +68,56 @@ class DataFrameSource:
     frames: tuple[Any, ...]
     options: BuildOptions
     code: bytes | None
-    written: MaterializedSource
+    materialized: MaterializedSource
     columns: tuple[dict[str, str], ...]
     name: str | None
 
     def __repr__(self) -> str:
-        return f"Spark DataFrame for {self.written.url}"
+        return f"Spark DataFrame for {self.materialized.url}"
 
     @property
     def url(self) -> str:
-        """Where it will be."""
-        return self.written.url
+        """The path or URL of the folder, which may not exist yet."""
+        return self.materialized.url
 
     def identity(self) -> str:
-        """Its URL."""
-        return self.written.url
+        """Returns the URL."""
+        return self.materialized.url
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Raises SpecError: the driver does not read the rows."""
-        refuse(self.written.url)
+        refuse(self.materialized.url)
 
     def provenance(self) -> list[SourceInfo]:
-        """Nothing; the manifest has them."""
+        """Returns nothing: the manifest has the sources."""
         return []
 
     def detached(self, identity: str | None) -> MaterializedSource:
-        """Its URL, without frames and session."""
-        return self.written
+        """Returns the materialised source, which has neither frames nor session."""
+        return self.materialized
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:
-        """Its manifest; materialises it first when there is none. Arguments and errors as `MaterializedSource.prepare`.
+        """Returns the manifest; materialises the rows first when there is none. Arguments and errors as those of
+        `MaterializedSource.prepare`.
 
         Raises:
-            SpecError: what is there under its name was made of other columns.
+            SpecError: the rows found under its name were made of other columns.
         """
-        if (there := self.written.find()) is not None:
-            self._compare(there)
-            return self.written.prepare(limit, cache)
+        if (existing := self.materialized.find()) is not None:
+            self._compare(existing)
+            return self.materialized.prepare(limit, cache)
         self._materialise()
-        found = self.written.prepare(limit, cache)
-        if self.written.cached:
-            evict(Path(self.written.url).parent, limit)  # not what was just made: `found` pins it
-        return found
+        manifest = self.materialized.prepare(limit, cache)
+        if self.materialized.cached:
+            evict(Path(self.materialized.url).parent, limit)  # not the new entry, which `manifest` pins
+        return manifest
 
-    def _compare(self, there: Manifest) -> None:
-        for number, (source, now) in enumerate(zip(there.sources, self.columns, strict=True)):
+    def _compare(self, existing: Manifest) -> None:
+        for number, (source, current) in enumerate(zip(existing.sources, self.columns, strict=True)):
             changes = [
-                _change(column, source.columns.get(column), now.get(column))
-                for column in dict.fromkeys([*source.columns, *now])
-                if source.columns.get(column) != now.get(column)
+                _change(column, source.columns.get(column), current.get(column))
+                for column in dict.fromkeys([*source.columns, *current])
+                if source.columns.get(column) != current.get(column)
             ]
             if changes:
                 raise SpecError(
@@ -128,8 +129,8 @@ class DataFrameSource:
 
     def _materialise(self) -> None:
         alive(self.frames[0])
-        folder, token = shared_directory(self.written.url), secrets.token_hex(6)
-        named: set[str] = set()
+        folder, token = shared_directory(self.materialized.url), secrets.token_hex(6)
+        segment_names: set[str] = set()
         try:
             with reaching(folder.url, "write to"):
                 folder.make()
@@ -139,32 +140,38 @@ class DataFrameSource:
             manifest.stored = Stored(folder.url, blake3(data).hexdigest())
             with reaching(folder.url, "write to"):
                 folder.put(manifest.stored.file, data)
-                named = {segment.name for segment in index.segments}  # `put` may raise, and the manifest be there
+                segment_names = {segment.name for segment in index.segments}  # also if `put` raises after writing
                 folder.put(FILE, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
         finally:
-            _sweep(folder, token, named)
+            _sweep(folder, token, segment_names)
 
     def _write(self, folder: Directory, token: str) -> tuple[Index, Manifest]:
-        """Runs the jobs; nothing of what they write counts before the manifest is there."""
-        asked = self.options
-        task = Task(folder.url, token, asked.spec, asked.partitions, 0.0, asked.seed, self.code, "Spark partition {}")
-        spec, before = with_vocabularies(asked.spec, list(self.frames), task if self.code is not None else None)
-        train = replace(task, spec=spec, fraction=asked.fraction)
+        """Runs the jobs. Nothing that they write counts before the manifest is there."""
+        options = self.options
+        task = Task(
+            folder.url, token, options.spec, options.partitions, 0.0, options.seed, self.code, "Spark partition {}"
+        )
+        spec, value_reports = with_vocabularies(
+            options.spec, list(self.frames), task if self.code is not None else None
+        )
+        train = replace(task, spec=spec, fraction=options.fraction)
         reports = report_each(self.frames[0], train.run, TaskReport)
-        alone = msgspec.structs.replace(spec, validation=None)
-        names = [train.what.format(one.number) for one in reports]
+        second_spec = msgspec.structs.replace(spec, validation=None)
+        names = [train.what.format(report.number) for report in reports]
         sources = [_source(reports, self.columns[0])]
-        for second, columns in zip(self.frames[1:], self.columns[1:], strict=True):
-            validate = replace(task, spec=alone, fraction=1.0, what=f"{task.what} of validation=")
-            more = report_each(second, validate.run, TaskReport)
-            sources.append(_source(more, columns))
-            names += [validate.what.format(one.number) for one in more]
-            reports += more
+        for frame, columns in zip(self.frames[1:], self.columns[1:], strict=True):
+            validate = replace(task, spec=second_spec, fraction=1.0, what=f"{task.what} of validation=")
+            second_reports = report_each(frame, validate.run, TaskReport)
+            sources.append(_source(second_reports, columns))
+            names += [validate.what.format(report.number) for report in second_reports]
+            reports += second_reports
         fields = _fields(reports, names)
-        _again(before, reports)
-        index = Index(asked.partitions, width(spec), [one.segment for one in reports if one.segment is not None])
-        _seen(folder, reports)
-        manifest = _manifest(replace(asked, spec=spec), fields, reports, index)
+        _check_deterministic(value_reports, reports)
+        index = Index(
+            options.partitions, width(spec), [report.segment for report in reports if report.segment is not None]
+        )
+        _check_visible(folder, reports)
+        manifest = _manifest(replace(options, spec=spec), fields, reports, index)
         manifest.sources = sources
         return index, manifest
 
@@ -178,23 +185,23 @@ def from_spark(
     name: str | None,
     cache: str,
 ) -> DataFrameSource:
-    """The source that Dataset.spark names; what can be checked without a job is.
+    """Returns the source of Dataset.spark, after all checks that need no job.
 
     Raises:
         SpecError, DataError: as Dataset.spark.
     """
-    spec, alone = options.spec, msgspec.structs.replace(options.spec, validation=None)
+    spec, second_spec = options.spec, msgspec.structs.replace(options.spec, validation=None)
     if transform is None:
         planned = []
         for number, df in enumerate(frames):
-            what, mine = ("the validation= DataFrame", alone) if number else ("the DataFrame", spec)
-            narrow = narrowed(df, mine.names, what)
-            fields = infer_fields(pa.RecordBatch.from_pylist([], schema=schema(narrow)), mine, what)
+            frame_label, frame_spec = ("the validation= DataFrame", second_spec) if number else ("the DataFrame", spec)
+            narrow = narrowed(df, frame_spec.names, frame_label)
+            fields = infer_fields(pa.RecordBatch.from_pylist([], schema=schema(narrow)), frame_spec, frame_label)
             planned.append((narrow, fields))
-            FeatureFinalizer(fields, vocabularies(mine), {})
+            FeatureFinalizer(fields, vocabularies(frame_spec), {})
         frames = [narrow for narrow, _ in planned]
         if len(planned) > 1:
-            _same(planned[0][1], planned[1][1])
+            _check_same_types(planned[0][1], planned[1][1])
     for number, df in enumerate(frames):
         if is_deterministic(df) is False:
             log.warning(
@@ -204,133 +211,139 @@ def from_spark(
             )
     code = None if transform is None else pickled(transform)
     seed = options.seed if options.fraction else 0
-    asked = [FORMAT, len(frames), spec, options.fraction, options.partitions, seed]
-    asked.append("" if name is None else identity(transform))
-    written = folder_for(frames[0], asked, path, name, cache)
-    return DataFrameSource(tuple(frames), options, code, written, tuple(map(types, frames)), name)
+    settings = [FORMAT, len(frames), spec, options.fraction, options.partitions, seed]
+    settings.append("" if name is None else identity(transform))
+    materialized = folder_for(frames[0], settings, path, name, cache)
+    return DataFrameSource(tuple(frames), options, code, materialized, tuple(map(types, frames)), name)
 
 
 def with_vocabularies(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[TaskReport]]:
-    """`spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all rows), and
-    the reports of the tasks that found them.
+    """Returns `spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all
+    rows), and the reports of the tasks that found them.
 
     Args:
         spec: as the user wrote it.
-        frames: of all rows.
-        task: with the transform, where there is one: columns are then what it makes of them.
+        frames: those of all rows.
+        task: a task with the transform, where there is one: the columns are then those of its result.
     """
-    open_ = {name: how for name, how in spec.encode.items() if how.values is None}
-    found: dict[str, set[Value]] = {name: set() for name in open_}
+    unlisted = {name: encoding for name, encoding in spec.encode.items() if encoding.values is None}
+    column_values: dict[str, set[Value]] = {name: set() for name in unlisted}
     reports: list[TaskReport] = []
-    for df in frames if open_ else []:
+    for df in frames if unlisted else []:
         if task is None:
-            for name, how in open_.items():
+            for name, encoding in unlisted.items():
                 values = df.select(quoted(name)).distinct()
-                rows = collected(values.limit(ONE_HOT_LIMIT + 1) if how.kind == "one-hot" else values)
-                found[name].update(row[0] for row in rows)
+                rows = collected(values.limit(ONE_HOT_LIMIT + 1) if encoding.kind == "one-hot" else values)
+                column_values[name].update(row[0] for row in rows)
             continue
         for report in report_each(df, task.values, TaskReport):
             reports.append(report)
-            for name in open_:
-                found[name].update(report.values[name])
-    closed = {
-        name: msgspec.structs.replace(how, values=sorted(value for value in found[name] if _is(value)))
-        for name, how in open_.items()
+            for name in unlisted:
+                column_values[name].update(report.values[name])
+    listed = {
+        name: msgspec.structs.replace(
+            encoding, values=sorted(value for value in column_values[name] if _is_category(value))
+        )
+        for name, encoding in unlisted.items()
     }
-    return msgspec.structs.replace(spec, encode={**spec.encode, **closed}), reports
+    return msgspec.structs.replace(spec, encode={**spec.encode, **listed}), reports
 
 
-def _is(value: Any) -> bool:
-    """Neither null nor NaN: these are faults, which the rows' own job counts."""
+def _is_category(value: Any) -> bool:
+    """Whether it is neither null nor NaN: these are faults, which the job that writes the rows counts."""
     return value is not None and value == value  # noqa: PLR0124
 
 
-def _same(mine: list[Field], theirs: list[Field]) -> None:
+def _check_same_types(mine: list[Field], theirs: list[Field]) -> None:
     for a, b in zip(mine, theirs, strict=True):
-        for one, other in zip(a.columns, b.columns, strict=True):
-            if one.type != other.type:
+        for first, second in zip(a.columns, b.columns, strict=True):
+            if first.type != second.type:
                 raise DataError(
-                    f"column {one.name!r} has type {other.type.rpartition(':')[0]} in the validation= DataFrame but "
-                    f"{one.type.rpartition(':')[0]} in the first; cast it"
+                    f"column {first.name!r} has type {second.type.rpartition(':')[0]} in the validation= DataFrame but "
+                    f"{first.type.rpartition(':')[0]} in the first; cast it"
                 )
 
 
-def _again(before: list[TaskReport], now: list[TaskReport]) -> None:
-    """Raises DataError when two passes over the rows saw others; none `before`, and there was one pass."""
-    (rows, total), (more, other) = (_names(reports) for reports in (before, now))
-    if before and (rows, total) != (more, other):
+def _check_deterministic(first_reports: list[TaskReport], second_reports: list[TaskReport]) -> None:
+    """Raises DataError when two passes over the rows saw different ones. No `first_reports`: there was one pass."""
+    (first_rows, first_sum), (second_rows, second_sum) = (
+        _rows_and_sum(reports) for reports in (first_reports, second_reports)
+    )
+    if first_reports and (first_rows, first_sum) != (second_rows, second_sum):
         raise DataError(
-            f"the DataFrame gave {rows} rows when its categories were found and {more} when they were written"
-            f"{', other ones' if rows == more else ''}: it is not deterministic; write it to Parquet first, or "
-            f"checkpoint() it, or list the values in encode="
+            f"the DataFrame gave {first_rows} rows when its categories were found and {second_rows} when they were "
+            f"written{', other ones' if first_rows == second_rows else ''}: it is not deterministic; write it to "
+            f"Parquet first, or checkpoint() it, or list the values in encode="
         )
 
 
-def _names(reports: list[TaskReport]) -> tuple[int, int]:
-    return sum(one.rows for one in reports), added(*(int(one.sum, 16) for one in reports))
+def _rows_and_sum(reports: list[TaskReport]) -> tuple[int, int]:
+    return sum(report.rows for report in reports), added(*(int(report.sum, 16) for report in reports))
 
 
-def _change(column: str, then: str | None, now: str | None) -> str:
-    if then is None or now is None:
-        return f"column {column!r} is {f'new, of type {now}' if then is None else f'gone, it had type {then}'}"
-    return f"column {column!r} has type {now}, it had {then}"
+def _change(column: str, old: str | None, new: str | None) -> str:
+    if old is None or new is None:
+        return f"column {column!r} is {f'new, of type {new}' if old is None else f'gone, it had type {old}'}"
+    return f"column {column!r} has type {new}, it had {old}"
 
 
 def _source(reports: list[TaskReport], columns: dict[str, str]) -> SourceInfo:
-    return SourceInfo(f"Spark DataFrame of {len(reports)} partitions", -1, sum(one.rows for one in reports), columns)
+    return SourceInfo(
+        f"Spark DataFrame of {len(reports)} partitions", -1, sum(report.rows for report in reports), columns
+    )
 
 
 def _fields(reports: list[TaskReport], names: list[str]) -> list[Field]:
-    """The fields that all tasks agree on. Raises what tasks report: bad values, and that there are no rows."""
-    with_rows = [(one, name) for one, name in zip(reports, names, strict=True) if one.fields is not None]
+    """Returns the fields that all tasks agree on. Raises DataError for bad values, for differences, and for no rows."""
+    with_rows = [(report, name) for report, name in zip(reports, names, strict=True) if report.fields is not None]
     if not with_rows:
         raise DataError("the DataFrame has no rows; give one that has some, or a transform that keeps some")
     faults: dict[str, Fault] = {}
-    for one in reports:
-        for column, (count, at) in one.faults.items():
-            faults.setdefault(column, Fault(0, at)).count += count
-    first, origin = with_rows[0]
+    for report in reports:
+        for column, (count, first_fault) in report.faults.items():
+            faults.setdefault(column, Fault(0, first_fault)).count += count
+    first, first_name = with_rows[0]
     assert first.fields is not None
     check(faults, first.fields)
-    for other, there in with_rows[1:]:
-        assert other.fields is not None
-        for mine, theirs in zip(first.fields, other.fields, strict=True):
+    for other_report, other_name in with_rows[1:]:
+        assert other_report.fields is not None
+        for mine, theirs in zip(first.fields, other_report.fields, strict=True):
             for a, b in zip(mine.columns, theirs.columns, strict=True):
                 if a.type != b.type:
                     raise DataError(
-                        f"column {a.name!r} has type {b.type.rpartition(':')[0]} in {there} but "
-                        f"{a.type.rpartition(':')[0]} in {origin}; cast it with transform="
+                        f"column {a.name!r} has type {b.type.rpartition(':')[0]} in {other_name} but "
+                        f"{a.type.rpartition(':')[0]} in {first_name}; cast it with transform="
                     )
                 if a.shape != b.shape:
                     raise DataError(
-                        f"column {a.name!r}: rows of shape {b.shape} in {there} but {a.shape} in {origin}; pad or cut "
-                        f"them with transform="
+                        f"column {a.name!r}: rows of shape {b.shape} in {other_name} but {a.shape} in {first_name}; "
+                        f"pad or cut them with transform="
                     )
     return first.fields
 
 
-def _seen(folder: Directory, reports: list[TaskReport]) -> None:
+def _check_visible(folder: Directory, reports: list[TaskReport]) -> None:
     """Raises SpecError unless this process sees what the tasks wrote."""
     with reaching(folder.url, "read"):
         sizes = folder.sizes()
-    for one in reports:
-        if one.segment is not None and sizes.get(one.segment.name) != one.segment.bytes:
-            seen = sizes.get(one.segment.name)
+    for report in reports:
+        if report.segment is not None and sizes.get(report.segment.name) != report.segment.bytes:
+            size = sizes.get(report.segment.name)
             raise SpecError(
-                f"path: host {one.host} wrote {one.segment.bytes} bytes to {folder.url}/{one.segment.name}, and this "
-                f"process sees {'no such file' if seen is None else f'{seen} bytes'} there; path= must be a place "
-                f"that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
+                f"path: host {report.host} wrote {report.segment.bytes} bytes to {folder.url}/{report.segment.name}, "
+                f"and this process sees {'no such file' if size is None else f'{size} bytes'} there; path= must be a "
+                f"place that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
             )
 
 
 def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskReport], index: Index) -> Manifest:
     moments: dict[str, ExactSums] = {}
     limits, weights, distinct = LabelRange(fields), WeightCheck(fields), Distinct()
-    for one in reports:
-        limits.merge(one.limits)
-        weights.merge(one.heaviest)
-        distinct.merge(one.distinct)
-        for name, packed in one.moments.items():
+    for report in reports:
+        limits.merge(report.limits)
+        weights.merge(report.heaviest)
+        distinct.merge(report.distinct)
+        for name, packed in report.moments.items():
             moments.setdefault(name, ExactSums(len(packed[1]))).merge(ExactSums.unpacked(packed))
     weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
@@ -338,10 +351,10 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
     scaling = scales(moments)
     finisher = FeatureFinalizer(fields, vocabularies(options.spec), scaling)
     parts: dict[Kind, list[PartitionInfo]] = {}
-    for kind, each in rows.items():
-        parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(each) if count]
+    for kind, counts in rows.items():
+        parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(counts) if count]
     manifest = make_manifest(finisher, scaling, limits, parts, options.spec.names)
-    count, total = _names(reports)
+    count, total = _rows_and_sum(reports)
     manifest.row_names = RowNames(options.spec.key, count, f"{total:x}")
     manifest.key = manifest.digest[:32]
     return manifest
@@ -357,12 +370,13 @@ def _part(index: Index, kind: Kind, partition: int, rows: int, finisher: Feature
     return named_partition(rows, total, finisher.infos)
 
 
-def _sweep(folder: Directory, token: str, named: set[str]) -> None:
-    """Removes what this attempt wrote, but for what is named: probe, failed and doubled tasks; else the folder too."""
+def _sweep(folder: Directory, token: str, segment_names: set[str]) -> None:
+    """Removes the probe and the segments of this attempt, except `segment_names` if there is a manifest; then the
+    folder, if it is empty."""
     try:
-        named = named if folder.has(FILE) else set()
+        segment_names = segment_names if folder.has(FILE) else set()
         for name in folder.sizes():
-            if name.startswith(token) and name not in named:
+            if name.startswith(token) and name not in segment_names:
                 folder.remove(name)
         folder.drop()
     except Exception as error:  # noqa: BLE001 - it must not hide why there is something to sweep

@@ -1,5 +1,5 @@
-"""A materialisation: found by its URL, from any process, without what it was made from; and where one is written, in a
-folder whose name is random, or follows from the user's `name=` and from what is asked of the rows.
+"""Finds a materialisation by its URL, from any process, without what it was made from; and names the folder of a new
+one: at random, or from the user's `name=` and all that decides what is written.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class MaterializedSource:
-    """A source that is partitions already. Its pickle is its URL.
+    """A source that has been written as partitions. Its pickle is its URL.
 
     Attributes:
-        url: of the folder, absolute.
+        url: that of the folder, absolute.
         cached: whether the folder is an entry of this user's cache: then it is pinned while it is used, as any entry.
-        what: what it was made from, for messages; empty: not known.
+        what: names what it was made from, for messages; empty: not known.
     """
 
     volatile: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class MaterializedSource:
         return self.url
 
     def identity(self) -> str:
-        """Its URL."""
+        """Returns the URL."""
         return self.url
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
@@ -55,18 +55,18 @@ class MaterializedSource:
         refuse(self.url)
 
     def provenance(self) -> list[SourceInfo]:
-        """Nothing; its manifest has them."""
+        """Returns nothing: the manifest has the sources."""
         return []
 
     def detached(self, identity: str | None) -> MaterializedSource:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def find(self) -> Manifest | None:
-        """Its manifest; None when there is none. The cache's entry is pinned while the Manifest lives.
+        """Returns the manifest; None when there is none. An entry of the cache is pinned while the Manifest lives.
 
         Raises:
-            DataError: what is there is no manifest, or of a newer version.
+            DataError: the file is not a manifest, or of another version.
             SpecError: the URL cannot be opened.
         """
         with reaching(self.url, "read"):
@@ -93,29 +93,29 @@ class MaterializedSource:
         return manifest
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:
-        """Its manifest, for this process.
+        """Returns the manifest, for this process.
 
         Args:
             limit: bytes that a host's cache may take.
-            cache: directory for the partitions that a host brings; empty: the cache of the user there.
+            cache: directory for the partitions that a host fetches; empty: the cache of the user there.
 
         Raises:
             DataError: there is none.
         """
         manifest = self.find()
         if manifest is None or manifest.stored is None:
-            made = f" {self.what} is materialised there by prepare() in the process that has its session;"
+            hint = f" {self.what} is materialised there by prepare() in the process that has its session;"
             raise DataError(
                 f"no data set at {self.url}: there is no {FILE}, which is written last;"
-                f"{made if self.what else ''} give the URL that Dataset.spark(…, path=…).url names, or make it again"
+                f"{hint if self.what else ''} give the URL that Dataset.spark(…, path=…).url names, or make it again"
             )
         manifest.path = cache
-        manifest.stored = msgspec.structs.replace(manifest.stored, url=self.url, limit=limit)  # moved: still whole
+        manifest.stored = msgspec.structs.replace(manifest.stored, url=self.url, limit=limit)  # it may have moved
         return manifest
 
 
 def refuse(url: str) -> NoReturn:
-    """Raises SpecError: rows that are asked for were encoded before."""
+    """Raises SpecError: the rows are encoded already, so they cannot be read as rows."""
     raise SpecError(
         f"the rows of {url} are encoded already, so they cannot be read as rows; to predict or evaluate, give rows: a "
         f"pandas DataFrame (df.limit(n).toPandas()), an Arrow table (df.toArrow()), or Dataset.parquet"
@@ -123,19 +123,19 @@ def refuse(url: str) -> NoReturn:
 
 
 def folder_for(
-    df: Any, asked: Sequence[Any], path: str | os.PathLike[str] | None, name: str | None, cache: str
+    df: Any, settings: Sequence[Any], path: str | os.PathLike[str] | None, name: str | None, cache: str
 ) -> MaterializedSource:
-    """The folder for the rows of these frames.
+    """Returns the source of the folder for the rows of these frames.
 
     Args:
         df: a DataFrame of the session that writes them.
-        asked: all but the rows that decides what is written, as plain values.
-        path: where folders are made; None: the cache, which is the executors' too when they run on this host.
-        name: the user's; an equal one and equal `asked` lead to the same folder. None: to a new folder each time.
+        settings: all that decides what is written, except the rows, as plain values.
+        path: directory for such folders; None: the cache, which is the executors' too when they run on this host.
+        name: the user's name; equal names and equal `settings` give the same folder. None: a new one each time.
         cache: directory of the user's cache.
 
     Raises:
-        SpecError: a value is not allowed; executors are elsewhere, and there is no path=.
+        SpecError: a value is not allowed; executors are on other hosts, and there is no path=.
     """
     if name is not None and (not isinstance(name, str) or not _NAME.fullmatch(name)):
         raise SpecError(
@@ -152,6 +152,6 @@ def folder_for(
         )
     folder = secrets.token_hex(12)
     if name is not None:
-        folder = f"{name}-{blake3(msgspec.json.encode([name, *asked])).hexdigest()[:32]}"
+        folder = f"{name}-{blake3(msgspec.json.encode([name, *settings])).hexdigest()[:32]}"
     root = cache if path is None else absolute(path)
     return MaterializedSource(f"{root}/spark-{folder}", path is None, "the DataFrame")

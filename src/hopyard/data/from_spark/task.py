@@ -1,6 +1,6 @@
-"""What one task of a cluster does: encodes the rows of one partition of a DataFrame and writes them as one segment.
+"""One task of a cluster: it encodes the rows of one partition of a DataFrame and writes them as one segment.
 
-It runs in the cluster's workers and knows nothing of the cluster: it takes a number and record batches, and gives a
+It runs in the cluster's workers and knows nothing of the cluster: it takes a number and record batches, and returns a
 `TaskReport`, which is all that the driver ever sees.
 """
 
@@ -22,12 +22,12 @@ from hopyard.data.encoding.exact_sums import ExactSums, PackedSums
 from hopyard.data.encoding.finalize import measure
 from hopyard.data.encoding.label_range import LabelRange, Range
 from hopyard.data.encoding.schema import infer_fields
-from hopyard.data.encoding.transform import Transform, chosen_by, transformed
+from hopyard.data.encoding.transform import Transform, transformed, validation_column
 from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.manifest import Field, Value
 from hopyard.data.options import ColumnSpec
 from hopyard.data.partitions.builder import vocabularies
-from hopyard.data.rows.names import Distinct, Names, added, named, unsigned, width
+from hopyard.data.rows.names import Distinct, Names, added, name_rows, unsigned, width
 from hopyard.data.shared.segments import Segment, Writer
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import SpecError
@@ -36,11 +36,11 @@ from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
 
 PROBE = "probe"
-"""End of the name of a file that the driver makes first: a worker that does not see it writes nothing."""
+"""End of the name of a file that the driver writes first: a worker that does not see it writes nothing."""
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task reports to the driver."""
+    """The report of a task to the driver."""
 
     number: int
     """The number of the partition of the DataFrame."""
@@ -50,7 +50,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     fields: list[Field] | None = None
     """The fields inferred from its first batch; None when it had no rows."""
     faults: dict[str, tuple[int, str]] = {}
-    """Column → how many bad rows, the first of them."""
+    """Column → (number of bad rows, the first of them)."""
     limits: Range | None = None
     heaviest: dict[Kind, float] = {}
     """Kind of rows → the largest weight."""
@@ -60,22 +60,22 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     distinct: bytes = b""
     """The names that decide where rows go, as rows.names.Distinct packs them."""
     values: dict[str, list[Value]] = {}
-    """The values of the columns to be encoded, if these were asked for."""
+    """The values of the columns to be encoded, from `Task.values`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to do with each partition of one DataFrame; goes to the workers by pickle.
+    """The work on each partition of one DataFrame; sent to the workers by pickle.
 
     Attributes:
-        url: of the folder for segments.
-        token: how all names of this materialisation begin.
-        spec: columns; with the values of all vocabularies.
-        partitions: of the data set.
-        fraction: of the rows that validate. 1: all of them.
-        seed: of that choice.
+        url: that of the folder for segments.
+        token: the prefix of the file names of this materialisation.
+        spec: the columns, with the values of all vocabularies.
+        partitions: how many the data set has.
+        fraction: share of the rows that validate; 1: all of them.
+        seed: decides which rows validate.
         code: the transform's pickle; None: there is none.
-        what: the DataFrame, for messages: "Spark partition {} of validation=".
+        what: names the DataFrame, for messages: "Spark partition {} of validation=".
     """
 
     url: str
@@ -91,35 +91,35 @@ class Task:
         """Writes all batches of partition `number` to one segment."""
         work = _Work(self, number)
         try:
-            return work.all(batches)
+            return work.write_all(batches)
         finally:
             work.close()
 
     def values(self, number: int, batches: Iterable[Any]) -> TaskReport:
         """Finds the values of the columns to be encoded, after the transform."""
-        found: dict[str, dict[Value, None]] = {name: {} for name in self.spec.encode}
+        unique_values: dict[str, dict[Value, None]] = {name: {} for name in self.spec.encode}
         planned, rows, total = False, 0, 0
         for batch, origin in blocks(self, number, batches):
             planned = planned or bool(infer_fields(batch, self.spec, str(origin)))
             rows += batch.num_rows
-            total = added(total, named(batch, self.spec, str(origin)).total())
-            for name, seen in found.items():
-                seen.update(dict.fromkeys(batch.column(batch.schema.get_field_index(name)).unique().to_pylist()))
-        values = {name: [value for value in seen if value is not None] for name, seen in found.items()}
+            total = added(total, name_rows(batch, self.spec, str(origin)).total())
+            for name, uniques in unique_values.items():
+                uniques.update(dict.fromkeys(batch.column(batch.schema.get_field_index(name)).unique().to_pylist()))
+        values = {name: [value for value in uniques if value is not None] for name, uniques in unique_values.items()}
         return TaskReport(number=number, host=socket.gethostname(), rows=rows, sum=f"{total:x}", values=values)
 
 
 def blocks(task: Task, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, RowOrigin]]:
-    """Batches that have rows, after vectors became lists and the transform was run."""
+    """Yields the batches that have rows, with vectors as lists, after the transform."""
     name = task.what.format(number)
     transform = None if task.code is None else _loaded(task.code)
-    read = row = 0
-    for whole in batches:
-        for part in lists(whole):
+    rows_read = row = 0
+    for incoming in batches:
+        for part in lists(incoming):
             batch, origin = part, RowOrigin(name, row, transform is not None)
             if transform is not None:
-                batch = transformed(transform, part, f"{name}, rows from {read}")
-            read += part.num_rows
+                batch = transformed(transform, part, f"{name}, rows from {rows_read}")
+            rows_read += part.num_rows
             if batch.num_rows:
                 yield batch, origin
             row += batch.num_rows
@@ -137,20 +137,20 @@ def _loaded(code: bytes) -> Transform:
 
 
 class _Work:
-    """One task at work. Owns its segment, which is removed unless all of it was written."""
+    """Runs one task. Owns its segment, which is removed unless all of it was written."""
 
     def __init__(self, task: Task, number: int) -> None:
         self._task, self._number = task, number
         self._name = f"{task.token}-{number:05d}-{secrets.token_hex(6)}.seg"
         self._folder: Directory | None = None
         self._stream: Any = None
-        self._whole = False
+        self._complete = False
 
-    def all(self, batches: Iterable[Any]) -> TaskReport:
-        """To the end of the batches."""
+    def write_all(self, batches: Iterable[Any]) -> TaskReport:
+        """Encodes and writes all batches."""
         task = self._task
         self._folder = shared_directory(task.url)
-        self._look(self._folder)
+        self._check_probe(self._folder)
         encoder: Encoder | None = None
         moments: dict[str, ExactSums] = {}
         distinct, row = Distinct(), 0
@@ -166,14 +166,14 @@ class _Work:
             if encoder.faults:
                 continue  # only to count them all
             raw = unsigned(raw)
-            names = named(batch, task.spec, str(origin))
-            chosen = self._chosen(batch, origin, names)
+            names = name_rows(batch, task.spec, str(origin))
+            is_validation = self._validation_rows(batch, origin, names)
             distinct.take(names.words[:, 0])
             limits.take(raw)
-            weights.take(raw, chosen)
+            weights.take(raw, is_validation)
             for at in scaled:
-                measure(moments, fields, at, raw[at] if chosen is None else raw[at][~chosen])
-            writer.take(raw, names, chosen)
+                measure(moments, fields, at, raw[at] if is_validation is None else raw[at][~is_validation])
+            writer.take(raw, names, is_validation)
         report = TaskReport(number=self._number, host=socket.gethostname(), rows=row)
         if encoder is None:
             return report
@@ -183,7 +183,7 @@ class _Work:
                 report, faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()}
             )
         writer.flush()
-        self._end()
+        self._finish()
         sums = [f"{total:x}" for total in writer.sums]
         return msgspec.structs.replace(
             report,
@@ -194,35 +194,35 @@ class _Work:
         )
 
     def close(self) -> None:
-        """Leaves the whole segment, or none."""
-        if self._whole or self._folder is None or self._stream is None:
+        """Removes the segment unless it is complete."""
+        if self._complete or self._folder is None or self._stream is None:
             return
         stream, self._stream = self._stream, None
         try:
             stream.close()
-        except Exception:  # noqa: BLE001, S110 - what it failed with before is what is reported
+        except Exception:  # noqa: BLE001, S110 - the error before this one is reported
             pass
         try:
             self._folder.remove(self._name)
         except Exception:  # noqa: BLE001, S110 - the driver removes it too
             pass
 
-    def _look(self, folder: Directory) -> None:
+    def _check_probe(self, folder: Directory) -> None:
         with reaching(folder.url, "read"):
-            seen = folder.has(f"{self._task.token}-{PROBE}")
-        if not seen:
+            is_visible = folder.has(f"{self._task.token}-{PROBE}")
+        if not is_visible:
             raise SpecError(
                 "path must be a place that driver and executors share (a path on NFS, or a URL of HDFS, S3 and the "
                 f"like), got {folder.url}: host {socket.gethostname()} does not see what the driver wrote there"
             )
 
-    def _chosen(self, batch: Any, origin: RowOrigin, names: Names) -> Array | None:
+    def _validation_rows(self, batch: Any, origin: RowOrigin, names: Names) -> Array | None:
         task = self._task
         if task.fraction >= 1:
             return np.ones(len(names), np.bool_)
         if task.fraction:
-            return names.chosen(task.seed, task.fraction)
-        return None if task.spec.validation is None else chosen_by(batch, task.spec.validation, origin)
+            return names.validates(task.seed, task.fraction)
+        return None if task.spec.validation is None else validation_column(batch, task.spec.validation, origin)
 
     def _write(self, chunk: Array) -> None:
         assert self._folder is not None
@@ -231,8 +231,8 @@ class _Work:
                 self._stream = self._folder.stream(self._name)
             self._stream.write(chunk.data)
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         assert self._folder is not None
         with reaching(self._folder.url, "write to"):
             self._stream.close()
-        self._whole = True
+        self._complete = True

@@ -51,8 +51,8 @@ OPEN_FILES = 256
 _BLOCK_BYTES = 1 << 20
 
 LabelledBatch = tuple[Any, RowOrigin, Array | None, Names | None]
-"""(record batch after the transform, where it is from, which of its rows are validation rows: None for none, their
-names where these decide where rows go).
+"""(record batch after the transform, its origin, which of its rows are validation rows: None for none, the names of its
+rows where these decide where rows go).
 """
 
 
@@ -61,7 +61,7 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
 
     Raises:
         DataError: the rows cannot be used, or are too few.
-        OSError: cannot be written.
+        OSError: a file cannot be written.
     """
     encoder: Encoder | None = None
     writer: _Writer | None = None
@@ -70,7 +70,7 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
     with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
         pending: deque[Future[None]] = deque()
         try:
-            for batch, origin, chosen, names in blocks:
+            for batch, origin, is_validation, names in blocks:
                 if encoder is None:
                     fields = infer_fields(batch, options.spec, str(origin))
                     encoder = Encoder(fields, vocabularies(options.spec))
@@ -83,8 +83,8 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
                 if names is not None:
                     raw = unsigned(raw)
                 limits.take(raw)
-                weights.take(raw, chosen)
-                pending.append(pool.submit(writer.take, raw, chosen, batch.num_rows, names))
+                weights.take(raw, is_validation)
+                pending.append(pool.submit(writer.take, raw, is_validation, batch.num_rows, names))
                 while len(pending) > 1:
                     pending.popleft().result()
             while pending:
@@ -103,12 +103,12 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
 
 
 def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
-    """For each encoded column: empty and growing, or the values that the user lists."""
-    made = {}
-    for name, how in spec.encode.items():
-        values = {value: code for code, value in enumerate(how.values or [])}
-        made[name] = Vocabulary(name, values, how.values is not None)
-    return made
+    """Returns a vocabulary for each encoded column: empty and growing, or fixed to the values that the user lists."""
+    result = {}
+    for name, encoding in spec.encode.items():
+        values = {value: code for code, value in enumerate(encoding.values or [])}
+        result[name] = Vocabulary(name, values, encoding.values is not None)
+    return result
 
 
 def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> None:
@@ -126,34 +126,34 @@ def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> Non
 
 
 def check_split(rows: Mapping[Kind, Sequence[int]], options: BuildOptions, distinct: Distinct) -> None:
-    """Raises DataError where rows that went by their names left a partition empty, or chose too few or too many for
+    """Raises DataError where the names of rows left a partition empty, or chose too few or too many rows for
     validation.
 
     Args:
-        rows: of each partition of each kind.
-        distinct: names there are.
+        rows: how many each partition of each kind has.
+        distinct: counts the names.
     """
     key = options.spec.key
-    what = f"values of key={key!r}" if key else "rows, as far as they are read,"
-    there = f"the number of different {what} is {distinct}"
-    validate, every = sum(rows["validate"]), sum(map(sum, rows.values()))
-    if abs(validate - options.fraction * every) > options.fraction * every / 5 > 0:
+    noun = f"values of key={key!r}" if key else "rows, as far as they are read,"
+    count_text = f"the number of different {noun} is {distinct}"
+    validate, total = sum(rows["validate"]), sum(map(sum, rows.values()))
+    if abs(validate - options.fraction * total) > options.fraction * total / 5 > 0:
         seed = distinct.seed(options.seed, options.fraction)
-        other = "another seed=" if seed is None else f"seed={seed[0]}, which chooses {seed[1]:.2g}"
+        advice = "another seed=" if seed is None else f"seed={seed[0]}, which chooses {seed[1]:.2g}"
         raise DataError(
-            f"validation = {options.fraction:g} chose {validate} of {every} rows, {validate / every:.2g} of them: the "
-            f"rows' names choose, and {there}; give {other}, or name a column of true and false with validation="
+            f"validation = {options.fraction:g} chose {validate} of {total} rows, {validate / total:.2g} of them: the "
+            f"rows' names choose, and {count_text}; give {advice}, or name a column of true and false with validation="
         )
     for kind in KINDS if options.validates else KINDS[:1]:
         if 0 in rows[kind]:
             raise DataError(
-                f"partition {rows[kind].index(0)} of {options.partitions} for {NOUNS[kind]} got none of {every} rows: "
-                f"their names draw it, and {there}; give fewer partitions= than {options.partitions}, or more rows"
+                f"partition {rows[kind].index(0)} of {options.partitions} for {NOUNS[kind]} got none of {total} rows: "
+                f"their names draw it, and {count_text}; give fewer partitions= than {options.partitions}, or more rows"
             )
 
 
 def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionInfo:
-    """A partition whose rows go by name: its digest is the sum of the names, which tells what the rows hold."""
+    """Returns a partition whose rows go by name: its digest is the sum of the names, which are hashes of the rows."""
     return PartitionInfo(rows, rows * sum(info.row_bytes for info in infos), f"{total:032x}")
 
 
@@ -164,7 +164,7 @@ def make_manifest(
     parts: Mapping[Kind, list[PartitionInfo]],
     names: list[str],
 ) -> Manifest:
-    """The Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
+    """Returns the Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
     classes, label_range = limits.result(finisher.vocabularies)
     arrays = list(zip(finisher.fields, finisher.infos, strict=True))
     manifest = Manifest(
@@ -205,20 +205,20 @@ class _Writer:
         self._files: dict[str, list[Appender]] = {}
         self._buffers: dict[int, Array] = {}
 
-    def take(self, raw: list[Array], chosen: Array | None, rows: int, names: Names | None) -> None:
+    def take(self, raw: list[Array], is_validation: Array | None, rows: int, names: Names | None) -> None:
         """Deals one block of encoded rows."""
         if names is not None:
-            self._deal_by_name(raw, chosen, names)
+            self._deal_by_name(raw, is_validation, names)
             return
         arrays = raw if self._finisher is None else [self._finisher(n, array) for n, array in enumerate(raw)]
-        if chosen is None:
+        if is_validation is None:
             self._deal("train", slice(None), rows, arrays)
             return
-        for kind, index in (("train", np.flatnonzero(~chosen)), ("validate", np.flatnonzero(chosen))):
+        for kind, index in (("train", np.flatnonzero(~is_validation)), ("validate", np.flatnonzero(is_validation))):
             self._deal("train" if kind == "train" else "validate", index, len(index), arrays)
 
     def finish(self, limits: LabelRange) -> Manifest:
-        """Closes what is written; rewrites it first when it was staged."""
+        """Rewrites staged arrays, closes all files and returns the manifest."""
         counts = {kind: sum(self._rows[kind]) if self._words else self._dealers[kind].rows for kind in KINDS}
         if self._words:
             check_split(self._rows, self._options, self._distinct)
@@ -246,7 +246,7 @@ class _Writer:
         return manifest
 
     def close(self) -> None:
-        """Closes files, whatever happened."""
+        """Closes all files, also after an error."""
         for files in self._files.values():
             for file in files:
                 file.close()
@@ -254,18 +254,18 @@ class _Writer:
     def _deal(self, kind: Kind, index: Array | slice, rows: int, arrays: list[Array]) -> None:
         if not rows:
             return
-        for partition, mine in self._dealers[kind].deal(index, rows):
+        for partition, selection in self._dealers[kind].deal(index, rows):
             for number, (array, file) in enumerate(zip(arrays, self._open(kind, partition), strict=True)):
-                file.append(self._gather(number, array, mine))
+                file.append(self._gather(number, array, selection))
 
-    def _deal_by_name(self, raw: list[Array], chosen: Array | None, names: Names) -> None:
+    def _deal_by_name(self, raw: list[Array], is_validation: Array | None, names: Names) -> None:
         self._distinct.take(names.words[:, 0])
-        for run, mine, total in names.dealt(self._options.partitions, chosen):
+        for run, selection, total in names.runs(self._options.partitions, is_validation):
             kind: Kind = "train" if run < self._options.partitions else "validate"
             partition = run % self._options.partitions
             for number, (array, file) in enumerate(zip([*raw, names.words], self._open(kind, partition), strict=True)):
-                file.append(self._gather(number, array, mine))
-            self._rows[kind][partition] += len(mine)
+                file.append(self._gather(number, array, selection))
+            self._rows[kind][partition] += len(selection)
             self._sums[run] = added(self._sums[run], total)
 
     def _gather(self, number: int, array: Array, index: Array | slice) -> Array:
@@ -281,7 +281,7 @@ class _Writer:
     def _open(
         self, kind: str, partition: int, staged: bool | None = None, finisher: FeatureFinalizer | None = None
     ) -> list[Appender]:
-        """The files of one partition (or stage), one per field."""
+        """Returns the files of one partition (or stage), one per field."""
         staged = self._staged if staged is None else staged
         name = ("stage-" if staged else "") + folder_name(kind, partition)
         files = self._files.get(name)
@@ -312,7 +312,7 @@ class _Writer:
         return PartitionInfo(files[0].rows, size, digest.hexdigest(), data)
 
     def _rewrite(self, kind: Kind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
-        """Staged raw rows to final partitions, block by block; each stage file is removed when it is used up."""
+        """Rewrites staged rows to final partitions, block by block; each stage file is removed when it is used up."""
         infos, start = [], 0
         for partition, share in enumerate(shares(rows, self._options.partitions) if rows else []):
             files = self._open(kind, partition, False, finisher)
@@ -351,10 +351,10 @@ class _Writer:
                 for number, (file, array) in enumerate(zip(files, block, strict=True)):
                     file.append(np.ascontiguousarray(finisher(number, array)))
             sorter.close()
-            written = self._seal(kind, partition, finisher)
+            sealed = self._seal(kind, partition, finisher)
             total = self._sums[partition + (self._options.partitions if kind == "validate" else 0)]
-            named = named_partition(count, total, finisher.infos)
-            infos.append(msgspec.structs.replace(named, files=written.files))
+            info_by_name = named_partition(count, total, finisher.infos)
+            infos.append(msgspec.structs.replace(info_by_name, files=sealed.files))
             shutil.rmtree(self._directory / f"stage-{name}")
         return infos
 

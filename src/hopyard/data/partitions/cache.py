@@ -53,23 +53,23 @@ STALE_SECONDS = 30 * 86_400.0
 KILLED_SECONDS = 86_400.0
 """A folder that Spark's tasks wrote to, and that has no manifest after so long, is removed."""
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-"""What says that a folder is another user's, read-only, or no folder."""
+"""Errors that say that a folder is another user's, read-only, or not a folder."""
 _ROWS = re.compile(r"spark-([0-9A-Za-z][0-9A-Za-z._-]*-)?[0-9a-f]{24,32}")
 """Names of the folders that Dataset.spark makes."""
 _WRITTEN = re.compile(
     rf"(\.part-.+|\.needed-.+|{re.escape(FILE)}|index-[0-9a-f]{{64}}\.json|[0-9a-f]{{12}}-(probe|\d{{5,}}-[0-9a-f]{{12}}\.seg))"
 )
-"""Names of the files in them."""
+"""Names of the files in these folders."""
 THREADS = 8
-"""That compare the partitions of an entry at once."""
+"""How many threads compare the partitions of an entry."""
 OPEN = 256
-"""Partitions of one manifest that stay mapped."""
+"""How many partitions of one manifest stay mapped."""
 _OPENED: dict[int, Callable[..., Columns]] = {}
 """The mapped partitions of each Manifest that lives, by its id. `open_partition` alone uses it."""
 
 
 def default_root() -> Path:
-    """The cache of this user on this host."""
+    """Returns the cache of this user on this host."""
     return Path(platformdirs.user_cache_dir("hopyard")) / "data"
 
 
@@ -80,7 +80,7 @@ class Pin:
         self._close = weakref.finalize(self, os.close, file)
 
     def close(self) -> None:
-        """Let go."""
+        """Releases the lock."""
         self._close()
 
 
@@ -95,36 +95,36 @@ def pin(root: Path, key: str) -> Pin | None:
     except FileNotFoundError:  # evicted between the two lines above
         os.close(file)
         return None
-    except PermissionError:  # of another user, who alone may mark it
+    except PermissionError:  # another user's, who alone may mark it
         pass
     return Pin(file)
 
 
 def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: int) -> Manifest:
-    """The manifest of entry `key`, made by `make(empty directory)` if need be: by one process, while others wait.
+    """Returns the manifest of entry `key`. If there is none, one process calls `make(empty directory)`; others wait.
 
-    An entry that is there is read whole, once in each process, to see that it holds what was written (about 2 GB/s a
-    core); one that is damaged is made again, which is logged.
+    An existing entry is read in full, once in each process, to check that it holds what was written (about 2 GB/s a
+    core); a damaged one is made again, which is logged.
 
     The entry is pinned for as long as the Manifest object lives. After making one, the least recently used entries are
-    evicted until all take at most `limit` bytes: never one that is pinned.
+    evicted until all take at most `limit` bytes, but never one that is pinned.
 
     Raises:
         ResourceError: no room, or the folder cannot be written; what was written is removed.
         What `make` raises; what was written is removed.
     """
     with usable(root):
-        if (found := _entry(root, key)) is not None:
-            return found
+        if (manifest := _entry(root, key)) is not None:
+            return manifest
         with making(root, key):
-            if (found := _entry(root, key, warn=True)) is None:
+            if (manifest := _entry(root, key, warn=True)) is None:
                 with scratch(root, key) as directory:
                     adopt(root, key, directory, make(directory))
-                found = _entry(root, key)
-        evict(root, limit)  # not what was just made: `found` pins it
-    if found is None:
+                manifest = _entry(root, key)
+        evict(root, limit)  # not the new entry, which `manifest` pins
+    if manifest is None:
         raise DataError(f"{root / key} was deleted while it was made; call prepare() again")
-    return found
+    return manifest
 
 
 def adopt(root: Path, key: str, directory: Path, manifest: Manifest) -> None:
@@ -139,13 +139,13 @@ def adopt(root: Path, key: str, directory: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def making(root: Path, key: str) -> Iterator[None]:
-    """Only one process at a time makes or evicts `key`. Who waits advances as the one does that makes it."""
-    pause, seen = 0.01, 0
+    """Lets one process at a time make or evict `key`. A process that waits reports progress while the entry grows."""
+    pause, last_size = 0.01, 0
     while (file := _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
-        if pause == 0.5 and (size := _written(root, key)) != seen:
-            seen = size
+        if pause == 0.5 and (size := _written_bytes(root, key)) != last_size:
+            last_size = size
             meter.advance()
     try:
         yield
@@ -153,20 +153,20 @@ def making(root: Path, key: str) -> Iterator[None]:
         os.close(file)
 
 
-def _written(root: Path, key: str) -> int:
-    """Bytes that the maker of an entry has written so far."""
-    found = 0
+def _written_bytes(root: Path, key: str) -> int:
+    """Returns the bytes of the unfinished entry so far."""
+    total = 0
     for path in root.glob(f".tmp-{key}-*/**/*"):
         with suppress(OSError):
-            found += path.stat().st_size
-    return found
+            total += path.stat().st_size
+    return total
 
 
 @contextmanager
 def scratch(root: Path, key: str) -> Iterator[Path]:
     """An empty directory beside the entries, removed at the end if it is still there. The caller is `making` `key`."""
-    for left in root.glob(f".tmp-{key}-*"):  # by a process that was killed: we hold its lock
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in root.glob(f".tmp-{key}-*"):  # of a process that was killed: we hold its lock
+        shutil.rmtree(leftover, ignore_errors=True)
     with usable(root):
         directory = Path(tempfile.mkdtemp(prefix=f".tmp-{key}-", dir=root))
     try:
@@ -190,9 +190,9 @@ def usable(root: Path) -> Iterator[None]:
             ) from error
         if error.errno not in FULL:
             raise
-        there = next(folder for folder in (root, *root.parents) if folder.exists())
+        nearest = next(folder for folder in (root, *root.parents) if folder.exists())
         raise ResourceError(
-            f"no room for the data cache in {root} ({error.strerror}, {shutil.disk_usage(there).free:,} bytes free); "
+            f"no room for the data cache in {root} ({error.strerror}, {shutil.disk_usage(nearest).free:,} bytes free); "
             f"what was written of this entry is removed; free some, or call prepare(cache=) with another directory"
         ) from error
 
@@ -203,7 +203,7 @@ class Entry:
 
     Attributes:
         path: its directory.
-        bytes: all its files.
+        bytes: size of all its files.
         used: when it was last used, in seconds since the epoch of Unix.
         runs: the run directories that may still need it.
     """
@@ -214,22 +214,22 @@ class Entry:
     runs: list[str]
 
     def remove(self) -> bool:
-        """Whether it could be removed: nobody makes or pins it."""
+        """Removes the entry unless somebody makes or pins it. Returns whether it was removed."""
         return _remove(self.path.parent, self.path.name, self.path)
 
 
 def entries(root: Path) -> list[Entry]:
-    """All entries of the cache at `root`, what was used longest ago first; what is no entry is not touched."""
-    found = []
-    for manifest in root.glob(f"*/{FILE}"):
+    """Returns all entries of the cache at `root`, least recently used first; anything else there is skipped."""
+    result = []
+    for path in root.glob(f"*/{FILE}"):
         try:
-            if not _is_entry(manifest.parent.name, manifest.read_bytes()):
+            if not _is_entry(path.parent.name, path.read_bytes()):
                 continue
-            size = sum(file.stat().st_size for file in manifest.parent.rglob("*") if file.is_file())
-            found.append(Entry(manifest.parent, size, manifest.stat().st_mtime, needed(manifest.parent)))
+            size = sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+            result.append(Entry(path.parent, size, path.stat().st_mtime, needed(path.parent)))
         except FileNotFoundError:  # another process evicts as well
             continue
-    return sorted(found, key=lambda entry: entry.used)
+    return sorted(result, key=lambda entry: entry.used)
 
 
 def _is_entry(name: str, data: bytes) -> bool:
@@ -242,7 +242,7 @@ def _is_entry(name: str, data: bytes) -> bool:
 
 
 class _Identity(msgspec.Struct):
-    """What every manifest has had."""
+    """The fields that the manifests of all versions have."""
 
     format: int
     key: str
@@ -261,35 +261,35 @@ def is_pinned(path: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Removes what killed makers left."""
-    for left in root.glob(".tmp-*-*"):
-        _remove(root, left.name[5:].rpartition("-")[0], left)
-    for left in root.glob("spark-*"):  # of a driver that was killed before there was a manifest
+    """Removes the files of processes that were killed."""
+    for leftover in root.glob(".tmp-*-*"):
+        _remove(root, leftover.name[5:].rpartition("-")[0], leftover)
+    for leftover in root.glob("spark-*"):  # of a driver that was killed before there was a manifest
         with suppress(OSError):
-            young = time.time() - left.stat().st_mtime <= KILLED_SECONDS
+            young = time.time() - leftover.stat().st_mtime <= KILLED_SECONDS
             if (
                 not young
-                and not (left / FILE).exists()
-                and _is_begun(left.name, [file.name for file in left.iterdir()])
+                and not (leftover / FILE).exists()
+                and _is_begun(leftover.name, [file.name for file in leftover.iterdir()])
             ):
-                _remove(root, left.name, left)
+                _remove(root, leftover.name, leftover)
 
 
 def evict(root: Path, limit: int) -> None:
     """Removes entries that nobody has used for STALE_SECONDS; then the least recently used ones until all take at most
-    `limit` bytes; and what killed makers left. Never one that is pinned, nor one that a run needs that may go on."""
+    `limit` bytes; and files of killed processes. Never one that is pinned, or that a run needs that may go on."""
     sweep(root)
-    every = entries(root)
-    total = sum(entry.bytes for entry in every)
-    for entry in every:
+    oldest_first = entries(root)
+    total = sum(entry.bytes for entry in oldest_first)
+    for entry in oldest_first:
         stale = time.time() - entry.used > STALE_SECONDS
         if (stale or total > limit) and not entry.runs and entry.remove():
             total -= entry.bytes
 
 
 def rows_in(path: str) -> list[str]:
-    """The folders of rows that Dataset.spark(…, path=path) made there; or `path` itself, if it is one. Raises as
-    `reaching`."""
+    """Returns the folders of rows that Dataset.spark(…, path=path) made there; or `path` itself, if it is one. Raises
+    as `reaching`."""
     with reaching(path, "read"):
         if _are_rows(shared_directory(path)):
             return [path]
@@ -301,7 +301,7 @@ def rows_in(path: str) -> list[str]:
 
 
 def _are_rows(folder: Directory) -> bool:
-    """Whether Dataset.spark wrote what is in a folder, or began to: it removes nothing that somebody else put there."""
+    """Whether Dataset.spark wrote the files in a folder, or began to. Files of others must never be removed."""
     names = folder.sizes()
     if FILE not in names:
         return _is_begun(folder.url.rpartition("/")[2], names)
@@ -313,7 +313,7 @@ def _are_rows(folder: Directory) -> bool:
 
 
 def _is_begun(name: str, files: Iterable[str]) -> bool:
-    """Whether a folder is one that tasks have written to, of a driver that was killed before it wrote the manifest."""
+    """Whether tasks have written to a folder, and their driver was killed before it wrote the manifest."""
     return _ROWS.fullmatch(name) is not None and all(_WRITTEN.fullmatch(file) for file in files)
 
 
@@ -321,7 +321,7 @@ def remove_rows(url: str) -> None:
     """Removes the rows that Dataset.spark wrote to a folder, and the partitions of them that this host has fetched.
 
     Raises:
-        SpecError: somebody else wrote what is there, or it cannot be removed.
+        SpecError: somebody else wrote the files there, or they cannot be removed.
     """
     folder = shared_directory(url)
     with reaching(url, "remove"):
@@ -338,7 +338,7 @@ def remove_rows(url: str) -> None:
 
 
 def open_partition(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Columns:
-    """The memory-mapped columns of one partition.
+    """Returns the memory-mapped columns of one partition.
 
     Mappings stay for as long as the Manifest object lives (the last OPEN of them), because mapping anew for each visit
     costs a tenth of a shuffled pass in page faults. They are private, so writing to them changes no file, but it would
@@ -348,12 +348,12 @@ def open_partition(manifest: Manifest, kind: Literal["train", "validate"], parti
         SpecError: no such partition.
         DataError: the cache entry is gone or damaged.
     """
-    opened = _OPENED.get(id(manifest))
-    if opened is None:
-        weak = weakref.ref(manifest)
-        opened = _OPENED[id(manifest)] = lru_cache(OPEN)(lambda *which: _open(weak(), *which))
+    open_mapped = _OPENED.get(id(manifest))
+    if open_mapped is None:
+        manifest_reference = weakref.ref(manifest)
+        open_mapped = _OPENED[id(manifest)] = lru_cache(OPEN)(lambda *which: _open(manifest_reference(), *which))
         weakref.finalize(manifest, _OPENED.pop, id(manifest), None)
-    columns = opened(kind, partition)
+    columns = open_mapped(kind, partition)
     return replace(columns, inputs=own(columns.inputs), targets=own(columns.targets))
 
 
@@ -364,7 +364,7 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
         raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
     rows, entry, number = parts[partition].rows, manifest, partition
     if manifest.stored is not None:
-        entry, number = _brought(manifest, kind, partition), 0
+        entry, number = _fetch_entry(manifest, kind, partition), 0
         parts = entry.train if kind == "train" else entry.validate
     path = Path(entry.path)
     with usable(path.parent):
@@ -385,34 +385,35 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
     return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, pinned)
 
 
-def _brought(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
-    """One partition of a materialisation as an entry of this host's cache; it is pinned while the result lives."""
+def _fetch_entry(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
+    """Returns one partition of a materialisation as an entry of this host's cache, pinned while the result lives."""
     assert manifest.stored is not None
     key = f"{manifest.key}-{kind}-{partition:05d}"
     make = partial(fetch, manifest=manifest, kind=kind, partition=partition)
     return find_or_make(_host_root(manifest.path), key, make, manifest.stored.limit)
 
 
-def _host_root(wanted: str) -> Path:
-    """The first place of `wanted`, the user's cache, the system's temporary directory that this process may write to:
-    a container of a cluster often has no home.
+def _host_root(preferred: str) -> Path:
+    """Returns the first of `preferred`, the user's cache, and a folder in the system's temporary directory that this
+    process may write to: a container of a cluster often has no home.
     """
-    for root in [Path(wanted), default_root()] if wanted else [default_root()]:
+    for root in [Path(preferred), default_root()] if preferred else [default_root()]:
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
         if os.access(root, os.W_OK | os.X_OK):
             return root
-    own = Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}"
-    own.mkdir(mode=0o700, exist_ok=True)
-    found = own.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    fallback = Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}"
+    fallback.mkdir(mode=0o700, exist_ok=True)
+    status = fallback.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise ResourceError(
-            f"{own} is no folder of this user alone (0700), and {default_root()} cannot be written: free one of them"
+            f"{fallback} is no folder of this user alone (0700), and {default_root()} cannot be written: free one of "
+            "them"
         )
-    (own / "data").mkdir(exist_ok=True)
-    return own / "data"
+    (fallback / "data").mkdir(exist_ok=True)
+    return fallback / "data"
 
 
 def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:
@@ -424,7 +425,7 @@ def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) ->
 
 def _compare(folder: Path, manifest: Manifest, part: PartitionInfo) -> None:
     """Raises as `compare` where a file of a partition does not hold what was written."""
-    for name, digest in zip(file_names(manifest.fields), part.files, strict=False):  # of an older version: no digests
+    for name, digest in zip(file_names(manifest.fields), part.files, strict=False):  # an older version has no digests
         compare(folder / name, digest)
 
 
@@ -434,7 +435,7 @@ def _entry(root: Path, key: str, warn: bool = False) -> Manifest | None:
         return None
     try:
         manifest = Manifest.load(root / key / FILE, check=False)
-    except DataError:  # unreadable: as if it were not there
+    except DataError:  # unreadable, so treated as missing
         return None
     manifest.path = str(root / key)
     if fault := _fault(manifest):
@@ -450,12 +451,12 @@ def _entry(root: Path, key: str, warn: bool = False) -> Manifest | None:
 
 
 def _fault(manifest: Manifest) -> str:
-    """What is wrong with the files of an entry; "" where they hold what was written. A power failure soon after writing
-    can leave them short, a disk can turn bits."""
+    """Returns what is wrong with the files of an entry; "" where they hold what was written. A power failure soon after
+    writing can leave them short, and a disk can flip bits."""
     parts = [
         (Path(manifest.path) / folder_name(kind, number), part)
-        for kind, each in (("train", manifest.train), ("validate", manifest.validate))
-        for number, part in enumerate(each)
+        for kind, infos in (("train", manifest.train), ("validate", manifest.validate))
+        for number, part in enumerate(infos)
     ]
     for folder, part in parts:
         files = list(folder.glob("*.npy"))
@@ -469,14 +470,14 @@ def _fault(manifest: Manifest) -> str:
     return ""
 
 
-def _lock(root: Path, name: str, how: int) -> int | None:
-    """File descriptor of the locked lock file; None when `how` has LOCK_NB and somebody else has it."""
+def _lock(root: Path, name: str, operation: int) -> int | None:
+    """Returns the descriptor of the locked file; None when `operation` has LOCK_NB and somebody else holds the lock."""
     folder = root / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, how)
+            fcntl.flock(file, operation)
             if still_there(file, folder / name):
                 return file
         except BlockingIOError:
@@ -490,21 +491,21 @@ def _lock(root: Path, name: str, how: int) -> int | None:
 
 def _remove(root: Path, key: str, path: Path) -> bool:
     """Removes `path`, which belongs to `key`, unless somebody makes or pins it."""
-    make = _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if make is None:
+    make_lock = _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if make_lock is None:
         return False
     try:
-        use = _lock(root, f"{key}.use", fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if use is None:
+        use_lock = _lock(root, f"{key}.use", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if use_lock is None:
             return False
         try:
             if not path.name.startswith("."):
-                path = path.rename(root / f".tmp-{key}-{os.getpid()}")  # gone at once, for all
+                path = path.rename(root / f".tmp-{key}-{os.getpid()}")  # disappears at once for all processes
             shutil.rmtree(path, ignore_errors=True)
             for kind in ("use", "make"):
                 (root / "locks" / f"{key}.{kind}").unlink(missing_ok=True)
         finally:
-            os.close(use)
+            os.close(use_lock)
     finally:
-        os.close(make)
+        os.close(make_lock)
     return True

@@ -15,12 +15,12 @@ from hopyard.spec import Batch
 def sizes(rows: int, batch_size: int) -> list[int]:
     """Rows of each batch. A last batch of one row joins the one before it (batch norm fails on a single row)."""
     full, rest = divmod(rows, batch_size)
-    cut = [batch_size] * full
+    result = [batch_size] * full
     if rest == 1 and full:
-        cut[-1] += 1
+        result[-1] += 1
     elif rest:
-        cut.append(rest)
-    return cut
+        result.append(rest)
+    return result
 
 
 class PartitionLoader:
@@ -30,7 +30,7 @@ class PartitionLoader:
         columns: from `cache.open_partition` or `data.apply.apply`.
         batch_size: rows of a batch, at least 1.
         shuffle: seed of the visit order (`core.runs.order.shuffle_seed`); None: as stored.
-        seed: what each Batch carries for whatever the model draws.
+        seed: the seed in each Batch, for whatever the model draws.
 
     Batches are always copies, also when rows are visited as stored: a model that changes its batch in place then
     changes nothing that is seen again. The buffers belong to the loader: one iteration at a time.
@@ -48,20 +48,21 @@ class PartitionLoader:
         self._buffers: tuple[Any, ...] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """What can be done once is done here: a batch of 256 rows is gathered in 14 µs, as long as 30 calls take."""
-        whole = (self.columns.inputs, self.columns.targets, self.columns.weights)
+        """Yields the batches. What can be done once is done before the loop: a batch of 256 rows is gathered in 14 µs,
+        as long as 30 calls take."""
+        parts = (self.columns.inputs, self.columns.targets, self.columns.weights)
         if self._buffers is None:
-            most = max(self.sizes, default=0)
-            self._buffers = tuple(_like(part, most) for part in whole)
-        leaves = [leaf for part in whole for leaf in _leaves(part)]
+            largest = max(self.sizes, default=0)
+            self._buffers = tuple(_like(part, largest) for part in parts)
+        leaves = [leaf for part in parts for leaf in _leaves(part)]
         buffers = [leaf for part in self._buffers for leaf in _leaves(part)]
-        start, before = 0, -1
+        start, view_rows = 0, -1
         for rows in self.sizes:
             stop = start + rows
-            if rows != before:  # the last batch may differ, the others share their views
+            if rows != view_rows:  # the last batch may differ, the others share their views
                 outs = [buffer[:rows] for buffer in buffers]
                 inputs, targets, weights = (_cut(part, rows) for part in self._buffers)
-                before = rows
+                view_rows = rows
             if self.order is None:
                 for array, out in zip(leaves, outs, strict=True):
                     out[...] = array[start:stop]

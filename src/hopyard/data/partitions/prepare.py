@@ -1,4 +1,4 @@
-"""From the rows of a source to the entry of a cache: what names the entry, which rows validate, and its making."""
+"""Turns the rows of a source into an entry of a cache: its key, the choice of validation rows, and the build."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from blake3 import blake3
 
 from hopyard.data.assignment import validates
 from hopyard.data.encoding.encoder import RowOrigin
-from hopyard.data.encoding.transform import Transform, chosen_by, identity, transformed
+from hopyard.data.encoding.transform import Transform, identity, transformed, validation_column
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.options import BuildOptions
 from hopyard.data.partitions.builder import LabelledBatch, build
 from hopyard.data.partitions.cache import find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
-from hopyard.data.rows.names import named
+from hopyard.data.rows.names import name_rows
 from hopyard.data.sources.source import Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import require
 
 
 class InputRows:
-    """The rows of a source after the user's transform. Owner of the digests of both, which are costly, and which only
-    the process that has rows in memory can tell: a pickle has the digests in the rows' place.
+    """The rows of a source after the user's transform. Owns the digests of both, which are costly, and which only the
+    process that has the rows in memory can compute: a pickle has the digests instead of the rows.
     """
 
     def __init__(self, source: Source, transform: Transform | None = None) -> None:
@@ -37,35 +37,35 @@ class InputRows:
         self.source, self.transform = source, transform
         self._digest: str | None = None
         """The digest of the source's rows as they were when `identity` was first called."""
-        self._unknown = False
-        """Whether it must be taken while the rows are read."""
+        self._digest_while_reading = False
+        """Whether the digest must be computed while the rows are read."""
         self._code: str | None = None
 
     def identity(self, again: bool = False) -> str | None:
-        """The digest of the source's rows as they were at the first call, or (`again`) as they are now. None: they must
-        be read first.
+        """Returns the digest of the source's rows as they were at the first call, or (`again`) as they are now. None:
+        they must be read first.
         """
         if self._digest is None or again:
             identity = self.source.identity()
             if again or self.source.volatile:
                 return identity or self._digest
-            self._digest, self._unknown = identity, identity is None
+            self._digest, self._digest_while_reading = identity, identity is None
         return self._digest
 
     def code(self) -> str:
-        """The digest of the transform, as it was at the first call."""
+        """Returns the digest of the transform, as it was at the first call."""
         if self._code is None:
             self._code = identity(self.transform)
         return self._code
 
     def batches(self, names: list[str], encoded: list[str]) -> Iterator[tuple[Any, RowOrigin]]:
-        """All rows: (record batch, where it is from). Empty batches are left out.
+        """Yields all rows as (record batch, its origin). Empty batches are left out.
 
         Args:
             names: the columns that are needed; a transform sees all.
-            encoded: those of them that are best given as Arrow dictionaries.
+            encoded: those of them that are best read as Arrow dictionaries.
         """
-        content = Content() if self._unknown and self._digest is None else None
+        content = Content() if self._digest_while_reading and self._digest is None else None
         transform, row = self.transform, 0
         pieces = self.source.pieces(names, encoded) if transform is None else self.source.pieces(None, [])
         for batch, name, first in pieces:
@@ -93,27 +93,27 @@ def _restored(source: Source, transform: Transform | None, digest: str | None, c
 
 
 def prepare(rows: InputRows, second: InputRows | None, options: BuildOptions, root: Path, limit: int) -> Manifest:
-    """The manifest of the entry for these rows, which is made unless the cache at `root` has it.
+    """Returns the manifest of the entry for these rows, which is built unless the cache at `root` has it.
 
     Args:
-        rows: those that train, and validate, if `options` says so.
+        rows: those that train, and also validate if `options` says so.
         second: those that validate, where they are a source of their own.
         options: how they are cut.
-        root: of the cache.
+        root: directory of the cache.
         limit: bytes that it may take.
 
     Raises:
         DataError, ResourceError: as `Dataset.prepare`.
     """
-    every = [rows] if second is None else [rows, second]
+    all_rows = [rows] if second is None else [rows, second]
     with usable(root):
         root.mkdir(parents=True, exist_ok=True)
-    if (key := entry_key(every, options)) is not None:
-        return find_or_make(root, key, partial(_build, every=every, options=options, key=key), limit)
+    if (key := entry_key(all_rows, options)) is not None:
+        return find_or_make(root, key, partial(_build, all_rows=all_rows, options=options, key=key), limit)
     name = f"stream{uuid.uuid4().hex}"
     with usable(root), making(root, name), scratch(root, name) as directory:
-        manifest = _build(directory, every, options)
-        key = entry_key(every, options)
+        manifest = _build(directory, all_rows, options)
+        key = entry_key(all_rows, options)
         assert key is not None
 
         def move(empty: Path) -> Manifest:
@@ -121,49 +121,49 @@ def prepare(rows: InputRows, second: InputRows | None, options: BuildOptions, ro
             directory.rename(empty)
             return manifest
 
-        found = find_or_make(root, key, move, limit)
+        result = find_or_make(root, key, move, limit)
     (root / "locks" / f"{name}.make").unlink(missing_ok=True)
-    return found
+    return result
 
 
-def entry_key(every: list[InputRows], options: BuildOptions, again: bool = False) -> str | None:
-    """What names the cache entry; None while a source must be read first. `again`: see `InputRows.identity`."""
-    identities = [rows.identity(again) for rows in every]
+def entry_key(all_rows: list[InputRows], options: BuildOptions, again: bool = False) -> str | None:
+    """Returns the key of the cache entry; None while a source must be read first. `again`: see `InputRows.identity`."""
+    identities = [rows.identity(again) for rows in all_rows]
     if None in identities:
         return None
     seed = options.seed if options.fraction else 0
     parts: list[Any] = [FORMAT, options.partitions, options.assign, options.fraction, seed, options.spec]
-    for rows, known in zip(every, identities, strict=True):
-        parts += [known, rows.code()]
+    for rows, row_digest in zip(all_rows, identities, strict=True):
+        parts += [row_digest, rows.code()]
     return blake3(msgspec.json.encode(parts)).hexdigest()[:32]
 
 
-def _build(directory: Path, every: list[InputRows], options: BuildOptions, key: str | None = None) -> Manifest:
-    manifest = build(directory, options, _blocks(every, options))
-    manifest.sources = [info for rows in every for info in rows.source.provenance()]
-    if key is not None and entry_key(every, options, again=True) != key:
-        what = " or ".join(repr(rows.source) for rows in every)
-        raise DataError(f"{what} changed while they were read; call prepare() again when they are whole")
+def _build(directory: Path, all_rows: list[InputRows], options: BuildOptions, key: str | None = None) -> Manifest:
+    manifest = build(directory, options, _blocks(all_rows, options))
+    manifest.sources = [info for rows in all_rows for info in rows.source.provenance()]
+    if key is not None and entry_key(all_rows, options, again=True) != key:
+        sources = " or ".join(repr(rows.source) for rows in all_rows)
+        raise DataError(f"{sources} changed while they were read; call prepare() again when they are whole")
     return manifest
 
 
-def _blocks(every: list[InputRows], options: BuildOptions) -> Generator[LabelledBatch, None, None]:
-    """Batches with the choice of validation rows, which all rows of a second source are."""
+def _blocks(all_rows: list[InputRows], options: BuildOptions) -> Generator[LabelledBatch, None, None]:
+    """Yields batches with the choice of validation rows: all rows of a second source are validation rows."""
     spec, row = options.spec, 0
-    for number, rows in enumerate(every):
+    for number, rows in enumerate(all_rows):
         for batch, origin in rows.batches(spec.names, list(spec.encode)):
             names = None
             if spec.key:
                 require(batch.schema, spec.names, str(origin))
-                names = named(batch, spec, str(origin))
-            chosen = None
+                names = name_rows(batch, spec, str(origin))
+            is_validation = None
             if number:
-                chosen = np.ones(batch.num_rows, np.bool_)
+                is_validation = np.ones(batch.num_rows, np.bool_)
             elif options.fraction and names is not None:
-                chosen = names.chosen(options.seed, options.fraction)
+                is_validation = names.validates(options.seed, options.fraction)
             elif options.fraction:
-                chosen = validates(options.seed, options.fraction, row, row + batch.num_rows)
+                is_validation = validates(options.seed, options.fraction, row, row + batch.num_rows)
             elif spec.validation is not None and batch.schema.get_field_index(spec.validation) >= 0:
-                chosen = chosen_by(batch, spec.validation, origin)
+                is_validation = validation_column(batch, spec.validation, origin)
             row += batch.num_rows
-            yield batch, origin, chosen, names
+            yield batch, origin, is_validation, names

@@ -1,1 +1,1 @@
-"""What a row is: its hash, its name, its place in an order."""
+"""Rows: their hashes, their names and their order."""

@@ -1,8 +1,8 @@
 """The digest of rows: of their columns' names, types, order and values, however the rows are cut into batches.
 
-Arrow's buffers will not do as they lie: what stands in the place of a null is arbitrary, a slice has an offset, and
-text of a batch begins somewhere in a buffer. So of each column are hashed, one after the other, the numbers of the rows
-that are null, the lengths of what has one, and the bytes of values, zero where there is none.
+Arrow's buffers cannot be hashed as they are: the bytes of a null are arbitrary, a slice has an offset, and the text of
+a batch may begin anywhere in a buffer. So three things of each column are hashed, one after the other: the numbers of
+the rows that are null, the lengths of values that have one, and the bytes of the values, zero where there is none.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hopyard.formats.arrow import Array
 
 
 class Content:
-    """Takes batches, gives their digest. Batches may differ in their schema: then from which row on counts.
+    """Computes the digest of batches. Where their schema changes, the row at which it does so counts too.
 
     Args:
-        schema: of the first batches, if it is known; else that of the first one.
+        schema: that of the first batches, if it is known; else the first batch has it.
     """
 
     def __init__(self, schema: pa.Schema | None = None) -> None:
@@ -34,7 +34,7 @@ class Content:
             self._begin(schema)
 
     def update(self, batch: Any) -> None:
-        """Takes the rows of a record batch."""
+        """Adds the rows of a record batch."""
         if self._schema is None or (batch.num_rows and not self._schema.equals(batch.schema)):
             self._begin(batch.schema)
         for column, array in zip(self._columns, batch.columns if batch.num_rows else [], strict=False):
@@ -42,15 +42,15 @@ class Content:
         self._rows += batch.num_rows
 
     def hexdigest(self) -> str:
-        """64 digits; call it once, at the end."""
+        """Returns 64 digits. To be called once, at the end."""
         self._end()
         return self._hasher.hexdigest()
 
     def _begin(self, schema: pa.Schema) -> None:
         self._end()
-        plain = [pa.field(field.name, field.type, field.nullable) for field in schema]  # without metadata
-        described = bytes(pa.schema(plain).serialize())
-        self._hasher.update(len(described).to_bytes(8, "little") + described)
+        fields = [pa.field(field.name, field.type, field.nullable) for field in schema]  # without metadata
+        serialized = bytes(pa.schema(fields).serialize())
+        self._hasher.update(len(serialized).to_bytes(8, "little") + serialized)
         self._schema, self._columns = schema, [_Column() for _ in schema]
 
     def _end(self) -> None:
@@ -60,7 +60,7 @@ class Content:
 
 
 class _Column:
-    """The digest of one column, or of what is in its lists: no value depends on where batches end."""
+    """Computes the digest of one column, or of the values in its lists. It does not depend on where batches end."""
 
     def __init__(self) -> None:
         self._nulls, self._lengths, self._values = blake3(), blake3(), blake3()
@@ -75,7 +75,7 @@ class _Column:
         if array.null_count:
             nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
             self._nulls.update((nulls + self._rows).astype("<i8").tobytes())
-        self._take(array, array.type, nulls)
+        self._update_values(array, array.type, nulls)
         self._rows += len(array)
 
     def digest(self) -> bytes:
@@ -83,12 +83,12 @@ class _Column:
         parts += [self._inner[number].digest() for number in sorted(self._inner)]
         return bytes(blake3(b"".join(parts)).digest())
 
-    def _take(self, array: Any, kind: Any, nulls: Array) -> None:
+    def _update_values(self, array: Any, kind: Any, nulls: Array) -> None:
         test = pa.types
         if isinstance(kind, pa.BaseExtensionType):
             self._column(0).update(array.storage)
         elif test.is_dictionary(kind):
-            self._listed(array.dictionary)
+            self._update_dictionary(array.dictionary)
             self._column(0).update(array.indices)
         elif test.is_boolean(kind):
             self._column(0).update(array.cast(pa.uint8()))
@@ -125,22 +125,22 @@ class _Column:
     def _text(self, array: Any) -> None:
         large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
         width = np.dtype(np.int64 if large else np.int32)
-        _, where, data = array.buffers()
-        ends = np.frombuffer(where, width, len(array) + 1, array.offset * width.itemsize)
+        _, offsets, data = array.buffers()
+        ends = np.frombuffer(offsets, width, len(array) + 1, array.offset * width.itemsize)
         self._lengths.update(np.diff(ends).astype("<i8").tobytes())
         if data is not None:
             self._values.update(np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])].data)
 
-    def _listed(self, dictionary: Any) -> None:
-        """A dictionary counts from the row on from which it is another: a transform sees its codes."""
-        before, self._dictionary = self._dictionary, dictionary
-        if before is not None and (_same_memory(before, dictionary) or before.equals(dictionary)):
+    def _update_dictionary(self, dictionary: Any) -> None:
+        """Hashes a new dictionary, and the row from which it is used, because a transform sees its codes."""
+        previous, self._dictionary = self._dictionary, dictionary
+        if previous is not None and (_same_memory(previous, dictionary) or previous.equals(dictionary)):
             return
         column = _Column()
         column.update(dictionary)
         self._values.update(f"{self._rows} {len(dictionary)} ".encode() + column.digest())
 
 
-def _same_memory(one: Any, other: Any) -> bool:
-    addresses = [[None if part is None else part.address for part in array.buffers()] for array in (one, other)]
-    return addresses[0] == addresses[1] and (one.offset, len(one)) == (other.offset, len(other))
+def _same_memory(first: Any, second: Any) -> bool:
+    addresses = [[None if part is None else part.address for part in array.buffers()] for array in (first, second)]
+    return addresses[0] == addresses[1] and (first.offset, len(first)) == (second.offset, len(second))

@@ -1,9 +1,9 @@
-"""A 128-bit keyed hash of what a row holds, the same whoever reads it, in which order and batches.
+"""A 128-bit keyed hash of a row's values, the same whoever reads the row, in whatever order and batches.
 
-It is two words of 64 bits. Columns are told apart by their names, so their order does not matter. Values count, not
-types: integers and floats that are equal numbers are equal (one zero, one NaN), booleans are 0 and 1, times are
-microseconds in UTC, text and bytes are their bytes (text as UTF-8), lists their values and their length; null is a
-mark of its own. It is no cryptographic hash: who chooses the values can make two rows collide.
+It is two words of 64 bits. Columns are distinguished by their names, so their order does not matter. Values count,
+not types: integers and floats that are equal numbers are equal (one zero, one NaN), booleans are 0 and 1, times are
+microseconds in UTC, text and bytes are their bytes (text as UTF-8), lists their values and their length; null has a
+mark of its own. It is not a cryptographic hash: whoever chooses the values can make two rows collide.
 
 Source: values are summed with one random odd factor for each column and position, in each word: multilinear hashing
 (Lemire, Kaser, "Strongly universal string hashing is fast", The Computer Journal 2014, section 2), of words whose bits
@@ -25,10 +25,10 @@ from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, is_list, is_text
 
 WORDS = 2
-"""Words of a hash."""
+"""How many words a hash has."""
 _SPREAD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 _EXACT = 1 << 53
-"""Whole numbers up to here are floats of 64 bits."""
+"""All integers up to here are exact as floats of 64 bits."""
 _BLOCK = 8192
 """Values scrambled at once: 64 KiB, which stays in the cache of a core."""
 _TEXT_BYTES = 8 << 20
@@ -39,26 +39,26 @@ Pair = tuple[Array, Array]
 """Two words for each value: uint64 arrays of shape (rows,)."""
 
 
-def row_hashes(batch: Any, columns: Sequence[str], where: str) -> Array:
-    """uint64 array of shape (rows, 2): the hash of each row of a record batch.
+def row_hashes(batch: Any, columns: Sequence[str], source_label: str) -> Array:
+    """Returns a uint64 array of shape (rows, 2): the hash of each row of a record batch.
 
     Args:
         batch: a record batch.
-        columns: those that are hashed; each is there.
-        where: the batch is from, for messages.
+        columns: those to hash; the batch has each of them.
+        source_label: where the batch is from, for messages.
 
     Raises:
-        DataError: a column has a type that has no value of its own, such as a map.
+        DataError: a column has a type that cannot be hashed, such as a map.
     """
     totals = np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.uint64)
     for column in columns:
         array = batch.column(batch.schema.get_field_index(column))
         try:
             pair = _pair(array)
-        except _Unnamed as error:
+        except _Unhashable as error:
             raise DataError(
-                f"column {column!r} of {where} has type {error.args[0]}, of which rows cannot be named; leave it out, "
-                f"or make it numbers, text, times or lists of these with transform="
+                f"column {column!r} of {source_label} has type {error.args[0]}, of which rows cannot be named; leave "
+                f"it out, or make it numbers, text, times or lists of these with transform="
             ) from None
         for at, factor in enumerate(_factors(f"column {column}", WORDS)):
             totals[at][:] += pair[at] * (factor | np.uint64(1))
@@ -66,38 +66,38 @@ def row_hashes(batch: Any, columns: Sequence[str], where: str) -> Array:
 
 
 def mixed(words: Array) -> Array:
-    """Scrambles a uint64 array of shape (rows,) in place, block by block, and gives it back."""
+    """Scrambles a uint64 array of shape (rows,) in place, block by block, and returns it."""
     for start in range(0, len(words), _BLOCK):
         mix(words[start : start + _BLOCK])
     return words
 
 
 def spread(words: Array) -> Array:
-    """Brings the high bits of each word down too, in place, one to one: the low ones of most floats are 0, and would be
-    0 in sums of products. It costs a third of `mixed`."""
+    """Mixes the high bits of each word into the low ones, in place, one to one: the low bits of most floats are 0, and
+    would be 0 in sums of products. It costs a third of `mixed`."""
     words *= _SPREAD
     words ^= words >> _HALF
     return words
 
 
-class _Unnamed(Exception):
-    """A type of which there is no name."""
+class _Unhashable(Exception):
+    """Raised for a type whose values cannot be hashed."""
 
 
 @lru_cache(4096)
-def _factors(what: str, count: int) -> Array:
-    """uint64 array of shape (count,): random words, for ever the same."""
-    return np.frombuffer(blake3(f"hopyard row names\0{what}".encode()).digest(8 * count), "<u8").astype(np.uint64)
+def _factors(purpose: str, count: int) -> Array:
+    """Returns a uint64 array of shape (count,): random words that never change."""
+    return np.frombuffer(blake3(f"hopyard row names\0{purpose}".encode()).digest(8 * count), "<u8").astype(np.uint64)
 
 
 _NULL, _WHOLE, _LENGTH = _factors("marks", 3)
 _POSITIONS = 1024
 
 
-def _positions(most: int) -> Array:
-    """Odd factors of the positions in a list, for both words: shape (2, at least most)."""
+def _positions(longest: int) -> Array:
+    """Returns odd factors of the positions in a list, for both words: shape (2, at least `longest`)."""
     count = _POSITIONS
-    while count < most:
+    while count < longest:
         count *= 2
     return _position_table(count)
 
@@ -109,11 +109,11 @@ def _position_table(count: int) -> Array:
 
 
 def _pair(array: Any) -> Pair:
-    """Two words for each value of an Arrow array, nulls and lists included."""
+    """Returns two words for each value of an Arrow array, nulls and lists included."""
     kind = array.type
     words: Pair
     if pa.types.is_dictionary(kind):
-        return _taken(_pair(array.dictionary), array.indices)
+        return _decoded(_pair(array.dictionary), array.indices)
     if pa.types.is_null(kind):
         return (np.full(len(array), _NULL),) * 2
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -130,7 +130,7 @@ def _pair(array: Any) -> Pair:
     return words
 
 
-def _taken(words: Pair, indices: Any) -> Pair:
+def _decoded(words: Pair, indices: Any) -> Pair:
     at = np.asarray(indices.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
     null = np.asarray(indices.is_null().to_numpy(zero_copy_only=False)) if indices.null_count else None
     first, second = (word[at] if len(word) else np.full(len(at), _NULL) for word in words)
@@ -140,7 +140,7 @@ def _taken(words: Pair, indices: Any) -> Pair:
 
 
 def _bits(array: Any) -> Array:
-    """A word of its own for each number: fresh, of shape (rows,); anything where the value is null."""
+    """Returns a word for each number, in a new array of shape (rows,). The word of a null is arbitrary."""
     kind, test = array.type, pa.types
     if test.is_decimal(kind):
         array, kind = array.cast(pa.float64()), pa.float64()
@@ -149,13 +149,13 @@ def _bits(array: Any) -> Array:
     if test.is_temporal(kind):
         return _whole(_microseconds(array))
     if not (test.is_integer(kind) or test.is_floating(kind)):
-        raise _Unnamed(kind)
+        raise _Unhashable(kind)
     values = _filled(array)
     return _whole(values) if values.dtype.itemsize == 8 and values.dtype.kind in "iu" else _floating(values)
 
 
 def _filled(array: Any) -> Array:
-    """Plain numbers of an Arrow array; 0 where it is null."""
+    """Returns an Arrow array as plain numbers, with 0 for null."""
     return np.asarray((array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False))
 
 
@@ -168,28 +168,28 @@ def _floating(values: Array) -> Array:
 
 
 def _whole(values: Array) -> Array:
-    """Words for integers of 64 bits: their floats where these are exact, else the integers, marked and scrambled."""
+    """Returns words for integers of 64 bits: their floats where exact, else the integers, marked and scrambled."""
     words = _floating(values)
     if not len(values) or (values.max() <= _EXACT and (values.dtype.kind == "u" or values.min() >= -_EXACT)):
         return words
     numbers, end = words.view(np.float64), 2.0 ** (64 if values.dtype.kind == "u" else 63)
-    within = (numbers >= -end) & (numbers < end)
-    back = np.where(within, numbers, 0.0).astype(values.dtype)
-    exact = within & (back == values)
+    in_range = (numbers >= -end) & (numbers < end)
+    round_trip = np.where(in_range, numbers, 0.0).astype(values.dtype)
+    exact = in_range & (round_trip == values)
     return np.where(exact, words, mixed(values.astype(np.uint64) ^ _WHOLE))
 
 
 def _microseconds(array: Any) -> Array:
-    """int64 array: times since 1970 in UTC, times of day since midnight, or durations, in microseconds."""
+    """Returns an int64 array: times since 1970 in UTC, times of day since midnight, or durations, in microseconds."""
     kind, test = array.type, pa.types
     if test.is_date32(kind):
         return _filled(array.cast(pa.int32())).astype(np.int64) * 86_400_000_000
     if test.is_date64(kind):
         return _filled(array.cast(pa.int64())) * 1_000
     if not hasattr(kind, "unit"):
-        raise _Unnamed(kind)
-    wide = pa.int32() if test.is_time32(kind) else pa.int64()
-    values = _filled(array.cast(wide)).astype(np.int64)
+        raise _Unhashable(kind)
+    storage_type = pa.int32() if test.is_time32(kind) else pa.int64()
+    values = _filled(array.cast(storage_type)).astype(np.int64)
     return values // 1_000 if kind.unit == "ns" else values * _PER_MICROSECOND[kind.unit]
 
 
@@ -204,7 +204,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _lists(array: Any) -> Pair:
-    """Lists of any kind, also within lists; a null row has no values here."""
+    """Returns the words of lists of any kind, nested ones too; a null row has no values here."""
     if pa.types.is_fixed_size_list(array.type):
         lengths = np.full(len(array), array.type.list_size, np.int64)
         if array.null_count:
@@ -215,20 +215,20 @@ def _lists(array: Any) -> Pair:
 
 
 def _tensor(array: Any) -> Pair:
-    """Tensors of one shape, as lists of lists."""
+    """Returns the words of tensors of one shape, as those of lists of lists."""
     storage, size = array.storage, array.type.storage_type.list_size
-    words = _pair(storage.values.slice(storage.offset * size, len(storage) * size))  # nulls have places too
+    words = _pair(storage.values.slice(storage.offset * size, len(storage) * size))  # a null takes up space too
     for size in reversed(array.type.shape):
         words = _folded(words, np.full(len(words[0]) // size, size, np.int64))
     return words
 
 
 def _folded(words: Pair, lengths: Array) -> Pair:
-    """Words of lists from the words of all their values, one list after the other."""
-    rows, most = len(lengths), int(lengths.max(initial=0))
-    factors = _positions(most)
-    if rows and int(lengths.min()) == most:
-        sums = [word.reshape(rows, most) @ factor[:most] for word, factor in zip(words, factors, strict=True)]
+    """Returns the words of lists from the words of all their values, one list after the other."""
+    rows, longest = len(lengths), int(lengths.max(initial=0))
+    factors = _positions(longest)
+    if rows and int(lengths.min()) == longest:
+        sums = [word.reshape(rows, longest) @ factor[:longest] for word, factor in zip(words, factors, strict=True)]
     else:
         ends = np.cumsum(lengths)
         at = np.arange(int(ends[-1]) if rows else 0) - np.repeat(ends - lengths, lengths)
@@ -241,7 +241,7 @@ def _folded(words: Pair, lengths: Array) -> Pair:
 
 
 def _text(array: Any) -> Pair:
-    """Text and bytes: lists of words of 8 bytes, the last filled with zeros, and the number of bytes."""
+    """Returns the words of text and bytes: lists of words of 8 bytes, zero-padded, with the number of bytes."""
     array = array.cast(pa.large_binary())
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8) if len(array) else np.zeros(1, np.int64)
@@ -261,13 +261,13 @@ def _words_of_text(ends: Array, data: Any) -> Pair:
     padded = np.zeros(size + 8, np.uint8)
     if size:
         padded[:size] = np.frombuffer(data, np.uint8, size, int(ends[0]))
-    anywhere: Array = np.ndarray((size + 1,), "<u8", padded, strides=(1,))  # a word that begins at each byte
+    unaligned: Array = np.ndarray((size + 1,), "<u8", padded, strides=(1,))  # a word that begins at each byte
     starts, lengths = ends[:-1] - ends[0], np.diff(ends)
     counts = -(-lengths // 8)
     at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    words = anywhere[np.repeat(starts, counts) + 8 * at].astype(np.uint64)
-    spare = np.clip(8 * (at + 1) - np.repeat(lengths, counts), 0, 7).astype(np.uint64) * np.uint64(8)
-    words = words << spare >> spare
+    words = unaligned[np.repeat(starts, counts) + 8 * at].astype(np.uint64)
+    excess_bits = np.clip(8 * (at + 1) - np.repeat(lengths, counts), 0, 7).astype(np.uint64) * np.uint64(8)
+    words = words << excess_bits >> excess_bits
     scrambled = spread(words)
     first, second = _folded((scrambled, scrambled), counts)
     size_words = mixed(lengths.astype(np.uint64) ^ _WHOLE)

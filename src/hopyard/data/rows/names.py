@@ -1,6 +1,6 @@
-"""Names of rows where they have no number: which rows validate, which partition a row is in, and in which order.
+"""Names of rows that have no number. They decide which rows validate, which partition a row is in, and the order.
 
-A name is a hash of what a row holds (`hash`), behind a hash of its key where there is one. Nothing here knows how
+A name is a hash of a row's values (`hash`), after a hash of its key where there is one. Nothing here knows how
 rows were batched or who reads them, so nothing that follows from it can depend on that.
 """
 
@@ -18,14 +18,14 @@ from hopyard.data.rows.hash import WORDS, mixed, row_hashes
 from hopyard.formats.arrow import Array
 
 _PARTITION = np.uint64(0x6A09E667F3BCC908)
-"""Makes the draw of a partition another than that of validation rows: the root of 2."""
+"""Makes the draw of a partition independent of that of validation rows: the root of 2."""
 _LEAST = 256
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of the rows of a batch: of their content, behind that of their key where there is one.
+    """The names of the rows of a batch: hashes of their content, after those of their key where there is one.
 
     Attributes:
         words: uint64 array of shape (rows, 2), or with a key (rows, 4). Rows are ordered by them, from the left.
@@ -36,40 +36,40 @@ class Names:
     def __len__(self) -> int:
         return len(self.words)
 
-    def chosen(self, seed: int, fraction: float) -> Array:
-        """Boolean array: which rows are validation rows; rows of one key are chosen together. `fraction` in [0, 1)."""
-        bar = np.uint64(min(int(fraction * 2.0**64), (1 << 64) - 1))
-        return np.asarray(mixed(self.words[:, 0] ^ keyed(seed)) < bar)
+    def validates(self, seed: int, fraction: float) -> Array:
+        """Returns a Boolean array: which rows validate. Rows of one key validate together. `fraction` in [0, 1)."""
+        threshold = np.uint64(min(int(fraction * 2.0**64), (1 << 64) - 1))
+        return np.asarray(mixed(self.words[:, 0] ^ keyed(seed)) < threshold)
 
-    def dealt(self, partitions: int, chosen: Array | None) -> Iterator[tuple[int, Array, int]]:
-        """(run, int64 indices of its rows, sum of their names) for each run that has rows.
+    def runs(self, partitions: int, is_validation: Array | None) -> Iterator[tuple[int, Array, int]]:
+        """Yields (run, int64 indices of its rows, sum of their names) for each run that has rows.
 
-        Run p is training partition p, run `partitions` + p validation partition p. Rows of one key lie together; others
-        as independent draws do. The sum is modulo 2¹²⁸; no order changes it.
+        Run p is training partition p, run `partitions` + p validation partition p. Rows of one key are
+        in one run; others are drawn independently. The sum is modulo 2¹²⁸ and does not depend on the order.
         """
-        drawn = mixed(self.words[:, 1] ^ _PARTITION) >> np.uint64(32)
-        runs = (drawn * np.uint64(partitions) >> np.uint64(32)).astype(np.int32)
-        if chosen is not None:
-            runs += chosen.astype(np.int32) * np.int32(partitions)
-        runs = runs.astype(np.uint16) if partitions <= 1 << 15 else runs  # of these NumPy sorts by radix
+        draws = mixed(self.words[:, 1] ^ _PARTITION) >> np.uint64(32)
+        runs = (draws * np.uint64(partitions) >> np.uint64(32)).astype(np.int32)
+        if is_validation is not None:
+            runs += is_validation.astype(np.int32) * np.int32(partitions)
+        runs = runs.astype(np.uint16) if partitions <= 1 << 15 else runs  # NumPy sorts these by radix
         order = np.argsort(runs, kind="stable")
         counts = np.bincount(runs, minlength=2 * partitions)
-        there = np.flatnonzero(counts)
-        stops = np.cumsum(counts[there])
-        starts = stops - counts[there]
+        nonempty = np.flatnonzero(counts)
+        stops = np.cumsum(counts[nonempty])
+        starts = stops - counts[nonempty]
         for run, start, stop, total in zip(
-            there.tolist(), starts.tolist(), stops.tolist(), self._sums(order, starts), strict=True
+            nonempty.tolist(), starts.tolist(), stops.tolist(), self._sums(order, starts), strict=True
         ):
             yield run, order[start:stop], total
 
     def total(self) -> int:
-        """Sum of all names."""
+        """Returns the sum of all names."""
         return added(*self._sums(np.arange(len(self)), np.zeros(min(1, len(self)), np.int64)))
 
     def _sums(self, order: Array, starts: Array) -> list[int]:
-        """Sums of the names from each of `starts` to the next, in `order`."""
+        """Returns the sums of the names from each of `starts` to the next, in `order`."""
         words = [self.words[:, at] for at in range(WORDS)]
-        if self.words.shape[1] > WORDS:  # one of key and content
+        if self.words.shape[1] > WORDS:  # one name from key and content
             words = [mixed(word ^ mixed(self.words[:, WORDS + at].copy())) for at, word in enumerate(words)]
         totals = [0] * len(starts)
         for word in words if len(starts) else []:
@@ -79,29 +79,29 @@ class Names:
         return [added(total) for total in totals]
 
 
-def named(batch: Any, spec: ColumnSpec, where: str) -> Names:
-    """The names of the rows of a record batch that has the columns of `spec`. Raises DataError as `row_hashes`."""
-    words = row_hashes(batch, spec.content, where)
-    return Names(np.concatenate([row_hashes(batch, spec.key, where), words], axis=1) if spec.key else words)
+def name_rows(batch: Any, spec: ColumnSpec, source_label: str) -> Names:
+    """Returns the names of the rows of a record batch that has the columns of `spec`. Raises as `row_hashes`."""
+    words = row_hashes(batch, spec.content, source_label)
+    return Names(np.concatenate([row_hashes(batch, spec.key, source_label), words], axis=1) if spec.key else words)
 
 
 def width(spec: ColumnSpec) -> int:
-    """Words that `named` gives a row."""
+    """Returns how many words `name_rows` gives a row."""
     return 2 * WORDS if spec.key else WORDS
 
 
 def added(*sums: int) -> int:
-    """Sum of sums of names."""
+    """Returns the sum of sums of names."""
     return sum(sums) % (1 << 128)
 
 
 def unsigned(raw: Sequence[Array]) -> list[Array]:
-    """Raw arrays with one zero: rows of equal names are equal to the last bit then. They may be overwritten."""
+    """Returns raw arrays with 0.0 for −0.0, so that rows of equal names have equal bits. May overwrite `raw`."""
     return [np.add(a, 0, out=a if a.flags.writeable else None) if a.dtype.kind == "f" else a for a in raw]
 
 
 class Distinct:
-    """How many names there are: exactly while they are few, else as the least of them tell.
+    """Counts the different names: exactly while they are few, else by an estimate from the least of them.
 
     Source: Bar-Yossef, Jayram, Kumar, Sivakumar, Trevisan, "Counting distinct elements in a data stream", RANDOM 2002,
     algorithm 1, of the _LEAST least first words: the error is 1/√_LEAST, 6 %.
@@ -112,14 +112,14 @@ class Distinct:
         self._rows: Array = np.zeros(0, np.int64)
 
     def take(self, words: Array, rows: Array | None = None) -> None:
-        """First words of names: a uint64 array of shape (rows,); and how many rows each stands for, if not for one."""
+        """Adds names by their first words, a uint64 array of shape (rows,). `rows`: how many each has; None: one."""
         rows = np.ones(len(words), np.int64) if rows is None else rows
         if len(self._least) == _LEAST:
             low = words <= self._least[-1]
             words, rows = words[low], rows[low]
         if len(words):
-            least, places = np.unique(np.concatenate([self._least, words]), return_inverse=True)
-            counts = np.bincount(places, np.concatenate([self._rows, rows])).astype(np.int64)
+            least, inverse = np.unique(np.concatenate([self._least, words]), return_inverse=True)
+            counts = np.bincount(inverse, np.concatenate([self._rows, rows])).astype(np.int64)
             self._least, self._rows = least[:_LEAST], counts[:_LEAST]
 
     def __str__(self) -> str:
@@ -128,22 +128,22 @@ class Distinct:
         return f"about {round((_LEAST - 1) * 2.0**64 / float(self._least[-1]), -2):,.0f}"
 
     def seed(self, after: int, fraction: float) -> tuple[int, float] | None:
-        """The next seed of the choice of validation rows that comes nearer to `fraction` than by a fifth of it, and the
-        share that it chooses; None where the names are too many to be known, or no seed is found.
+        """Returns the next seed whose share of validation rows differs from `fraction` by at most a fifth of it, and
+        that share; None where there are too many names to know them all, or no seed is found.
         """
         if len(self._least) == _LEAST:
             return None
         for seed in range(after + 1, after + 1000):
-            share = float(self._rows[Names(self._least[:, None]).chosen(seed, fraction)].sum() / self._rows.sum())
+            share = float(self._rows[Names(self._least[:, None]).validates(seed, fraction)].sum() / self._rows.sum())
             if abs(share - fraction) <= fraction / 5:
                 return seed, share
         return None
 
     def packed(self) -> bytes:
-        """What `merge` takes."""
+        """Returns the names as bytes for `merge`."""
         return bytes(np.stack([self._least.astype("<i8"), self._rows.astype("<i8")]).tobytes())
 
     def merge(self, packed: bytes) -> None:
-        """Takes the names that another has taken."""
+        """Adds the names of another Distinct."""
         least, rows = np.frombuffer(packed, "<i8").reshape(2, -1)
         self.take(least.astype(np.uint64), rows.astype(np.int64))

@@ -1,4 +1,4 @@
-"""Rows in the order of their names, of any number: those that do not fit in memory wait in files.
+"""Sorts any number of rows by their names: rows that do not fit in memory wait in files.
 
     words-0, words-1, …   one word of each row's name
     rows                  the rows, each in one piece, as they came
@@ -27,12 +27,12 @@ _STEP = 1 << 20
 
 
 class RowSorter:
-    """Takes rows with their names and gives them in the order of these. Owns its files.
+    """Takes rows with their names and yields them in the order of the names. Owns its files.
 
     Args:
         infos: row shape and dtype of each array.
-        words: of a name.
-        folder: a directory for files, empty of those named above; made when there is need.
+        words: how many words a name has.
+        folder: a directory for the files named above, none of which is there yet; created when it is needed.
         memory: bytes of rows that stay in memory.
     """
 
@@ -41,29 +41,29 @@ class RowSorter:
         self._folder, self._memory = folder, memory
         self._record = np.dtype([(str(at), info.dtype, info.shape) for at, info in enumerate(infos)])
         self._words = words
-        self._held: list[tuple[list[Array], Array]] = []
+        self._batches: list[tuple[list[Array], Array]] = []
         self._bytes = 0
         self._spilled = False
 
     def take(self, arrays: list[Array], names: Array) -> None:
-        """Arrays of shape (rows, …), and uint64 names of shape (rows, words). Nobody may write to them."""
-        self._held.append((arrays, names))
+        """Adds arrays of shape (rows, …), and uint64 names of shape (rows, words). Nobody may write to them."""
+        self._batches.append((arrays, names))
         self._bytes += len(names) * (self._record.itemsize + 8 * self._words)
         self.rows += len(names)
         if self._bytes > self._memory:
             self._spill()
 
     def blocks(self) -> Iterator[list[Array]]:
-        """All rows in order, once: the arrays of about 1 MiB of rows."""
+        """Yields all rows in order, once, as arrays of about 1 MiB of rows."""
         if self._spilled:
             self._spill()
             yield from self._from_files()
             return
-        if not self._held:
+        if not self._batches:
             return
-        names = np.concatenate([names for _, names in self._held])
-        arrays = [np.concatenate(parts) for parts in zip(*(arrays for arrays, _ in self._held), strict=True)]
-        self._held = []
+        names = np.concatenate([names for _, names in self._batches])
+        arrays = [np.concatenate(parts) for parts in zip(*(arrays for arrays, _ in self._batches), strict=True)]
+        self._batches = []
         order = ordered([names[:, word] for word in range(self._words)])
         step = self._step
         for start in range(0, len(order), step):
@@ -71,7 +71,7 @@ class RowSorter:
 
     def close(self) -> None:
         """Removes the files."""
-        self._held = []
+        self._batches = []
         if self._spilled:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -82,14 +82,14 @@ class RowSorter:
     def _spill(self) -> None:
         self._folder.mkdir(exist_ok=True)
         self._spilled = True
-        for arrays, names in self._held:
+        for arrays, names in self._batches:
             for word in range(self._words):
                 _append(self._folder / f"words-{word}", np.ascontiguousarray(names[:, word]))
             records = np.empty(len(names), self._record)
             for at, array in enumerate(arrays):
                 records[str(at)] = array
             _append(self._folder / "rows", records)
-        self._held, self._bytes = [], 0
+        self._batches, self._bytes = [], 0
 
     def _from_files(self) -> Iterator[list[Array]]:
         order = ordered([np.memmap(self._folder / f"words-{word}", np.uint64, "r") for word in range(self._words)])
@@ -98,15 +98,15 @@ class RowSorter:
             ranks[order[start : start + _STEP]] = np.arange(start, min(start + _STEP, self.rows))
         del order
         size = max(1, self._memory // (2 * self._record.itemsize))
-        self._deal(ranks, size)
+        self._write_blocks(ranks, size)
         del ranks
         for block, start in enumerate(range(0, self.rows, size)):
             path = self._folder / f"block-{block:05d}"
-            dealt = np.fromfile(path, self._ranked)
+            ranked = np.fromfile(path, self._ranked)
             path.unlink()
-            records = np.empty(len(dealt), self._record)
-            records[dealt["rank"] - start] = dealt["row"]
-            del dealt
+            records = np.empty(len(ranked), self._record)
+            records[ranked["rank"] - start] = ranked["row"]
+            del ranked
             for at in range(0, len(records), self._step):
                 part = records[at : at + self._step]
                 yield [np.ascontiguousarray(part[name]) for name in self._record.names or ()]
@@ -115,29 +115,29 @@ class RowSorter:
     def _ranked(self) -> np.dtype[Any]:
         return np.dtype([("rank", np.int64), ("row", self._record)])
 
-    def _deal(self, ranks: Array, size: int) -> None:
-        """Each row to the file of its block, read and written from front to end."""
+    def _write_blocks(self, ranks: Array, size: int) -> None:
+        """Writes each row to the file of its block. Files are read and written from front to end."""
         step = max(1, self._memory // (4 * self._record.itemsize))
         with (self._folder / "rows").open("rb") as file:
             for start in range(0, self.rows, step):
-                mine = ranks[start : start + step]
-                dealt = np.empty(len(mine), self._ranked)
-                dealt["rank"], dealt["row"] = mine, np.fromfile(file, self._record, len(mine))
-                blocks = mine // size
+                step_ranks = ranks[start : start + step]
+                ranked = np.empty(len(step_ranks), self._ranked)
+                ranked["rank"], ranked["row"] = step_ranks, np.fromfile(file, self._record, len(step_ranks))
+                blocks = step_ranks // size
                 order = np.argsort(blocks, kind="stable")
                 ends = np.cumsum(np.bincount(blocks))
                 for block, (first, end) in enumerate(pairwise([0, *ends.tolist()])):
                     if first < end:
-                        _append(self._folder / f"block-{block:05d}", dealt[order[first:end]])
+                        _append(self._folder / f"block-{block:05d}", ranked[order[first:end]])
         (self._folder / "rows").unlink()
 
 
 def ordered(words: Sequence[Array], rows: Array | None = None) -> Array:
-    """int64 array: which row is first, second, … by the first word, then the second, and so on.
+    """Returns an int64 array: which row is first, second, … by the first word, then the second, and so on.
 
     Args:
         words: uint64 arrays of shape (all rows,).
-        rows: those to be sorted; None: all.
+        rows: the rows to sort; None: all.
 
     The high bits of the first word are sorted with the row's number in the low bits, much faster than by `argsort`;
     then ties are broken.
@@ -171,11 +171,11 @@ def ordered(words: Sequence[Array], rows: Array | None = None) -> Array:
 
 
 def _ties(packed: Array, low: Any) -> Array:
-    """int64 array of shape (groups, 2): begin and end of those that are equal but for the low bits."""
+    """Returns an int64 array of shape (groups, 2): begin and end of each group that differs in the low bits only."""
     equal = np.zeros(len(packed) + 1, np.bool_)  # whether each one is equal to the one before
     for start in range(1, len(packed), _STEP):
-        some = packed[start - 1 : start + _STEP] & ~low
-        equal[start : start + len(some) - 1] = some[1:] == some[:-1]
+        part = packed[start - 1 : start + _STEP] & ~low
+        equal[start : start + len(part) - 1] = part[1:] == part[:-1]
     starts = np.flatnonzero(~equal[:-1] & equal[1:])
     return np.stack([starts, np.flatnonzero(equal[:-1] & ~equal[1:]) + 1], axis=1)
 

@@ -1,4 +1,4 @@
-"""Brings one partition of a materialisation to this host: reads its runs, compares digests, orders and finishes the
+"""Fetches one partition of a materialisation to this host: reads its runs, compares digests, orders and finishes the
 rows, writes .npy.
 """
 
@@ -29,7 +29,7 @@ from hopyard.filesystems import Directory
 from hopyard.formats.arrow import Array
 
 _BYTES = 32 << 20
-"""About how much is read at once: two of these are in memory, one that is read and one that is taken."""
+"""About how many bytes are read at once. Two such batches are in memory: one is being read, one is being used."""
 
 _Piece = tuple[Segment, int, int, int]
 """(segment, rows, first byte, end)."""
@@ -42,19 +42,19 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
         Manifest: of this one partition; key and path are the caller's to fill.
 
     Raises:
-        DataError: the materialisation is not there, cannot be read, or does not hold what was written.
+        DataError: the materialisation does not exist, cannot be read, or does not hold what was written.
     """
     assert manifest.stored is not None
     index = load(manifest.stored)
-    kinds, run = infos(manifest.fields, index.words), index.run(kind, partition)
-    sorter = RowSorter(kinds[:-1], index.words, directory / "order")
-    finisher = FeatureFinalizer(manifest.fields, fixed(manifest), manifest.standardize)
+    layout, run = infos(manifest.fields, index.words), index.run(kind, partition)
+    sorter = RowSorter(layout[:-1], index.words, directory / "order")
+    finisher = FeatureFinalizer(manifest.fields, fixed_vocabularies(manifest), manifest.standardize)
     (directory / folder_name(kind, 0)).mkdir()
     files: list[Appender] = []
     try:
         for name, info in zip(file_names(manifest.fields), finisher.infos, strict=True):
             files.append(Appender(directory / folder_name(kind, 0) / name, info.shape, info.dtype, keep=True))
-        with closing(_arrays(manifest, index, run, kinds)) as arrays:
+        with closing(_arrays(manifest, index, run, layout)) as arrays:
             for *raw, names in arrays:
                 sorter.take(raw, names)
         for block in sorter.blocks():
@@ -76,8 +76,8 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
     )
 
 
-def fixed(manifest: Manifest) -> dict[str, Vocabulary]:
-    """The vocabularies of a manifest."""
+def fixed_vocabularies(manifest: Manifest) -> dict[str, Vocabulary]:
+    """Returns the vocabularies of a manifest."""
     return {
         name: Vocabulary(name, {value: code for code, value in enumerate(values)}, True)
         for name, values in manifest.vocabularies.items()
@@ -86,10 +86,10 @@ def fixed(manifest: Manifest) -> dict[str, Vocabulary]:
 
 @lru_cache(4)
 def load(stored: Stored) -> Index:
-    """The index of a materialisation.
+    """Returns the index of a materialisation.
 
     Raises:
-        DataError: it is not there, or another.
+        DataError: it does not exist, or is damaged.
     """
     try:
         data = shared_directory(stored.url).get(stored.file)
@@ -115,22 +115,25 @@ def _missing(url: str, name: str, error: Exception) -> DataError:
     )
 
 
-def _arrays(manifest: Manifest, index: Index, run: int, kinds: list[ArrayInfo]) -> Generator[list[Array], None, None]:
-    """The raw arrays and the names of one run, segment by segment."""
+def _arrays(manifest: Manifest, index: Index, run: int, layout: list[ArrayInfo]) -> Generator[list[Array], None, None]:
+    """Yields the raw arrays and the names of one run, segment by segment."""
     assert manifest.stored is not None
     url = manifest.stored.url
     pieces = [
-        (segment, *piece) for segment in index.segments if segment.digests[run] for piece in ranges(kinds, segment, run)
+        (segment, *piece)
+        for segment in index.segments
+        if segment.digests[run]
+        for piece in ranges(layout, segment, run)
     ]
-    hasher, left = blake3(), 0
-    with closing(read_ahead(_read(shared_directory(url), pieces))) as read:
-        for (segment, rows, _, _), data in read:
-            left = left or segment.rows(run)
+    hasher, rows_left = blake3(), 0
+    with closing(read_ahead(_read(shared_directory(url), pieces))) as chunks:
+        for (segment, rows, _, _), data in chunks:
+            rows_left = rows_left or segment.rows(run)
             meter.advance(len(data))
             hasher.update(data)
-            yield views(kinds, rows, np.frombuffer(data, np.uint8))
-            left -= rows
-            if not left:
+            yield views(layout, rows, np.frombuffer(data, np.uint8))
+            rows_left -= rows
+            if not rows_left:
                 if hasher.hexdigest() != segment.digests[run]:
                     raise DataError(
                         f"{url}/{segment.name} is damaged: the digest of its rows for this partition is another than "
@@ -146,12 +149,12 @@ def _read(folder: Directory, pieces: list[_Piece]) -> Generator[tuple[_Piece, by
         while stop < len(pieces) and (stop == start or size < _BYTES):
             size += pieces[stop][3] - pieces[stop][2]
             stop += 1
-        some = pieces[start:stop]
+        batch = pieces[start:stop]
         try:
-            found = folder.ranges([(segment.name, first, end) for segment, _, first, end in some])
+            chunks = folder.ranges([(segment.name, first, end) for segment, _, first, end in batch])
         except Exception as error:
-            raise _missing(folder.url, some[0][0].name, error) from error
-        for piece, data in zip(some, found, strict=True):
+            raise _missing(folder.url, batch[0][0].name, error) from error
+        for piece, data in zip(batch, chunks, strict=True):
             if len(data) != piece[3] - piece[2]:
                 raise DataError(f"{folder.url}/{piece[0].name} is damaged: it ends too early; {_AGAIN}")
             yield piece, data

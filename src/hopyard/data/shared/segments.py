@@ -6,8 +6,8 @@ One writer makes one segment, as a stream of chunks, so that it holds no more th
     chunk     run of training partition 0, 1, …, run of validation partition 0, 1, …
     run       field by field, then the rows' names, C order; each begins at a multiple of 64 bytes
 
-A run's place follows from the numbers of rows, so the index needs no offsets. Rows are raw (see `encoder`): who reads
-them orders and finishes them. Knows neither Spark nor where files lie.
+A run's position follows from the numbers of rows, so the index needs no offsets. Rows are raw (see `encoder`): the
+reader orders and finishes them. Knows neither Spark nor where files lie.
 """
 
 from __future__ import annotations
@@ -56,54 +56,54 @@ class Index(msgspec.Struct, frozen=True):
     segments: list[Segment]
 
     def run(self, kind: Kind, partition: int) -> int:
-        """The number of a run."""
+        """Returns the number of a run."""
         return partition + (self.partitions if kind == "validate" else 0)
 
 
 def infos(fields: list[Field], words: int) -> list[ArrayInfo]:
-    """Row shape and dtype of each field as it lies in a segment, and of the names."""
+    """Returns row shape and dtype of each field as it lies in a segment, and those of the names."""
     return [*(ArrayInfo(raw_shape(field), field.raw) for field in fields), ArrayInfo((words,), "uint64")]
 
 
 def padded(size: int) -> int:
-    """`size` bytes, up to the next multiple of 64."""
+    """Returns `size` rounded up to a multiple of 64."""
     return -(-size // ALIGN) * ALIGN
 
 
-def run_bytes(kinds: list[ArrayInfo], rows: int) -> int:
+def run_bytes(layout: list[ArrayInfo], rows: int) -> int:
     """Bytes of a run."""
-    return sum(padded(rows * info.row_bytes) for info in kinds)
+    return sum(padded(rows * info.row_bytes) for info in layout)
 
 
-def views(kinds: list[ArrayInfo], rows: int, data: Array) -> list[Array]:
-    """The fields of a run whose bytes are `data`, a uint8 array: each of shape (rows, *row shape)."""
-    made, start = [], 0
-    for info in kinds:
+def views(layout: list[ArrayInfo], rows: int, data: Array) -> list[Array]:
+    """Returns the fields of a run whose bytes are `data`, a uint8 array: each of shape (rows, *row shape)."""
+    arrays, start = [], 0
+    for info in layout:
         size = rows * info.row_bytes
-        made.append(data[start : start + size].view(info.dtype).reshape(rows, *info.shape))
+        arrays.append(data[start : start + size].view(info.dtype).reshape(rows, *info.shape))
         start += padded(size)
-    return made
+    return arrays
 
 
-def ranges(kinds: list[ArrayInfo], segment: Segment, run: int) -> Iterator[tuple[int, int, int]]:
-    """(rows, first byte, end) of one run in each chunk that has rows of it."""
+def ranges(layout: list[ArrayInfo], segment: Segment, run: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (rows, first byte, end) of one run in each chunk that has rows of it."""
     start = 0
     for chunk in segment.chunks:
-        ends = np.cumsum([start, *(run_bytes(kinds, rows) for rows in chunk)])
+        ends = np.cumsum([start, *(run_bytes(layout, rows) for rows in chunk)])
         if chunk[run]:
             yield chunk[run], int(ends[run]), int(ends[run + 1])
         start = int(ends[-1])
 
 
 class Writer:
-    """Brings rows to their partitions and writes them, chunk by chunk.
+    """Sorts rows by their partitions and writes them, chunk by chunk.
 
     Args:
-        fields: of the raw arrays.
-        partitions: of each kind.
-        words: of a row's name.
-        write: takes the bytes of a chunk, a uint8 array.
-        limit: bytes of rows that make a chunk.
+        fields: one for each raw array.
+        partitions: how many there are of each kind.
+        words: how many words a row's name has.
+        write: is called with the bytes of each chunk, a uint8 array.
+        limit: bytes of rows in a chunk.
     """
 
     def __init__(
@@ -117,28 +117,28 @@ class Writer:
         self.bytes = 0
         self.chunks: list[list[int]] = []
         self.sums = [0] * (2 * partitions)
-        self._kinds, self._partitions, self._write, self._limit = infos(fields, words), partitions, write, limit
+        self._layout, self._partitions, self._write, self._limit = infos(fields, words), partitions, write, limit
         self._hashes = [blake3() for _ in range(2 * partitions)]
-        self._row = sum(info.row_bytes for info in self._kinds)
+        self._row_bytes = sum(info.row_bytes for info in self._layout)
         self._clear()
 
-    def take(self, raw: list[Array], names: Names, chosen: Array | None) -> None:
-        """One array of shape (rows, …) for each field; `chosen`: which rows are validation rows, None for none.
+    def take(self, raw: list[Array], names: Names, is_validation: Array | None) -> None:
+        """Adds one array of shape (rows, …) for each field. `is_validation`: which rows validate; None: none.
 
         The arrays are kept until their chunk is written: nobody may write to them.
         """
         arrays = [*raw, names.words]
-        for run, part, total in names.dealt(self._partitions, chosen):
-            self._picked[run].append((arrays, part))
+        for run, part, total in names.runs(self._partitions, is_validation):
+            self._pending[run].append((arrays, part))
             self._rows[run] += len(part)
             self.sums[run] = added(self.sums[run], total)
-        self._held += len(names) * self._row
-        if self._held >= self._limit:
+        self._buffered_bytes += len(names) * self._row_bytes
+        if self._buffered_bytes >= self._limit:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what was taken as one chunk."""
-        sizes = [run_bytes(self._kinds, rows) for rows in self._rows]
+        """Writes the rows that wait as one chunk."""
+        sizes = [run_bytes(self._layout, rows) for rows in self._rows]
         ends = np.cumsum([0, *sizes])
         if not ends[-1]:
             return
@@ -154,15 +154,15 @@ class Writer:
         self._clear()
 
     def digests(self) -> list[str]:
-        """BLAKE3 of each run; empty where it has no rows."""
+        """Returns the BLAKE3 of each run; empty where it has no rows."""
         counts = np.sum(self.chunks, axis=0) if self.chunks else np.zeros(len(self._hashes))
         return [hasher.hexdigest() if rows else "" for hasher, rows in zip(self._hashes, counts, strict=True)]
 
     def _gather(self, run: int, data: Array) -> None:
         rows, start = self._rows[run], 0
-        for number, (info, out) in enumerate(zip(self._kinds, views(self._kinds, rows, data), strict=True)):
+        for number, (info, out) in enumerate(zip(self._layout, views(self._layout, rows, data), strict=True)):
             at = 0
-            for arrays, part in self._picked[run]:
+            for arrays, part in self._pending[run]:
                 arrays[number].take(part, axis=0, out=out[at : at + len(part)], mode="clip")
                 at += len(part)
             end = start + padded(rows * info.row_bytes)
@@ -170,6 +170,6 @@ class Writer:
             start = end
 
     def _clear(self) -> None:
-        self._held = 0
+        self._buffered_bytes = 0
         self._rows = [0] * (2 * self._partitions)
-        self._picked: list[list[tuple[list[Array], Array]]] = [[] for _ in self._rows]
+        self._pending: list[list[tuple[list[Array], Array]]] = [[] for _ in self._rows]

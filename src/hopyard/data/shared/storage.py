@@ -13,18 +13,18 @@ def reaching(url: str, verb: str) -> AbstractContextManager[None]:
     """Turns what a file system raises into an error that names path=, as `filesystems.reaching` does.
 
     Args:
-        url: what `path=` led to.
+        url: the directory that follows from `path=`.
         verb: what is done there, for the message: "write to".
 
     Raises:
         ResourceError: no room there.
-        SpecError: all else.
+        SpecError: any other error.
     """
     step = f"path= must be a place that driver and executors share and may write to: {filesystems.SHARED}"
     return filesystems.reaching(url, verb, SpecError, "path", step)
 
 
 def shared_directory(url: str) -> Directory:
-    """The directory at a path or URL, which need not be there yet. Raises SpecError where it cannot be opened."""
+    """Returns the directory at a path or URL, which need not exist yet. Raises SpecError where it cannot be opened."""
     with reaching(url, "open"):
         return Directory(url)

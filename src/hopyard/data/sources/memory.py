@@ -1,4 +1,4 @@
-"""Where rows come from, each as a stream of Arrow record batches: tables, arrays, readers, map-style data sets.
+"""Sources of rows, each a stream of Arrow record batches: tables, arrays, readers, map-style data sets.
 
 A source never holds more than a few batches of what it streams.
 """
@@ -22,7 +22,7 @@ from hopyard.text import unwritable
 
 @dataclass(frozen=True, slots=True)
 class DetachedSource:
-    """A source that stayed behind: its identity without its rows."""
+    """The identity, without the rows, of a source that stayed in another process."""
 
     volatile: ClassVar[bool] = False
 
@@ -30,7 +30,7 @@ class DetachedSource:
     key: str | None
 
     def identity(self) -> str | None:
-        """The identity of the source that stayed behind."""
+        """Returns the identity of that source."""
         return self.key or "?"
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
@@ -56,11 +56,11 @@ class Table:
 
     volatile = False
 
-    def __init__(self, table: Any, what: str) -> None:
-        self._table, self._what = table, what
+    def __init__(self, table: Any, description: str) -> None:
+        self._table, self._description = table, description
 
     def __repr__(self) -> str:
-        return f"{self._what} of {self._table.num_rows} rows"
+        return f"{self._description} of {self._table.num_rows} rows"
 
     def identity(self) -> str:
         """BLAKE3 of schema and rows, streamed."""
@@ -71,11 +71,13 @@ class Table:
         table = (
             self._table if names is None else self._table.select([n for n in names if n in self._table.column_names])
         )
-        yield from _numbered(table.to_batches(max_chunksize=batch_rows(table.nbytes, table.num_rows)), self._what)
+        yield from _numbered(
+            table.to_batches(max_chunksize=batch_rows(table.nbytes, table.num_rows)), self._description
+        )
 
     def provenance(self) -> list[SourceInfo]:
         """One source."""
-        return [SourceInfo(self._what, -1, self._table.num_rows)]
+        return [SourceInfo(self._description, -1, self._table.num_rows)]
 
     def detached(self, identity: str | None) -> DetachedSource:
         """A source without the rows."""
@@ -87,21 +89,21 @@ class Arrays:
 
     volatile = False
 
-    def __init__(self, arrays: Mapping[str, Array], what: str) -> None:
-        self._arrays, self._what = dict(arrays), what
+    def __init__(self, arrays: Mapping[str, Array], description: str) -> None:
+        self._arrays, self._description = dict(arrays), description
         for name in self._arrays:
             if fault := unwritable(name):
                 raise SpecError(f"array {name!a}: {fault}")
         lengths = {name: len(array) if np.ndim(array) else None for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1:
-            said = ", ".join(f"{name!r} has {rows}" for name, rows in lengths.items())
-            raise DataError(f"arrays differ in their number of rows: {said}")
+            details = ", ".join(f"{name!r} has {rows}" for name, rows in lengths.items())
+            raise DataError(f"arrays differ in their number of rows: {details}")
         self._rows = next(iter(lengths.values())) or 0
         heads = [to_arrow(array[:1] if np.ndim(array) else array, name) for name, array in self._arrays.items()]
         self.schema = pa.schema([(name, head.type) for name, head in zip(self._arrays, heads, strict=True)])
 
     def __repr__(self) -> str:
-        return f"{self._what} of {self._rows} rows"
+        return f"{self._description} of {self._rows} rows"
 
     def identity(self) -> str:
         """BLAKE3 of what Arrow makes of names and rows, streamed."""
@@ -113,11 +115,11 @@ class Arrays:
         step = batch_rows(sum(array.nbytes for array in arrays.values()), self._rows)
         for start in range(0, self._rows, step):
             columns = [to_arrow(array[start : start + step], name) for name, array in arrays.items()]
-            yield pa.RecordBatch.from_arrays(columns, names=list(arrays)), self._what, start
+            yield pa.RecordBatch.from_arrays(columns, names=list(arrays)), self._description, start
 
     def provenance(self) -> list[SourceInfo]:
         """One source."""
-        return [SourceInfo(self._what, -1, self._rows)]
+        return [SourceInfo(self._description, -1, self._rows)]
 
     def detached(self, identity: str | None) -> DetachedSource:
         """A source without the rows."""
@@ -129,13 +131,13 @@ class Reader:
 
     volatile = False
 
-    def __init__(self, batches: Iterable[Any], what: str, again: bool = False) -> None:
-        self._batches, self._what, self._again = batches, what, again
+    def __init__(self, batches: Iterable[Any], description: str, again: bool = False) -> None:
+        self._batches, self._description, self._again = batches, description, again
         self._read = False
         self._rows = 0
 
     def __repr__(self) -> str:
-        return self._what
+        return self._description
 
     def identity(self) -> None:
         """Known only after all rows were read."""
@@ -144,29 +146,31 @@ class Reader:
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """The batches as they come, large ones sliced."""
         if self._read and not self._again:
-            raise DataError(f"{self._what} was read before and can be read only once; make the Dataset from it anew")
+            raise DataError(
+                f"{self._description} was read before and can be read only once; make the Dataset from it anew"
+            )
         self._read, self._rows = True, 0
         for batch in self._batches:
             parts = batch.to_batches() if isinstance(batch, pa.Table) else [batch]
             for part in parts:
                 if not isinstance(part, pa.RecordBatch):
-                    raise DataError(f"{self._what} must give record batches, gave a {type(part).__name__}")
+                    raise DataError(f"{self._description} must give record batches, gave a {type(part).__name__}")
                 step = batch_rows(part.nbytes, part.num_rows)
                 for start in range(0, part.num_rows, step):
-                    yield part.slice(start, step), self._what, self._rows + start
+                    yield part.slice(start, step), self._description, self._rows + start
                 self._rows += part.num_rows
 
     def provenance(self) -> list[SourceInfo]:
         """One source."""
-        return [SourceInfo(self._what, -1, self._rows)]
+        return [SourceInfo(self._description, -1, self._rows)]
 
     def detached(self, identity: str | None) -> DetachedSource:
         """A source without the rows."""
-        return DetachedSource(self._what, identity)
+        return DetachedSource(self._description, identity)
 
 
 def digest_of(source: Source, schema: pa.Schema) -> str:
-    """BLAKE3 of all rows of a source that may be read again."""
+    """Returns the BLAKE3 of all rows of a source that may be read again."""
     content = Content(schema)
     for batch, _, _ in source.pieces(None, []):
         content.update(batch)
@@ -174,12 +178,12 @@ def digest_of(source: Source, schema: pa.Schema) -> str:
 
 
 def batch_rows(size: int, rows: int) -> int:
-    """How many rows make a batch of about BYTES, at most ROWS, given `rows` rows of `size` bytes together."""
+    """Returns how many rows make a batch of about BYTES, at most ROWS, given `rows` rows of `size` bytes in all."""
     return max(1, min(ROWS, BYTES * rows // max(size, 1)))
 
 
-def _numbered(batches: Iterable[Any], what: str) -> Iterator[Piece]:
+def _numbered(batches: Iterable[Any], description: str) -> Iterator[Piece]:
     row = 0
     for batch in batches:
-        yield batch, what, row
+        yield batch, description, row
         row += batch.num_rows

@@ -1,4 +1,4 @@
-"""What the user may give as rows, turned into sources: arrays, tables, readers, data frames, map-style data sets."""
+"""Turns what the user may give as rows into sources: arrays, tables, readers, data frames, map-style data sets."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hopyard.text import sendable, unwritable
 def from_numpy(
     x: Any, y: Any, weight: Any = None, key: Any = None
 ) -> tuple[dict[str, Array], Any, Any, str | None, str | None]:
-    """(arrays by column name, features, label, weight, key); see `named_parts` for the names."""
+    """Returns (arrays by column name, features, label, weight, key); see `named_parts` for the names."""
     parts = {"inputs": x, "targets": y, "weight": weight, "key": key}
     values, names = named_parts({part: value for part, value in parts.items() if value is not None or part == "inputs"})
     arrays = {
-        column: plain(value) if column == names.get("key") else as_array(value, repr(said))
-        for column, (said, value) in values.items()
+        column: plain(value) if column == names.get("key") else as_array(value, repr(text))
+        for column, (text, value) in values.items()
     }
     return arrays, names["inputs"], names.get("targets"), names.get("weight"), names.get("key")
 
 
 def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], dict[str, Any]]:
-    """Columns for inputs, targets and weight, each an array or a dict of arrays.
+    """Names the columns of inputs, targets and weight, each an array or a dict of arrays.
 
     Returns:
         (by column: what the user calls it, and its value), (by part: its column, or a dict from name to column). A
@@ -61,7 +61,7 @@ def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], d
 
 
 def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
-    """A table, batches or a reader as (source, schema if it is known); SpecError for anything else."""
+    """Returns a table, batches or a reader as (source, schema if it is known); SpecError for anything else."""
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
     if isinstance(source, pa.Table):
@@ -83,7 +83,7 @@ def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
 
 
 def from_pandas(frame: Any) -> pa.Table:
-    """A data frame as a table, without its index."""
+    """Returns a data frame as a table, without its index."""
     if not is_pandas(frame):
         raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
     for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
@@ -92,19 +92,19 @@ def from_pandas(frame: Any) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"the data frame cannot be used: {error}; {_mend(frame)}") from error
+        raise DataError(f"the data frame cannot be used: {error}; {_remedy(frame)}") from error
 
 
 def table_of(data: Any, *, nan_is_null: bool = True) -> pa.Table | None:
     """Rows in memory whose columns have names, as one table: a pyarrow Table or RecordBatch, a pandas DataFrame, a dict
-    from column to array, or a list of dicts. None: it is nothing of these.
+    from column to array, or a list of dicts. None: it is none of these.
 
     Args:
         data: what the user wrote.
         nan_is_null: whether NaN in a DataFrame is null; in a feed it is a number.
 
     Raises:
-        SpecError, DataError: it is one of these, and no table.
+        SpecError, DataError: it is one of these, but cannot be a table.
     """
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
@@ -129,14 +129,14 @@ def is_pandas(data: Any) -> bool:
 
 
 def from_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows that are dicts as one table, so that each column has one type."""
+    """Returns rows that are dicts as one table, so that each column has one type."""
     names = rows[0].keys()
     if not names:
         raise DataError("row 0 is an empty dict: a row needs at least one key")
     for number, row in enumerate(rows):
         if row.keys() != names:
-            odd = ", ".join(sorted(map(repr, row.keys() ^ names)))
-            raise DataError(f"row {number} and row 0 differ in their keys: {odd}; each row needs the same")
+            differing = ", ".join(sorted(map(repr, row.keys() ^ names)))
+            raise DataError(f"row {number} and row 0 differ in their keys: {differing}; each row needs the same")
     columns = {}
     for name in names:
         try:
@@ -147,7 +147,7 @@ def from_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _pandas_with_nan(frame: Any) -> pa.Table:
-    """NaN in a column of floats stays a number, as it is in Spark; None, NaT and NA are null."""
+    """Returns a table where NaN in a column of floats stays a number, as in Spark; None, NaT and NA are null."""
     columns = {}
     for name, column in frame.items():
         try:
@@ -167,12 +167,12 @@ def _of_objects(column: Any) -> Any:
     values = list(column) if column.dtype == object else []
     if values and all(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
         return _column(values)
-    made = pa.array(column, from_pandas=True)
-    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+    array = pa.array(column, from_pandas=True)
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
 def _column(values: list[Any]) -> Any:
-    """Arrays of one shape keep it; those of one dimension may differ in length.
+    """Returns values as a column: arrays of one shape keep it; those of one dimension may differ in length.
 
     Raises:
         ValueError: a mask hides some of their values.
@@ -184,8 +184,8 @@ def _column(values: list[Any]) -> Any:
     return pa.array(values)
 
 
-def _mend(frame: Any) -> str:
-    """What to do about a data frame that is no table."""
+def _remedy(frame: Any) -> str:
+    """Says what to do about a data frame that cannot be a table."""
     names = [str(name) for name in frame.columns]
     for name in names:
         if not sendable(name):
@@ -245,52 +245,55 @@ class Items:
 
 
 def _stacked(values: list[Array]) -> Array:
-    """Arrays of one shape as one, masked where one of them is. `np.ma.masked`, which is a float to NumPy whatever its
-    neighbours are, takes their type.
+    """Returns arrays of one shape as one, masked where one of them is. `np.ma.masked`, which is a float to NumPy
+    whatever its neighbours are, takes their type.
     """
     if not any(map(np.ma.isMaskedArray, values)):
         return np.stack(values)
     kind = np.result_type(*({value.dtype for value in values if value is not np.ma.masked} or {np.dtype(np.float64)}))
-    nothing = np.ma.array(np.zeros((), kind), mask=True)
-    made: Array = np.ma.stack([nothing if value is np.ma.masked else value for value in values]).astype(kind)
-    return made
+    masked_value = np.ma.array(np.zeros((), kind), mask=True)
+    stacked: Array = np.ma.stack([masked_value if value is np.ma.masked else value for value in values]).astype(kind)
+    return stacked
 
 
 def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]:
-    """One item of a map-style data set as (arrays by column, inputs, targets, weight).
+    """Returns one item of a map-style data set as (arrays by column, inputs, targets, weight).
 
     The latter name the columns as `Dataset` wants them: one name, a dict, or None; all None where the item is a dict.
     """
     if isinstance(item, Mapping):
         values, _ = named_parts({"items": item})
-        made = {column: as_array(value, f"item {number}: {said!r}", False) for column, (said, value) in values.items()}
-        return made, None, None, None
+        arrays = {
+            column: as_array(value, f"item {number}: {text!r}", False) for column, (text, value) in values.items()
+        }
+        return arrays, None, None, None
     parts = item if isinstance(item, (tuple, list)) else (item,)
     if not 1 <= len(parts) <= 3:
         raise DataError(f"item {number} must be x, (x, y) or (x, y, weight), has {len(parts)} parts")
     values, names = named_parts(dict(zip(("inputs", "targets", "weight"), parts, strict=False)))
-    made = {column: as_array(value, f"item {number}: {said!r}", False) for column, (said, value) in values.items()}
-    return made, names["inputs"], names.get("targets"), names.get("weight")
+    arrays = {column: as_array(value, f"item {number}: {text!r}", False) for column, (text, value) in values.items()}
+    return arrays, names["inputs"], names.get("targets"), names.get("weight")
 
 
-def as_array(value: Any, what: str, objects: bool = True) -> Array:
-    """`value` as a NumPy array; DataError naming `what` when it is none (or one of objects, where these are no use)."""
+def as_array(value: Any, description: str, objects: bool = True) -> Array:
+    """Returns `value` as a NumPy array. Raises DataError naming `description` when it is none, or an array of objects
+    and `objects` is False."""
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
-        raise DataError(f"{what} is a sparse {type(value).__name__}, which is not taken; give its .toarray()")
+        raise DataError(f"{description} is a sparse {type(value).__name__}, which is not taken; give its .toarray()")
     try:
         array = plain(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} is no array: {error}") from error
+        raise DataError(f"{description} is no array: {error}") from error
     if array.dtype.hasobject and not objects:
-        raise DataError(f"{what} is a {type(value).__name__}, which is no array of numbers")
+        raise DataError(f"{description} is a {type(value).__name__}, which is no array of numbers")
     return array
 
 
 def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Reader, Any, Any, Any]:
-    """(source, features, label, weight) of a map-style data set: names from its first item, unless items are dicts.
+    """Returns (source, features, label, weight) of a map-style data set: its first item's names, unless it is a dict.
 
     Raises:
-        SpecError: it is none, or what was named does not go with its items.
+        SpecError: it is not such a data set, or the names do not fit its items.
         DataError: it is empty.
     """
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):

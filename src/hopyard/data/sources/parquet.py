@@ -1,7 +1,7 @@
-"""Parquet files, decoded row group by row group, one ahead of who consumes them.
+"""Parquet files, decoded row group by row group, one ahead of their consumer.
 
-All files together are one table. What one of them lacks, its folders may say (`year=2013/`, as Hive and Spark write
-them), or it is null there.
+All files together are one table. A column that a file lacks comes from its folders (`year=2013/`, as Hive and
+Spark write them), or is null there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ParquetFiles:
         return names_of([file.path for file in self.files])
 
     def identity(self) -> str:
-        """BLAKE3 over path, stamp and footer of each file, and what its folders say."""
+        """BLAKE3 over path, stamp and footer of each file, and the columns that its folders name."""
         hasher = blake3()
         for path, folders in self.files:
             hasher.update(f"{path}\0{stamp(path)}\0".encode())
@@ -80,32 +80,34 @@ class ParquetFiles:
     def _read(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         columns = self._columns(names, dictionaries)
         types = {name: column.field.type for name, column in columns.items()}
-        for found in self.files:
-            with _opened(found.path, dictionaries) as file:
-                there = file.schema_arrow
+        for source_file in self.files:
+            with _opened(source_file.path, dictionaries) as file:
+                schema = file.schema_arrow
                 for column in columns.values():
-                    column.check(there, found, fills=names is None)
-                wanted = [name for name in types if name in there.names]
+                    column.check(schema, source_file, fills=names is None)
+                present = [name for name in types if name in schema.names]
                 row = 0
                 for group in range(file.num_row_groups):
-                    for batch in _group(file, group, wanted):
-                        yield _filled(batch, types, found.folders), found.path, row
+                    for batch in _group(file, group, present):
+                        yield _filled(batch, types, source_file.folders), source_file.path, row
                         row += batch.num_rows
-                    self._provenance.append(SourceInfo(found.path, group, file.metadata.row_group(group).num_rows))
+                    self._provenance.append(
+                        SourceInfo(source_file.path, group, file.metadata.row_group(group).num_rows)
+                    )
 
     def _columns(self, names: list[str] | None, dictionaries: list[str]) -> dict[str, _Column]:
-        """The columns that are read: those of all files and folders together, where `names` is None; else those of
+        """Returns the columns to read: if `names` is None, those of all files and folders together; else those of
         `names` that the first file has, or folders.
         """
         columns: dict[str, _Column] = {}
         for path, _ in self.files if names is None else self.files[:1]:
             with _opened(path, dictionaries) as file:
-                there = file.schema_arrow
-            wanted = [name for name in names or there.names if name in there.names]
-            require(there, wanted, path)
-            for name in wanted:
+                schema = file.schema_arrow
+            present = [name for name in names or schema.names if name in schema.names]
+            require(schema, present, path)
+            for name in present:
                 if name not in columns or pa.types.is_null(columns[name].field.type):
-                    columns[name] = _Column(there.field(name), path)
+                    columns[name] = _Column(schema.field(name), path)
         for name, kind in _folder_types(self.files).items():
             if name not in columns and (names is None or name in names):
                 columns[name] = _Column(pa.field(name, kind), "the names of folders")
@@ -119,24 +121,24 @@ class _Column(NamedTuple):
     path: str
     """The first file that has it."""
 
-    def check(self, there: pa.Schema, file: FoundFile, *, fills: bool) -> None:
-        """Raises DataError where a file, whose schema is `there`, has it with another type, or lacks it and is in no
-        folder that names it. `fills`: whether a transform sees the rows, so that the column may be null.
+    def check(self, schema: pa.Schema, file: FoundFile, *, fills: bool) -> None:
+        """Raises DataError where a file, whose schema is `schema`, has it with another type, or lacks it and is in
+        no folder that names it. `fills`: whether a transform sees the rows, so that the column may be null.
         """
         name, kind = self.field.name, self.field.type
-        if name not in there.names and (name in file.folders or (fills and self.field.nullable)):
+        if name not in schema.names and (name in file.folders or (fills and self.field.nullable)):
             return
-        require(there, [name], file.path)
-        mine = there.field(name).type
-        if mine != kind and not (fills and pa.types.is_null(mine)):
+        require(schema, [name], file.path)
+        file_kind = schema.field(name).type
+        if file_kind != kind and not (fills and pa.types.is_null(file_kind)):
             raise DataError(
-                f"column {name!r} has type {mine} in {file.path} but {kind} in {self.path}; write the files with one "
-                "schema"
+                f"column {name!r} has type {file_kind} in {file.path} but {kind} in {self.path}; write the files with "
+                "one schema"
             )
 
 
 def _folder_types(files: Sequence[FoundFile]) -> dict[str, pa.DataType]:
-    """The columns that folders name: whole numbers where all are, else text."""
+    """Returns the columns that folders name: whole numbers where all values are, else text."""
     values: dict[str, list[str]] = {}
     for _, folders in files:
         for name, value in folders.items():
@@ -151,7 +153,7 @@ def _type_of(texts: list[str]) -> pa.DataType:
 
 
 def _filled(batch: Any, types: Mapping[str, pa.DataType], folders: Mapping[str, str | None]) -> Any:
-    """A batch with all columns, in one order: those that the file lacks hold what its folders say, or null."""
+    """Returns a batch with all columns, in one order: those that the file lacks have the folders' values, or null."""
     if batch.schema.names == list(types) and batch.schema.types == list(types.values()):
         return batch
 
@@ -165,27 +167,27 @@ def _filled(batch: Any, types: Mapping[str, pa.DataType], folders: Mapping[str, 
     return pa.RecordBatch.from_arrays([column(*each) for each in types.items()], names=list(types))
 
 
-def _group(file: Any, group: int, wanted: list[str]) -> Iterator[Any]:
+def _group(file: Any, group: int, names: list[str]) -> Iterator[Any]:
     info = file.metadata.row_group(group)
     if info.num_rows == 0:
         return
     if info.total_byte_size <= GROUP_BYTES:
-        yield from file.read_row_group(group, columns=wanted, use_threads=True).to_batches()
+        yield from file.read_row_group(group, columns=names, use_threads=True).to_batches()
         return
     rows = max(1, min(ROWS, 4 * BYTES * info.num_rows // info.total_byte_size))
-    yield from file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=True)
+    yield from file.iter_batches(rows, row_groups=[group], columns=names, use_threads=True)
 
 
 @contextmanager
 def _opened(path: str, dictionaries: list[str]) -> Iterator[Any]:
-    """A Parquet file; what is raised while it is read becomes a DataError."""
+    """Opens a Parquet file; errors while it is read become a DataError."""
     with reading(path, "Parquet"), opened(path) as stream:
         metadata = pq.read_metadata(stream) if dictionaries else None
-        there = [] if metadata is None else metadata.schema.to_arrow_schema().names
+        present = [] if metadata is None else metadata.schema.to_arrow_schema().names
         with pq.ParquetFile(
             stream,
             metadata=metadata,
-            read_dictionary=[name for name in dictionaries if name in there] or None,
+            read_dictionary=[name for name in dictionaries if name in present] or None,
             memory_map=isinstance(stream, str),
             page_checksum_verification=True,
         ) as file:
@@ -193,9 +195,9 @@ def _opened(path: str, dictionaries: list[str]) -> Iterator[Any]:
 
 
 def _footer(path: str) -> bytes:
-    """The serialized metadata at the end of a Parquet file, which ends with its length and "PAR1"."""
-    with reading(path, "Parquet"), opened(path) as place:
-        stream = Path(place).open("rb") if isinstance(place, str) else place  # noqa: SIM115
+    """Returns the serialized metadata at the end of a Parquet file, which ends with its length and "PAR1"."""
+    with reading(path, "Parquet"), opened(path) as path_or_stream:
+        stream = Path(path_or_stream).open("rb") if isinstance(path_or_stream, str) else path_or_stream  # noqa: SIM115
         with closing(stream):
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - 8))

@@ -1,4 +1,4 @@
-"""Files that the user names by path, glob, directory or URL: found, told apart, and read one step ahead."""
+"""Finds files that the user names by path, glob, directory or URL, tells versions apart, and reads one step ahead."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class FoundFile(NamedTuple):
 
 
 def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[FoundFile]:
-    """The files of a path, a glob, a directory, an fsspec URL, or a list of these; each list entry sorted.
+    """Returns the files of a path, a glob, a directory, an fsspec URL, or a list of these; each list entry sorted.
 
     Below a directory, and behind the first wildcard of a glob, names that begin with "_" or "." are left out: Spark and
-    Hive hide others behind these. There, too, folders name columns.
+    Hive hide other files by such names. There, too, folders name columns.
 
     Args:
         source: what the user wrote.
@@ -51,8 +51,8 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
         endings: names of files below a directory end with one of these; others are left out.
 
     Raises:
-        SpecError: not such a thing.
-        DataError: nothing matches, or the place cannot be reached.
+        SpecError: `source` is none of these.
+        DataError: nothing matches, or the file system cannot be reached.
     """
     if isinstance(source, (list, tuple)) and source:
         return [file for one in source for file in find(one, kind, endings)]
@@ -62,17 +62,17 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
     with reaching(text, "open", DataError, "source"):
         system, root = open_url(str(Path(text).expanduser().absolute()) if is_local(text) else text)
         system.invalidate_cache()
-        found = list(_below(system, root, endings))
-    if not found:
+        files = list(_below(system, root, endings))
+    if not files:
         raise DataError(
             f"no {kind} file matches {text!r} (this process runs in {Path.cwd()}); give a path that is there"
         )
-    for file in found:
+    for file in files:
         if not sendable(file.path):
             raise DataError(f"{file.path!a}: the name has a character that UTF-8 lacks; rename the file")
     if "file" in ((system.protocol,) if isinstance(system.protocol, str) else system.protocol):
-        return found
-    return [file._replace(path=str(system.unstrip_protocol(file.path))) for file in found]
+        return files
+    return [file._replace(path=str(system.unstrip_protocol(file.path))) for file in files]
 
 
 def _below(system: Any, root: str, endings: tuple[str, ...]) -> Iterator[FoundFile]:
@@ -86,7 +86,7 @@ def _below(system: Any, root: str, endings: tuple[str, ...]) -> Iterator[FoundFi
 
 
 def _files(system: Any, name: str, base: str, endings: tuple[str, ...]) -> Iterator[FoundFile]:
-    """A file, or those below a directory; `base`: the folder below which folders name columns."""
+    """Yields a file, or those below a directory; `base`: the folder below which folders name columns."""
     if system.isdir(name):
         for file in sorted(system.find(name)):
             if file.endswith(endings) and not _hidden(file[len(name) :]):
@@ -124,7 +124,7 @@ def reading(path: str, kind: str = "") -> Iterator[None]:
 
 @contextmanager
 def opened(path: str) -> Iterator[Any]:
-    """The path of a local file; an open stream of any other."""
+    """Yields the path of a local file, or an open stream of any other."""
     if is_local(path):
         yield path
     else:
@@ -134,13 +134,13 @@ def opened(path: str) -> Iterator[Any]:
 
 
 def stamp(path: str) -> str:
-    """Size of a file, its times and its tags: equal stamps, equal content.
+    """Returns size, times and tags of a file: equal stamps, equal content.
 
-    Of a local file the time of the last change of its inode counts too, which a copy with preserved times, or another
-    file moved to its place, does not keep. A file of which nobody tells more than its size has a stamp like no other.
+    For a local file the time of the last change of its inode counts too, which a copy with preserved times, or another
+    file moved to its path, does not keep. A file whose file system gives only its size has a new stamp each time.
 
     Raises:
-        DataError: it cannot be asked.
+        DataError: the status of the file cannot be read.
     """
     with reading(path):
         if is_local(path):
@@ -155,15 +155,15 @@ def stamp(path: str) -> str:
 
 
 def read_ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """`items`, made in a thread, one ahead of who consumes them."""
+    """Yields `items`, which a thread computes one ahead of their consumer."""
     end = object()
     with ThreadPoolExecutor(1, "hopyard-read") as pool, closing(items):  # type: ignore[type-var]
-        coming = pool.submit(next, items, end)
-        while (item := coming.result()) is not end:
-            coming = pool.submit(next, items, end)
+        pending = pool.submit(next, items, end)
+        while (item := pending.result()) is not end:
+            pending = pool.submit(next, items, end)
             try:
                 yield item  # type: ignore[misc]
             except GeneratorExit:
-                coming.cancel()
+                pending.cancel()
                 pool.shutdown(wait=True)
                 raise

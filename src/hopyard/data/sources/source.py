@@ -1,4 +1,4 @@
-"""What a source of rows is."""
+"""The protocol of a source of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BYTES = 8 << 20
 """About the most bytes of a batch: a few of them fit the last-level cache."""
 
 Piece = tuple[Any, str, int]
-"""(record batch, name of where it is from, number of its first row there)."""
+"""(record batch, name of its origin, number of its first row there)."""
 
 
 class Source(Protocol):
@@ -31,17 +31,17 @@ class Source(Protocol):
         ...
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
-        """All rows in order. `names`: the columns wanted, where they are there; None: all. `dictionaries`: best given
-        as such.
+        """Yields all rows in order. `names`: the columns to read, if they exist; None: all. `dictionaries`: columns
+        that are best read as Arrow dictionaries.
         """
         ...
 
     def provenance(self) -> list[SourceInfo]:
-        """Files and row groups with their rows; after `pieces` was exhausted."""
+        """Returns files and row groups with their rows, after `pieces` was exhausted."""
         ...
 
     def detached(self, identity: str | None) -> Source:
-        """What goes into a pickle."""
+        """Returns the source that goes into a pickle."""
         ...
 
 
@@ -55,10 +55,10 @@ class SupportsPrepare(Protocol):
         ...
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:
-        """Its manifest, for this process.
+        """Returns the manifest, for this process.
 
         Args:
             limit: bytes that a host's cache may take.
-            cache: directory for the partitions that a host brings; empty: the cache of the user there.
+            cache: directory for the partitions that a host fetches; empty: the cache of the user there.
         """
         ...

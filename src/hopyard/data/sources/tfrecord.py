@@ -1,4 +1,4 @@
-"""Files of tf.train.Example records as rows: found, looked through once for their columns, decoded by batches."""
+"""Finds files of tf.train.Example records, reads them once to learn their columns, and decodes them in batches."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hopyard.formats.tfrecord import records
 
 
 def find(source: Any) -> list[str]:
-    """The TFRecord files of a path, a glob, a directory, an fsspec URL, or a list of these. Raises as `paths.find`."""
+    """Returns the TFRecord files of a path, glob, directory, fsspec URL, or a list of these. Raises as `paths.find`."""
     return [file.path for file in paths.find(source, "TFRecord")]
 
 
 def batches(path: str, columns: pa.Schema, rows: int = ROWS, size: int = BYTES) -> Iterator[Any]:
-    """The records of a file as record batches of `columns`, each of at most `rows` rows and about `size` bytes."""
+    """Yields the records of a file as batches of `columns`, each of at most `rows` rows and about `size` bytes."""
     pending: list[bytes] = []
     first = total = 0
     for data in records(path):
@@ -45,7 +45,7 @@ class TFRecordFiles:
     def __init__(self, paths: list[str], binary: Sequence[str] = ()) -> None:
         self.paths, self.binary = paths, listed(binary)
         self._provenance: list[SourceInfo] = []
-        self._known: tuple[list[str], pa.Schema] | None = None
+        self._stamped_schema: tuple[list[str], pa.Schema] | None = None
         """(stamps of the files, the columns that they then had)."""
 
     def __repr__(self) -> str:
@@ -54,23 +54,23 @@ class TFRecordFiles:
     def identity(self) -> str:
         """BLAKE3 over path and stamp of each file, and which features are binary."""
         hasher = blake3(repr(sorted(self.binary)).encode())
-        for path, seen in zip(self.paths, self._stamps(), strict=True):
-            hasher.update(f"{path}\0{seen}\0".encode())
+        for path, file_stamp in zip(self.paths, self._stamps(), strict=True):
+            hasher.update(f"{path}\0{file_stamp}\0".encode())
         return hasher.hexdigest()
 
     def schema(self) -> pa.Schema:
-        """The columns of all records. Reads all files, unless that was done and they are the same.
+        """Returns the columns of all records. Reads all files, unless that was done and they have not changed.
 
         Raises:
             DataError: a file is damaged, there are no records, or a feature has two kinds.
         """
         stamps = self._stamps()
-        if self._known is None or self._known[0] != stamps:
-            found: dict[str, Seen] = {}
-            if not sum(look(found, records(path), path) for path in self.paths):
+        if self._stamped_schema is None or self._stamped_schema[0] != stamps:
+            features: dict[str, Seen] = {}
+            if not sum(look(features, records(path), path) for path in self.paths):
                 raise DataError(f"{self!r}: there are no records, so no columns are known")
-            self._known = stamps, schema(found, self.binary, repr(self))
-        return self._known[1]
+            self._stamped_schema = stamps, schema(features, self.binary, repr(self))
+        return self._stamped_schema[1]
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Batches of each file in order."""

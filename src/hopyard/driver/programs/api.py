@@ -68,7 +68,7 @@ def launch(
             hy.Role(2, gpus=1) for GPUs.
         engine: hy.Local() (the default: a process for each task) or hy.Spark(spark, workers=…).
         until: which tasks must end for the program to end: "chief" (the default where there is one; without one it
-            means the task of rank 0, worker 0), "workers", "all", or the name of one task: "worker:0". Of a role with a
+            means the task of rank 0, worker 0), "workers", "all", or the name of one task: "worker:0". In a role with a
             range, tasks below its least may be named. What then still runs (parameter servers, evaluators) is ended.
         max_restarts: times that it is started again when a task fails; it goes on from its own last checkpoint.
         restart_scope: what is started again: "program": all tasks; "task": only the one that failed, at its old
@@ -78,18 +78,18 @@ def launch(
         max_time: seconds after which the program is ended, and has failed: from the launch on, the wait for slots and
             all restarts included. Its tasks have `grace` seconds to end by themselves, as in `program.stop`.
         tensorboard: True: TensorBoard on the program's directory, or on this one; `program.tensorboard_url`.
-        directory: of its journal, logs and checkpoints; default `runs/<time>-<word>`.
+        directory: for its journal, logs and checkpoints; default `runs/<time>-<word>`.
         resume: True: a directory that has a program's journal may be used again, its checkpoints are kept.
         env: more environment for the tasks.
-        tensorflow1: present `tf.compat.v1` as `tensorflow` to the program, for text written for TensorFlow 1.
-        transport: "auto": gloo and NCCL are told which network interface leads to the peers (GLOO_SOCKET_IFNAME,
-            NCCL_SOCKET_IFNAME, where `env` does not say it); None: they find one by themselves.
+        tensorflow1: present `tf.compat.v1` as `tensorflow` to the program, for code written for TensorFlow 1.
+        transport: "auto": gloo and NCCL get the network interface that leads to the peers (GLOO_SOCKET_IFNAME,
+            NCCL_SOCKET_IFNAME, where `env` does not set it); None: they find one by themselves.
         release_cores: on Spark, let other jobs of the session have the cores of chiefs and workers for the program's
             whole life, not only while it is fed or asked.
         grace: seconds that tasks have to end by themselves when the program is over.
         start_timeout: seconds until there must be a slot for each task, and until each must have begun; default: the
             engine's, or 120.
-        heartbeat_timeout: seconds after which an agent that says nothing, or a process that was stopped, is lost.
+        heartbeat_timeout: seconds after which an agent that sends nothing, or a process that was stopped, is lost.
 
     Returns:
         Program: `.wait()`, `.feed(rows)`, `.infer(rows)`, `.status()`, `.logs()`, `.stop()`; at once, while it starts.
@@ -99,9 +99,9 @@ def launch(
         ResourceError: the engine cannot be opened.
     """
     script = isinstance(main, (str, Path))
-    agents = None if engine is None else _starting_agents(engine)
+    user_engine = None if engine is None else _starting_agents(engine)
     if start_timeout is None:
-        start_timeout = START_SECONDS if agents is None else agents.start_timeout
+        start_timeout = START_SECONDS if user_engine is None else user_engine.start_timeout
     spec = spec_of(
         roles,
         until,
@@ -114,44 +114,44 @@ def launch(
         script=script,
         run_id=secrets.token_hex(8),
     )
-    for what, value in (("resume", resume), ("tensorflow1", tensorflow1), ("release_cores", release_cores)):
-        flag(what, value)
+    for name, value in (("resume", resume), ("tensorflow1", tensorflow1), ("release_cores", release_cores)):
+        flag(name, value)
     if not isinstance(tensorboard, (bool, str, os.PathLike)):
         raise SpecError(f"tensorboard must be True, False or a directory, got {tensorboard!r}")
-    if directory is not None and not _names_a_place(directory):
+    if directory is not None and not _is_path(directory):
         raise SpecError(f"directory must be a path, or None for a fresh one under runs/, got {directory!r}")
-    cargo = _script(Path(str(main)), args) if script else _function(main, args)
+    pickled = _script(Path(str(main)), args) if script else _function(main, args)
     variables = environment("env", {} if env is None else env)
     one_of("transport", transport, ("auto", None))
     timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
-    chosen = _engine(agents, spec)
-    if strategies.foreseen(Path(str(main)) if script else main, {**chosen.env, **variables}):
+    agent_engine = _engine(user_engine, spec)
+    if strategies.foreseen(Path(str(main)) if script else main, {**agent_engine.env, **variables}):
         log.warning("%s: %s", spec.name, strategies.SENTENCE)
-    if tensorboard is not False and not chosen.apart and importlib.util.find_spec("tensorboard") is None:
+    if tensorboard is not False and not agent_engine.apart and importlib.util.find_spec("tensorboard") is None:
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
-    spec = fitted(spec, chosen.workers)
+    spec = fitted(spec, agent_engine.workers)
     with claimed(directory) as (layout, lock):
-        _make_free(layout, resume)
+        _prepare_directory(layout, resume)
     with freed_on_error(lock):
-        key = secrets.token_hex(16)  # lets rows into the program
-        board = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
+        token = secrets.token_hex(16)  # with it workers accept rows
+        logdir = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
         setup = Host(
-            main=cargo,
+            main=pickled,
             script=script,
             directory=str(layout.root.absolute()),
             heartbeat_timeout=timeouts.heartbeat_timeout,
-            token=key,
+            token=token,
             home="",
             apart=False,
-            tensorboard=os.path.abspath(board) if board and "://" not in board else board,  # noqa: PTH100
+            tensorboard=os.path.abspath(logdir) if logdir and "://" not in logdir else logdir,  # noqa: PTH100
             tensorflow1=tensorflow1,
             environment=variables,
             interface=transport == "auto",
         )
-        about = {"hopyard": __version__, "python": PYTHON, "engine": chosen.name, "threads": chosen.threads}
+        about = {"hopyard": __version__, "python": PYTHON, "engine": agent_engine.name, "threads": agent_engine.threads}
         with room(layout.root):
-            loop = ProgramLoop(layout, lock, ProgramMachine(spec), chosen, setup, about)
-        feeding = Feeding(loop, layout, key, release_cores)
+            loop = ProgramLoop(layout, lock, ProgramMachine(spec), agent_engine, setup, about)
+        feeding = Feeding(loop, layout, token, release_cores)
         program = Program(layout, loop, feeding)
         try:
             loop.open(feeding)
@@ -166,18 +166,18 @@ def _function(main: Any, args: Any) -> bytes:
     if not callable(main):
         raise SpecError(f"main must be a function main(args, ctx), or the path of a script, got {main!r}")
     called = main if isinstance(main, (FunctionType, MethodType, partial)) else type(main).__call__
-    if any(is_one(called) for is_one in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
+    if any(is_kind(called) for is_kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
         raise SpecError(
             f"main = {main!r}: a call of it runs nothing, as it is a coroutine or a generator; give a plain function, "
             "for example one that calls asyncio.run(…)"
         )
-    cargo = dump((main, args), "main, or its args,", "main")
-    if len(cargo) > LIMIT // 2:
+    pickled = dump((main, args), "main, or its args,", "main")
+    if len(pickled) > LIMIT // 2:
         raise SpecError(
-            f"main: its pickle has {len(cargo):,} bytes, at most {LIMIT // 2:,} are sent to each process: it carries "
+            f"main: its pickle has {len(pickled):,} bytes, at most {LIMIT // 2:,} are sent to each process: it carries "
             "data or weights; load them inside main, or feed them (program.feed)"
         )
-    return cargo
+    return pickled
 
 
 def _script(path: Path, args: Any) -> bytes:
@@ -199,29 +199,29 @@ def _starting_agents(engine: Engine) -> AgentEngine:
 
 
 def _engine(engine: AgentEngine | None, spec: ProgramSpec) -> AgentEngine:
-    """The user's engine, if it has room for the roles, or one of this host."""
+    """Return the user's engine, if it has room for the roles, or one of this host."""
     if engine is None:
         return Local(workers=spec.slots, devices="auto" if gpus() else None)
     if engine.driver_workers and engine.workers != spec.slots:
         raise SpecError(
             f"{type(engine).__name__}(workers={engine.workers}, driver_workers={engine.driver_workers}): roles are "
-            f"{spec.slots} processes ({_counted(spec)}), and driver_workers= counts from the last of them: give "
+            f"{spec.slots} processes ({_role_counts(spec)}), and driver_workers= counts from the last of them: give "
             f"workers={spec.slots}"
         )
     if engine.workers < spec.least:
         raise SpecError(
-            f"roles need {spec.least} processes ({_counted(spec)}), the engine has workers={engine.workers}: give "
+            f"roles need {spec.least} processes ({_role_counts(spec)}), the engine has workers={engine.workers}: give "
             f"{type(engine).__name__}(workers={spec.least}), or ask for fewer"
         )
     return engine
 
 
-def _counted(spec: ProgramSpec) -> str:
+def _role_counts(spec: ProgramSpec) -> str:
     return ", ".join(f"{count} {name}" for name, (count, _, _) in spec.roles.items())
 
 
-def _make_free(layout: Layout, resume: bool) -> None:
-    """Make the directory, whose lock is ours, ready for a program. The journal of an earlier one is kept under another
+def _prepare_directory(layout: Layout, resume: bool) -> None:
+    """Prepare the directory, whose lock is ours, for a program. An earlier program's journal is kept under another
     name."""
     if layout.exists:
         raise RunDirectoryError(f"{layout.root}: holds a run; give another directory=")
@@ -236,6 +236,6 @@ def _make_free(layout: Layout, resume: bool) -> None:
         sweep_parts(layout.root)
 
 
-def _names_a_place(directory: Any) -> bool:
+def _is_path(directory: Any) -> bool:
     text = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else ""
     return isinstance(text, str) and text != "" and "\0" not in text

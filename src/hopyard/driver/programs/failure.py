@@ -14,20 +14,20 @@ TAIL_BYTES = 1 << 16
 
 
 def failure(status: ProgramStatus, layout: Layout) -> ProgramFailed | ResourceError:
-    """What a failed program raises."""
+    """Return the error that a failed program raises."""
     if status.no_slots:
         return ResourceError(f"{layout.root}: {status.cause}")
     path = layout.log(max(status.failed_slot, 0))
     failed = next((task for task in status.tasks if task.task.slot == status.failed_slot), None)
     if failed is None:
-        words = f"{layout.root}: {status.cause}"
-        return ProgramFailed(words if status.failed_slot < 0 else f"{words}\n  log {path}{_last_lines(path)}")
-    words = f"{status.cause}\n  on host {failed.host}, log {path}"
+        text = f"{layout.root}: {status.cause}"
+        return ProgramFailed(text if status.failed_slot < 0 else f"{text}\n  log {path}{_last_lines(path)}")
+    text = f"{status.cause}\n  on host {failed.host}, log {path}"
     if status.restart:
-        words += f", after {status.restart} restart(s)"
+        text += f", after {status.restart} restart(s)"
     if "Traceback" not in status.cause:
-        words += _last_lines(path)
-    return ProgramFailed(words, failed.task.name, failed.host, str(path))
+        text += _last_lines(path)
+    return ProgramFailed(text, failed.task.name, failed.host, str(path))
 
 
 def _last_lines(path: Path) -> str:
@@ -35,7 +35,7 @@ def _last_lines(path: Path) -> str:
 
 
 def read_log(path: Path, last: int | None = None) -> str:
-    """A log, or its last bytes; empty where there is none."""
+    """Return a log, or its last bytes; empty where there is none."""
     try:
         with path.open("rb") as file:
             if last is not None:

@@ -1,7 +1,7 @@
-"""One feed of a program, from its driver's side: carries out what `core.programs.feeding` decides.
+"""One feed of a program, on its driver's side: carries out what `core.programs.feeding` decides.
 
-Rows of Spark go from Spark's tasks, the driver never sees them; rows that are here already go from here, in a thread
-of their own. Meanwhile the thread of the call waits for whatever happens to the program, its workers, or the rows.
+Spark's tasks send Spark's rows, which the driver never sees; a thread of this process sends the rows that are here
+already. Meanwhile the thread of the call waits for whatever happens to the program, its workers, or the rows.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class FeedSession:
     """Owner of one feed of a program: one call after another sends its rows.
 
     Args:
-        machine: of the feed.
-        loop: of the program.
-        layout: of its directory.
-        token: lets rows in.
-        room: a context in which Spark's tasks (True) have room.
+        machine: the feed's.
+        loop: the program's.
+        layout: paths of the program's directory.
+        token: the secret with which workers accept rows.
+        room: makes a context in which Spark's tasks (True) have room.
     """
 
     def __init__(
@@ -70,31 +70,31 @@ class FeedSession:
         self._serial = threading.RLock()
         """Held during a call."""
         self._facts: deque[FeedFact] = deque()
-        """Of the thread that sends."""
+        """Facts that wait to be handled; the thread that sends adds its own."""
         self._error: BaseException | None = None
-        """What the source of the last epoch failed with."""
+        """The error of the source in the last epoch."""
 
     def feed(self, source: Source, epochs: int, end: bool, timeout: float | None) -> int:
-        """Send all rows `epochs` times, to each attempt anew; gives how many. With `end`, until they are taken."""
+        """Send all rows `epochs` times, to each attempt anew; return how many. `end`: wait until they are taken."""
         return self._call(Fed(source, epochs, end, timeout)).rows
 
     def end(self) -> None:
-        """No more rows come, after those that go."""
+        """End the feed after the rows that are being sent."""
         self._call(EndAsked())
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Where the workers take rows, once each has opened its endpoint; whatever call of this feed goes on."""
+        """Return where the workers take rows, once each has opened its endpoint; another call may go on meanwhile."""
         machine = FeedMachine(self.machine.name, self.machine.uneven, "")
-        aside = FeedSession(machine, self._loop, self._layout, self._token, self._room)
-        return aside._call(EndpointsAsked()).endpoints
+        session = FeedSession(machine, self._loop, self._layout, self._token, self._room)
+        return session._call(EndpointsAsked()).endpoints
 
     def lacks(self) -> bool:
-        """Whether tasks that were started again lack rows, or the word that no more come."""
+        """Whether tasks that were started again lack rows, or do not know that no more come."""
         with self._changed:
             return self.machine.lacks(self._loop.status.incarnations)
 
     def catch_up(self) -> None:
-        """After the program was started again: feed again what no call of the user's is about to, and say its end."""
+        """After the program was started again: feed again what no call of the user's is about to, and end the feed."""
         try:
             self._call(TasksReplaced())
         except ProgramFailed as error:  # which says why to whoever waits for it
@@ -103,21 +103,21 @@ class FeedSession:
             log.warning("%s: feed %r cannot go again: %s", self._layout.root, self.machine.name, error)
 
     def on_message(self, message: RowsTaken | BatchesReady) -> None:
-        """What a worker says of this feed; the caller holds the loop's `changed`."""
+        """Handle a worker's message about this feed; the caller holds the loop's `changed`."""
         for command in self.machine.on_message(message, self._loop.status):
             self._do(command)
 
     # ------------------------------------------------------------------------------------------- a call
 
     def _call(self, fact: FeedFact) -> Answer:
-        """Hand the machine a fact, and carry out what it says until the call is over."""
+        """Hand the machine a fact, and carry out its commands until the call is over."""
         with self._serial, contextlib.ExitStack() as room:
             self._facts.clear()
             self._facts.append(fact)
             sends = False
             try:
                 while True:
-                    for command in self._decided(sends):
+                    for command in self._next_commands(sends):
                         if isinstance(command, Answer):
                             return command
                         if isinstance(command, Send):
@@ -135,8 +135,8 @@ class FeedSession:
                     self._do(command)
                 raise
 
-    def _decided(self, sends: bool) -> list[FeedCommand]:
-        """Wait until the machine has decided something, or sends no longer."""
+    def _next_commands(self, sends: bool) -> list[FeedCommand]:
+        """Wait for the machine's next commands; there are none when it sends no longer."""
         with self._changed:
             while True:
                 fact = self._facts.popleft() if self._facts else Looked()
@@ -168,7 +168,7 @@ class FeedSession:
                 self._fail_over()
 
     def _send(self, source: Source, route: Route) -> None:
-        """In a thread: the rows of one epoch."""
+        """Send the rows of one epoch; runs in a thread."""
         error: BaseException | None = None
         fact: FeedFact
         try:
@@ -176,29 +176,29 @@ class FeedSession:
         except BaseException as caught:  # noqa: BLE001 - raised in the thread of the call
             error, fact = caught, SourceFailed(route.epoch, _short(caught))
         with self._changed:
-            if self.machine.sends and route.epoch == self.machine.epochs:  # else of a call that is over
+            if self.machine.sends and route.epoch == self.machine.epochs:  # else its call is over
                 self._error = error
                 self._facts.append(fact)
             self._changed.notify_all()
 
     def _fail_over(self) -> NoReturn:
-        """Raises what a call raises whose program is over."""
-        now = self._loop.status
-        if now.error is not None:
-            raise now.error
-        if now.status == "failed":
-            raise failure(now, self._layout)
+        """Raise the error of a call whose program is over."""
+        status = self._loop.status
+        if status.error is not None:
+            raise status.error
+        if status.status == "failed":
+            raise failure(status, self._layout)
         raise ProgramFailed(
-            f"{self._layout.root}: feed {self.machine.name!r}: the program is over ({now.status}); launch it again"
+            f"{self._layout.root}: feed {self.machine.name!r}: the program is over ({status.status}); launch it again"
         )
 
 
 def _short(error: BaseException) -> str:
-    """The line that tells what happened: Spark wraps the errors of Python in traces of several languages."""
+    """Return the line that says what happened: Spark wraps the errors of Python in traces of several languages."""
     trace = str(error).rpartition('  File "')[2].splitlines()
-    raised = next((line.strip() for line in trace[1:] if line and not line.startswith((" ", "\t"))), "")
-    if raised:
-        return raised.removeprefix("hopyard.errors.")[:800]
+    error_line = next((line.strip() for line in trace[1:] if line and not line.startswith((" ", "\t"))), "")
+    if error_line:
+        return error_line.removeprefix("hopyard.errors.")[:800]
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     errors = [
         line for line in lines if line.startswith(("hopyard.", "ConnectionError", "pyspark.errors")) and ": " in line

@@ -1,6 +1,6 @@
-"""The feeds of a program and its inferences, from its driver's side: which there are, and who has room in Spark.
+"""The feeds of a program and its inferences, on its driver's side: which there are, and who has room in Spark.
 
-Each feed is sent by a `FeedSession`; an inference is a job of the user's own, which comes when its result is used.
+A `FeedSession` sends each feed; an inference is a job of the user's own, which runs when its result is used.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Feeding:
     """Owner of a program's feeds. `feed` and `infer` may be called from several threads, for several feeds.
 
     Args:
-        loop: of the program.
-        layout: of its directory.
-        token: lets rows in.
+        loop: the program's.
+        layout: paths of the program's directory.
+        token: the secret with which workers accept rows.
         release_cores: other jobs of the session have the cores of fed workers all the time.
     """
 
@@ -44,14 +44,14 @@ class Feeding:
         self._loop, self._layout, self._token = loop, layout, token
         self._feeds: dict[str, FeedSession] = {}
         self._lock = threading.Lock()
-        self._kept = contextlib.ExitStack()
-        """What inferences, which may come at any time, keep to the program's end."""
-        self._needed: dict[str, Manifest] = {}
-        """Key → the rows of a Dataset that was fed."""
+        self._inference_rooms = contextlib.ExitStack()
+        """The room of inferences, which may run at any time until the program's end."""
+        self._manifests: dict[str, Manifest] = {}
+        """Key → manifest of a Dataset that was fed."""
         self._over = False
-        self._released = int(release_cores)
-        """How many need the cores of fed workers right now; an inference needs them to the program's end."""
-        self._asked = False
+        self._core_users = int(release_cores)
+        """How many others need the cores of fed workers now; an inference needs them until the program's end."""
+        self._has_inferences = False
         """Whether there are inferences: tasks of Spark, whose errors do not say why the program failed."""
 
     def feed(self, data: Any, *, epochs: int, name: str, uneven: Any, end: bool, timeout: float | None) -> int:
@@ -63,31 +63,31 @@ class Feeding:
         source = source_of(data)
         if isinstance(data, Dataset):
             self._need(data.prepare())
-        feed = self._named("feed", name, uneven)
+        feed = self._session("feed", name, uneven)
         if feed.machine.uneven != uneven:
             raise SpecError(f"feed(uneven={uneven!r}): the feed {name!r} was opened with {feed.machine.uneven!r}")
         return feed.feed(source, epochs, end, timeout)
 
     def over(self) -> None:
-        """Nothing of the program runs any more: rows that it was fed may go."""
-        if self._asked and self._loop.status.status == "failed":
+        """Release the rows that the program was fed: nothing of it runs any more."""
+        if self._has_inferences and self._loop.status.status == "failed":
             log.error("%s: %s", self._layout.root, self._loop.status.cause)
         with self._lock:
             self._over = True
-            manifests = list(self._needed.values())
+            manifests = list(self._manifests.values())
         for manifest in manifests:
             spare(manifest, self._layout.root)
 
     def _need(self, manifest: Manifest) -> None:
-        """The rows of a Dataset stay until the program is over, as a restart is fed them again."""
+        """Keep the rows of a Dataset until the program is over, as a restart is fed them again."""
         with self._lock:
             if not self._over:
-                self._needed[manifest.key] = manifest
+                self._manifests[manifest.key] = manifest
                 need(manifest, self._layout.root)
 
     def end(self, name: str) -> None:
-        """No more rows of this feed."""
-        self._named("end", name, "join").end()
+        """End a feed: no more rows come."""
+        self._session("end", name, "join").end()
 
     def infer(self, data: Any, *, schema: Any, name: str, timeout: float | None) -> Any:
         """See `Program.infer`."""
@@ -103,18 +103,18 @@ class Feeding:
             raise SpecError(f"infer(…) must be given a DataFrame or an RDD, got {type(data).__name__}")
         from hopyard.feeds.inference import inferring, inferring_rows
 
-        feed = self._named("infer", name, "join")
-        self._asked = True
+        feed = self._session("infer", name, "join")
+        self._has_inferences = True
         route = Route(feed.endpoints(), self._token, name, feed.machine.epochs, timeout=timeout)
-        self._kept.enter_context(self._room(True))
+        self._inference_rooms.enter_context(self._room(True))
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
             return mapped(data, inferring(route, schema, zone), schema)
         return data.mapPartitionsWithIndex(inferring_rows(route))
 
-    def _named(self, what: str, name: str, uneven: Any) -> FeedSession:
-        """The feed of this name; made with this rule where it is new."""
-        feed_named(name, what)
+    def _session(self, method: str, name: str, uneven: Any) -> FeedSession:
+        """Return the session of the feed with this name; a new feed gets this rule."""
+        feed_named(name, method)
         with self._lock:
             if name not in self._feeds:
                 spec = self._loop.spec
@@ -124,20 +124,20 @@ class Feeding:
 
     @contextlib.contextmanager
     def _room(self, spark: bool) -> Iterator[None]:
-        """Room for Spark's tasks where each executor has one core: fed workers release theirs."""
+        """Make room for Spark's tasks where each executor has one core: fed workers release theirs."""
         if not spark:
             yield
             return
         with self._lock:
-            self._released += 1
+            self._core_users += 1
         try:
             self._release()
             yield
         finally:
             with self._lock:
-                self._released -= 1
+                self._core_users -= 1
                 agents = self._loop.agents
-                if not self._released and not self._loop.status.ended and isinstance(agents, ReleasesCores):
+                if not self._core_users and not self._loop.status.ended and isinstance(agents, ReleasesCores):
                     agents.reacquire_cores()
 
     def _release(self) -> None:
@@ -146,9 +146,9 @@ class Feeding:
             agents.release_cores(self._loop.status.slots)
 
     def assigned(self) -> None:
-        """Each task has its slot. Other jobs may have their cores, where they are lent or needed; tasks that were
-        started again get what was fed before."""
-        if self._released:
+        """Each task has its slot: release the cores that other jobs may use or need, and feed tasks that were started
+        again what was fed before."""
+        if self._core_users:
             try:
                 self._release()
             except HopyardError as error:
@@ -160,7 +160,7 @@ class Feeding:
                 threading.Thread(target=feed.catch_up, name="hopyard-replay", daemon=True).start()
 
     def on_feed_message(self, message: RowsTaken | BatchesReady) -> None:
-        """A task says this of a feed."""
+        """Handle a task's message about a feed."""
         with self._lock:
             feed = self._feeds.get(message.feed)
         if feed is not None:

@@ -1,7 +1,7 @@
-"""Driving a program: agents up, facts to the journal and the machine, commands to the agents, nothing left behind.
+"""Driving a program: starts agents, gives facts to machine and journal and commands to agents, leaves nothing behind.
 
 One thread does it all, and publishes how the program stands as one immutable value. The user's threads put orders into
-a queue, and read that value or wait for it. As the loop of a run: nothing clever.
+a queue, and read that value or wait for it. Like the loop of a run, it decides nothing itself.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ T = TypeVar("T")
 
 
 class Listener(Protocol):
-    """Is told, in the loop's thread, what concerns feeds."""
+    """Receives, in the loop's thread, what concerns feeds."""
 
     def on_feed_message(self, message: RowsTaken | BatchesReady) -> None:
-        """A task says this of a feed. Whoever waits by `wait_for` is woken afterwards."""
+        """A task sent this about a feed. Threads that wait in `wait_for` are woken afterwards."""
         ...
 
     def assigned(self) -> None:
-        """Each task has its slot, and was told to begin."""
+        """Each task has its slot, and has the order to begin."""
         ...
 
     def over(self) -> None:
@@ -90,17 +90,17 @@ class ProgramLoop:
     """Owner of a program's agents, its machine and its journal, in a thread of its own.
 
     Args:
-        layout: of its directory.
+        layout: paths of its directory.
         lock: held until it is over.
-        machine: of the program, before its first fact.
-        engine: brings agents up.
-        setup: what each agent is told once; `home` and `apart` are filled in here.
+        machine: the program's, before its first fact.
+        engine: starts the agents.
+        setup: sent to each agent once; `home` and `apart` are filled in here.
         about: facts for the journal.
 
     Attributes:
         spec: what was asked for.
         status: how it stands.
-        changed: is notified when `status` changes, or a task has said something of a feed; what the listener's
+        changed: is notified when `status` changes, or a task has sent something about a feed; what the listener's
             `on_feed_message` changes is changed while it is held.
     """
 
@@ -121,18 +121,18 @@ class ProgramLoop:
         self._clock = Clock()
         self._journal = Journal(layout.program, CODEC)
         self._orders: queue.SimpleQueue[Stop | Say] = queue.SimpleQueue()
-        self._bell, self._ringer = os.pipe()
-        os.set_blocking(self._bell, False)
-        os.set_blocking(self._ringer, False)
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
         self._link: Router | None = None
         self._listener: Listener | None = None
         self._endpoints: dict[int, Endpoint] = {}
-        """Incarnation of a task → where it takes rows."""
+        """Incarnation of a task → the endpoint at which it takes rows."""
         self._tensorboard = TensorBoardStarted(0, "")
-        self._renewed: deque[int] = deque()
-        """Slots that want an agent."""
+        self._slots_to_start: deque[int] = deque()
+        """Slots that need a new agent."""
         self._over = False
-        self._decided = 0.0
+        self._decided_at = 0.0
         """The time of the last decisions."""
         self.changed = threading.Condition()
         self.status = status_of(machine, {})
@@ -142,7 +142,7 @@ class ProgramLoop:
     # ------------------------------------------------------------------------------------------------ the user's side
 
     def open(self, listener: Listener) -> None:
-        """Begin. Raises what keeps the engine from being opened. The end of this process is the program's."""
+        """Start the thread; raise the error if the engine cannot be opened. The program ends with this process."""
         atexit.register(self._end_with_process)
         self._listener = listener
         self._thread.start()
@@ -164,7 +164,7 @@ class ProgramLoop:
         self._put(Say(message, to))
 
     def wait_for(self, predicate: Callable[[ProgramStatus], T], timeout: float | None = None) -> T:
-        """Wait until this is true of how the program stands, or has told of its feeds; its last value."""
+        """Wait until this is true of the status, or of what was reported of feeds; return its last value."""
         with self.changed:
             return self.changed.wait_for(lambda: predicate(self.status), timeout)
 
@@ -177,7 +177,7 @@ class ProgramLoop:
     def _put(self, order: Stop | Say) -> None:
         self._orders.put(order)
         with contextlib.suppress(OSError):
-            os.write(self._ringer, b"x")
+            os.write(self._wake_writer, b"x")
 
     # ------------------------------------------------------------------------------------------------ the thread
 
@@ -201,12 +201,12 @@ class ProgramLoop:
             self._close(error)
 
     def _turn(self) -> None:
-        """Wait for something to happen, and see it through: all facts first, then what is said of feeds."""
+        """Wait for something to happen, and handle it: all facts first, then messages about feeds."""
         assert self._link is not None
         facts: list[ProgramEvent] = []
-        others: list[Any] = []
+        other_messages: list[Any] = []
         try:
-            messages = self._link.receive(self._wait(), self._bell)
+            messages = self._link.receive(self._wait(), self._wake_reader)
         except ResourceError as error:  # there will be no (more) slots
             if not self._machine.tasks:
                 raise
@@ -214,7 +214,7 @@ class ProgramLoop:
             if self._machine.phase != "closing":
                 facts.append(Stop(reason=str(error), failed=True))
         with contextlib.suppress(BlockingIOError):
-            os.read(self._bell, 4096)
+            os.read(self._wake_reader, 4096)
         for message in messages:
             if isinstance(message, Gone):
                 facts.append(Lost(slot=message.slot, reason=message.reason))
@@ -223,27 +223,27 @@ class ProgramLoop:
             else:
                 if isinstance(message, FeedEndpoint):  # before the facts: its task may have ended since
                     self._endpoints[message.incarnation] = message.endpoint
-                others.append(message)
+                other_messages.append(message)
         orders = self._pending_orders()
         facts += [order for order in orders if isinstance(order, Stop)]
         self._commit([*facts, Tick()])
-        for message in others:
+        for message in other_messages:
             self._on_message(message)
         for order in orders:
             if not isinstance(order, Stop):
                 self._send_all(order)
         if self._machine.phase in ("closing", "over"):
-            self._renewed.clear()
-        if self._renewed:  # one by one: there may be hundreds, and an order to stop
-            self._link.start(self._renewed.popleft())
+            self._slots_to_start.clear()
+        if self._slots_to_start:  # one by one: there may be hundreds, and an order to stop
+            self._link.start(self._slots_to_start.popleft())
 
     def _wait(self) -> float:
-        """Seconds until there is something to do, if nobody says anything."""
-        due = self._machine.due(self._decided)  # a time-out may have ended since: it was not decided upon
-        return 0.0 if self._renewed else math.inf if due is None else due - self._clock.now() + LATE_SECONDS
+        """Return the seconds until there is something to do, if no message comes."""
+        due = self._machine.due(self._decided_at)  # a time-out may have ended since: it was not decided upon
+        return 0.0 if self._slots_to_start else math.inf if due is None else due - self._clock.now() + LATE_SECONDS
 
     def _pending_orders(self) -> list[Stop | Say]:
-        """What was asked for since the last turn."""
+        """Return the orders that came since the last turn."""
         orders = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -252,7 +252,7 @@ class ProgramLoop:
 
     def _commit(self, facts: Sequence[ProgramEvent]) -> None:
         assert self._link is not None
-        now = self._decided = self._clock.now()
+        now = self._decided_at = self._clock.now()
         events = [msgspec.structs.replace(fact, at=now) for fact in facts]
         lines, commands = commit(events, self._machine.handle, journaled, self._journal, self._link)
         for command in commands:
@@ -298,8 +298,8 @@ class ProgramLoop:
         match command:
             case Renew():
                 link.end(command.slot)
-                if command.slot not in self._renewed:
-                    self._renewed.append(command.slot)
+                if command.slot not in self._slots_to_start:
+                    self._slots_to_start.append(command.slot)
             case Begin():
                 link.send(command.task.slot, command)
             case Halt():
@@ -311,29 +311,29 @@ class ProgramLoop:
                 self._log_failures()
 
     def _log_failures(self) -> None:
-        """What failed when the program was done already changes nothing of that, but is no secret."""
+        """Log tasks that failed when the program was done already: they do not change its status."""
         if self._machine.status == "done":
             for record in self._machine.tasks.values():
                 if record.status == "failed":
-                    words = f"{record.task.name} failed when the program was done: {record.cause}"
-                    log.warning("%s: %s; log %s", self._layout.root, words, self._layout.log(record.task.slot))
+                    text = f"{record.task.name} failed when the program was done: {record.cause}"
+                    log.warning("%s: %s; log %s", self._layout.root, text, self._layout.log(record.task.slot))
 
     def _send_all(self, order: Say) -> None:
         if self._link is None or self._machine.phase == "over":
             return
         for record in self._machine.tasks.values():
-            known = order.to is None or record.incarnation in order.to
-            if known and record.task.rank >= 0 and (record.up or record.status == "done"):
+            addressed = order.to is None or record.incarnation in order.to
+            if addressed and record.task.rank >= 0 and (record.up or record.status == "done"):
                 slot, incarnation = record.task.slot, record.incarnation
                 self._link.send(slot, msgspec.structs.replace(order.message, slot=slot, incarnation=incarnation))
 
     def _close(self, error: BaseException | None) -> None:
-        for step in (self._hang_up, self._journal.close, self._lock.free):
+        for step in (self._disconnect, self._journal.close, self._lock.free):
             try:
                 step()
-            except Exception as late:  # noqa: BLE001 - the rest must be closed too
-                log.warning("%s: closing: %s", self._layout.root, late)
-                error = error or late
+            except Exception as close_error:  # noqa: BLE001 - the other steps must be done too
+                log.warning("%s: closing: %s", self._layout.root, close_error)
+                error = error or close_error
         try:
             if self._listener is not None:
                 self._listener.over()
@@ -342,9 +342,9 @@ class ProgramLoop:
             self._publish(ended=True, error=error)
             self._opened.set()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._link is not None:
             self._link.close()
-        os.close(self._bell)
-        ringer, self._ringer = self._ringer, -1
-        os.close(ringer)
+        os.close(self._wake_reader)
+        writer, self._wake_writer = self._wake_writer, -1
+        os.close(writer)

@@ -1,4 +1,4 @@
-"""What the user holds of a program: wait for it, feed it, ask how it stands, stop it."""
+"""The user's object of a program: wait for it, feed it, ask for its status, stop it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Program:
     Leaving it as a context manager stops it. A process that ends without `wait()` ends its programs.
 
     Attributes:
-        directory: of its journal, logs and checkpoints.
+        directory: where its journal, logs and checkpoints are.
     """
 
     def __init__(self, layout: Layout, loop: ProgramLoop, feeding: Feeding) -> None:
@@ -64,7 +64,7 @@ class Program:
             seconds("wait(timeout=)", timeout, zero=True, none="for any")
         try:
             if not self._loop.wait_for(_ended, timeout):
-                raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._sentence()}")
+                raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._summary()}")
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -85,11 +85,11 @@ class Program:
         self._loop.stop("stopped by the user", grace)
         if not self._loop.wait_for(_ended, grace + 30.0):
             log.warning(
-                "%s: not over %.0f seconds after it was stopped: %s", self.directory, grace + 30, self._sentence()
+                "%s: not over %.0f seconds after it was stopped: %s", self.directory, grace + 30, self._summary()
             )
 
     def status(self) -> dict[str, Any]:
-        """How it stands: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
+        """Return its state: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
         its role, index, status, host, process of its agent, log, and last reported values and step (None: none yet)."""
         status, order = self._loop.status, list(self._loop.spec.roles)
         tasks = [
@@ -116,20 +116,20 @@ class Program:
         return self._loop.status.ended
 
     def logs(self, role: str | None = None, index: int | None = None) -> str:
-        """What its tasks printed, all or those of a role.
+        """Return what its tasks printed, all or those of a role.
 
         Raises:
             SpecError: there is no such task.
         """
         counts = {name: wanted.count for name, wanted in self._loop.spec.wanted.items()}
-        named = [(name, number) for name, count in counts.items() for number in range(count)]
-        if not any(role in (None, name) and index in (None, number) for name, number in named):
-            there = ", ".join(f"{count} {name}" for name, count in counts.items())
-            raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {there}, counted from 0")
+        tasks = [(name, number) for name, count in counts.items() for number in range(count)]
+        if not any(role in (None, name) and index in (None, number) for name, number in tasks):
+            roles = ", ".join(f"{count} {name}" for name, count in counts.items())
+            raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {roles}, counted from 0")
         return "".join(
-            read_log(self._layout.log(each.task.slot))
-            for each in self._loop.status.tasks
-            if role in (None, each.task.role) and index in (None, each.task.index)
+            read_log(self._layout.log(record.task.slot))
+            for record in self._loop.status.tasks
+            if role in (None, record.task.role) and index in (None, record.task.index)
         )
 
     @property
@@ -138,7 +138,7 @@ class Program:
         return self._loop.status.tensorboard_url
 
     def show_tensorboard(self, timeout: float = 60.0) -> str:
-        """Its URL, once it is up; empty when it does not come up, which is logged with the reason."""
+        """Return its URL, once it is up; empty when it does not start, which is logged with the reason."""
         self._loop.wait_for(lambda now: now.tensorboard_url or now.tensorboard_error or now.ended, timeout)
         return self.tensorboard_url
 
@@ -196,7 +196,7 @@ class Program:
         """No more rows come under this name."""
         self._feeding.end(name)
 
-    def _sentence(self) -> str:
+    def _summary(self) -> str:
         status = self.status()
         return (
             ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in status["tasks"])

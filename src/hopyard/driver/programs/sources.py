@@ -20,17 +20,17 @@ from hopyard.sparkapi.dataframe import checked, is_frame, mapped
 from hopyard.sparkapi.session import is_connect
 
 READ_AHEAD = 2
-"""Blocks that wait for a worker which takes its own more slowly."""
+"""Most blocks that wait for a worker which takes its rows more slowly than others."""
 
 
 class Source(Protocol):
-    """Where rows come from."""
+    """The source of a feed's rows."""
 
     spark: bool
-    """Whether they go from Spark's tasks, which need room."""
+    """Whether Spark's tasks send them, which need room."""
 
     def send(self, route: Route) -> int:
-        """Send all rows once; how many."""
+        """Send all rows once; return how many."""
         ...
 
     def cancel(self) -> None:
@@ -54,7 +54,7 @@ class SparkRows:
         self._tag = f"hopyard-feed-{secrets.token_hex(4)}"
 
     def send(self, route: Route) -> int:
-        """One job."""
+        """Send them in one job."""
         data = self._data
         if self._context is not None:
             self._context.addJobTag(self._tag)
@@ -74,19 +74,19 @@ class SparkRows:
 
 
 class LocalRows:
-    """Rows of this process. They are read once, in blocks; block k goes to worker k modulo their number."""
+    """Rows of this process. They are read once, in blocks; block k goes to worker k modulo the number of workers."""
 
     spark = False
 
     def __init__(self, data: Any) -> None:
         self._data = data
         self._pass = _Pass()
-        """The present call of `send`."""
+        """The state of the current call of `send`."""
 
     def send(self, route: Route) -> int:
-        """A partition for each worker, which a thread sends."""
-        self._pass = present = _Pass()
-        senders = [_Sender(route, worker, present) for worker in range(len(route.endpoints))]
+        """Send each worker a partition, in a thread of its own."""
+        self._pass = current_pass = _Pass()
+        senders = [_Sender(route, worker, current_pass) for worker in range(len(route.endpoints))]
         try:
             for number, block in enumerate(blocks_of(self._data, len(senders))):
                 if not senders[number % len(senders)].put(block) and all(sender.ended for sender in senders):
@@ -94,7 +94,7 @@ class LocalRows:
             for sender in senders:
                 sender.put(None)
         except BaseException:
-            present.stop()
+            current_pass.stop()
             raise
         for sender in senders:
             sender.thread.join()
@@ -104,7 +104,7 @@ class LocalRows:
         return sum(sender.rows for sender in senders)
 
     def cancel(self) -> None:
-        """No further block."""
+        """Send no further block."""
         self._pass.stop()
 
 
@@ -113,7 +113,7 @@ class _Stopped(HopyardError):
 
 
 class _Pass:
-    """What all senders of one pass over the rows share.
+    """The state that all senders of one pass over the rows share.
 
     Attributes:
         changed: held while any of their queues changes, and notified then.
@@ -132,10 +132,10 @@ class _Pass:
 
 
 class _Sender:
-    """Sends what one worker gets. Its thread ends when it has sent all, when the worker wants no more, or on errors."""
+    """Sends the rows of one worker. Its thread ends when all is sent, when the worker wants no more, or on errors."""
 
-    def __init__(self, route: Route, worker: int, present: _Pass) -> None:
-        self._route, self._worker, self._pass = route, worker, present
+    def __init__(self, route: Route, worker: int, current_pass: _Pass) -> None:
+        self._route, self._worker, self._pass = route, worker, current_pass
         self._blocks: deque[Any] = deque()
         self.ended = False
         self.rows = 0
@@ -144,7 +144,7 @@ class _Sender:
         self.thread.start()
 
     def put(self, block: Any) -> bool:
-        """Wait for room and hand a block over, None: that was all. False: it has ended."""
+        """Wait for room and hand over a block, or None after the last one; return False if the sender has ended."""
         changed = self._pass.changed
         with changed:
             changed.wait_for(lambda: self.ended or len(self._blocks) < READ_AHEAD)
@@ -155,7 +155,7 @@ class _Sender:
 
     def _run(self) -> None:
         try:
-            self.rows = send_partition(self._route, self._worker, 0, self._put(), worker=self._worker).rows
+            self.rows = send_partition(self._route, self._worker, 0, self._pop_blocks(), worker=self._worker).rows
         except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
             self.error = error
             self._pass.stop()
@@ -164,8 +164,8 @@ class _Sender:
                 self.ended = True
                 self._pass.changed.notify_all()
 
-    def _put(self) -> Iterator[Any]:
-        """The blocks that were put."""
+    def _pop_blocks(self) -> Iterator[Any]:
+        """Yield the blocks that were handed over."""
         changed = self._pass.changed
         while True:
             with changed:
@@ -180,7 +180,7 @@ class _Sender:
 
 
 def source_of(data: Any) -> Source:
-    """Rows to feed.
+    """Return the source of rows to feed.
 
     Raises:
         SpecError: there are none in `data`.

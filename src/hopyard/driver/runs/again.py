@@ -1,8 +1,8 @@
 """Which failed trials are tried again when the user asks for it, and with which recipe.
 
-Without another recipe all go on from their last durable States, with nothing counted against them, but for those that
-the errors of their recipe ended: they would only fail again. With another recipe those begin anew with which a recipe
-may have to do (`core.runs.faults.begins_anew`), and the others go on with the one that they have.
+Without another recipe all go on from their last durable States, with nothing counted against them, except those that
+errors of their recipe ended: they would only fail again. With another recipe, the trials that a recipe may have made
+fail begin anew (`core.runs.faults.begins_anew`), and the others go on with the one that they have.
 """
 
 from __future__ import annotations
@@ -30,58 +30,62 @@ from hopyard.training.recipes import assigned, joined, wants_context
 log = logging.getLogger(__name__)
 
 
-def chosen(layout: Layout, machine: Machine, recipe: Callable[..., Any] | None) -> tuple[Retried, ...]:
-    """The failed trials that are tried again. What may be unexpected is said.
+def trials_to_retry(layout: Layout, machine: Machine, recipe: Callable[..., Any] | None) -> tuple[Retried, ...]:
+    """Return the failed trials that are tried again. A warning says what may be unexpected.
 
     Args:
-        layout: of the run, for messages.
+        layout: layout of the run directory, for messages.
         machine: folded up to where its journal ends.
-        recipe: another, which some begin anew with; None: there is none.
+        recipe: another recipe, with which some begin anew; None: there is none.
 
     Raises:
-        SpecError: it is no recipe.
+        SpecError: `recipe` is no recipe.
     """
-    seal = "" if recipe is None else _digest(recipe)
+    recipe_digest = "" if recipe is None else _digest(recipe)
     failed = [trial for trial in machine.trials.values() if trial.status == "failed"]
     if recipe is None:
-        anew = []
-        on = [trial.id for trial in failed if trial.fault != "user"]
+        restarted = []
+        resumed = [trial.id for trial in failed if trial.fault != "user"]
     else:
-        anew = [trial.id for trial in failed if begins_anew(trial)]
-        on = [trial.id for trial in failed if not begins_anew(trial)]
+        restarted = [trial.id for trial in failed if begins_anew(trial)]
+        resumed = [trial.id for trial in failed if not begins_anew(trial)]
     name = "" if recipe is None else f"recipe {_name(recipe)}"
     if not failed:
         unused = f", and {name} is not used" if name else ""
         log.warning("%s: no trial has failed, so none is tried again%s", layout.root, unused)
     elif name:
-        parts = [_numbered(anew, "begins", "begin") + f" anew with {name}" if anew else f"{name} is used for no trial"]
-        if on:
+        parts = [
+            _numbered(restarted, "begins", "begin") + f" anew with {name}"
+            if restarted
+            else f"{name} is used for no trial"
+        ]
+        if resumed:
             parts.append(
-                _numbered(on, "goes on from its last State", "go on from their last States")
-                + (" with the recipe that it has" if len(on) == 1 else " with the recipe that they have")
-                + f", as no recipe is to blame for what ended {'it' if len(on) == 1 else 'them'}"
+                _numbered(resumed, "goes on from its last State", "go on from their last States")
+                + (" with the recipe that it has" if len(resumed) == 1 else " with the recipe that they have")
+                + f", as no recipe is to blame for what ended {'it' if len(resumed) == 1 else 'them'}"
             )
         log.warning("%s: %s", layout.root, "; ".join(parts))
-    elif stays := [trial.id for trial in failed if trial.fault == "user"]:
+    elif unchanged := [trial.id for trial in failed if trial.fault == "user"]:
         log.warning(
             "%s: %s: hy.resume(%r, failed=True, recipe=…) begins %s anew with another recipe",
             layout.root,
             _numbered(
-                stays,
+                unchanged,
                 "was ended by errors of its recipe and stays as it is",
                 "were ended by errors of their recipe and stay as they are",
             ),
             str(layout.root),
-            "it" if len(stays) == 1 else "them",
+            "it" if len(unchanged) == 1 else "them",
         )
     return (
-        *[Retried(trial=number) for number in on],
-        *[Retried(trial=number, recipe=seal) for number in anew],
+        *[Retried(trial=number) for number in resumed],
+        *[Retried(trial=number, recipe=recipe_digest) for number in restarted],
     )
 
 
 def _numbered(trials: list[int], one: str, many: str) -> str:
-    """The trials and what becomes of them."""
+    """Say what becomes of the trials, with their numbers."""
     return f"trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))} {one if len(trials) == 1 else many}"
 
 
@@ -95,33 +99,33 @@ def with_recipe(
     about: About,
     inputs: RunInputs,
     recipe: Callable[..., Any],
-    again: tuple[Retried, ...],
+    retries: tuple[Retried, ...],
 ) -> tuple[About, RunInputs]:
-    """What the run needs from now on, written to its directory: the pickle has both recipes, `run.json` names them.
-    Which trial is trained with which is in the journal: if the run does not come to write that, nothing has changed.
+    """Write what the run needs from now on to its directory, and return it: the pickle has both recipes, `run.json`
+    names them. The journal says which trial is trained with which: until the run has written that, nothing has changed.
 
     Raises:
         SpecError: it cannot be pickled, or is too large to be sent.
     """
-    anew = [fact for fact in again if fact.recipe]
-    if not anew:
+    restarted = [fact for fact in retries if fact.recipe]
+    if not restarted:
         return about, inputs
-    inputs = replace(inputs, recipe=joined(inputs.recipe, anew[0].recipe, recipe))
-    for_workers(inputs.recipe, machine, again)
-    about = msgspec.structs.replace(about, recipes={**about.recipes, anew[0].recipe: _name(recipe)})
+    inputs = replace(inputs, recipe=joined(inputs.recipe, restarted[0].recipe, recipe))
+    for_workers(inputs.recipe, machine, retries)
+    about = msgspec.structs.replace(about, recipes={**about.recipes, restarted[0].recipe: _name(recipe)})
     write_whole(layout.recipe, dump(inputs, "the run with its other recipe"))
     write_whole(layout.about, msgspec.json.encode(about))
     return about, inputs
 
 
-def for_workers(recipe: Callable[..., Any], machine: Machine, again: tuple[Retried, ...]) -> bytes:
-    """The pickle that each worker gets: of the recipes that trials are trained with, those of `again` included.
+def for_workers(recipe: Callable[..., Any], machine: Machine, retries: tuple[Retried, ...]) -> bytes:
+    """Return the pickle that each worker gets: the recipes that trials are trained with, those of `retries` included.
 
     Raises:
         SpecError: it cannot be pickled, or is too large.
     """
     trials = {trial.id: trial.recipe for trial in machine.trials.values() if trial.recipe}
-    trials |= {fact.trial: fact.recipe for fact in again if fact.recipe}
+    trials |= {fact.trial: fact.recipe for fact in retries if fact.recipe}
     pickle = dump(assigned(recipe, trials), "recipe")
     if len(pickle) > LIMIT // 2:
         raise SpecError(
@@ -132,7 +136,7 @@ def for_workers(recipe: Callable[..., Any], machine: Machine, again: tuple[Retri
 
 
 def _digest(recipe: Callable[..., Any]) -> str:
-    """By its code and values; of its pickle where that cannot be told."""
+    """Return the digest of its code and values, or of its pickle where it has none."""
     if not callable(recipe):
         raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {recipe!r}")
     wants_context(recipe)

@@ -1,4 +1,4 @@
-"""What users call: `select`, `fit`, `resume`. What was asked for is checked here, before anything is trained."""
+"""What users call: `select`, `fit`, `resume`. They check their arguments before anything is trained."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ def select(
 
     Args:
         recipe: `recipe(config)` or `recipe(config, ctx)`; returns a compiled keras.Model, a hy.torch.Model
-            or any hy.Trainable. Runs in
-            workers.
+            or any hy.Trainable. Runs in workers.
         space: what to search; None where the search has its own list (hy.Configs).
         data: what to train on.
         search: hy.Grid(), hy.Random(n) or hy.Configs([...]).
@@ -62,13 +61,13 @@ def select(
         engine: hy.Local() (the default), hy.Spark(spark, workers=…) or hy.Inline().
         parallel: hy.Hopper() (the default).
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
-        directory: of the run; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
+        directory: the run directory; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
         store: where States are kept, any fsspec URL (memory:// with hy.Inline() only); a folder is made there for each
             run. Default: inside the directory.
         resume: go on with what is in `directory`, if there is a run.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
         wait: False: return at once; `run.wait()` waits.
-        encrypt: whether States that go by network are encrypted (TLS 1.3); messages always are. "between hosts":
+        encrypt: whether States are encrypted on the network (TLS 1.3); messages always are. "between hosts":
             unless they stay on one host. True: always. False: never; the network can then read them, and change them
             on their way. (On one host nearly all go by shared memory, and nothing changes.)
         heartbeat_timeout: seconds without a heartbeat after which a worker is lost: its process was stopped, or its
@@ -156,8 +155,8 @@ def resume(
     unit_timeout: float | None = None,
     durable_timeout: float | None = None,
 ) -> Run:
-    """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with. Of a
-    run that has ended, States that are gone from its store, or were cut, are made again.
+    """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with. If
+    the run has ended, States that are gone from its store, or were cut, are made again.
 
     Args:
         run_directory: its directory, or its name under `runs/`.
@@ -167,9 +166,9 @@ def resume(
             unit_timeout=math.inf: from now on a unit may take as long as it likes.
         failed: try failed trials again, also of a run that has ended: those that a fault of the system, the store, the
             data or memory ended, and poison, from their last durable States, with nothing counted against them.
-        recipe: with failed=True: with this one those failed trials begin anew that errors of their recipe ended, or
-            too much memory, or workers that crashed (poison), and those that had come to no State. The other failed
-            trials go on with theirs. To try first what can go on, leave it out the first time.
+        recipe: with failed=True: another recipe, with which those failed trials begin anew that errors of their recipe
+            ended, or too much memory, or workers that crashed (poison), and those that had no State yet. The other
+            failed trials go on with theirs. To try first what can go on, leave it out the first time.
 
     Raises:
         SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe.

@@ -1,5 +1,4 @@
-"""States that nobody needs any more, found and deleted in a thread of their own: a store that stalls must not stop the
-run."""
+"""Finds and deletes States that nobody needs any more, in a thread: a store that stalls must not stop the run."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from hopyard.store.guard import StoreUnreachable
 log = logging.getLogger(__name__)
 
 WAITING = 100_000
-"""Deletions that may wait; more are left to the sweep at the end, or to the next driver's."""
+"""Deletions that may wait; the sweep at the end, or the next driver's, does the others."""
 AGAIN_SECONDS = 30.0
-"""Before a deletion is tried again that the store refused."""
+"""Seconds before a deletion that the store refused is tried again."""
 DRAIN_SECONDS = 10.0
-"""For what still waits at the end of a run."""
+"""Seconds for the deletions that still wait at the end of a run."""
 
 Choice = Callable[[set[Ref]], Collection[Ref]]
-"""What is stored → those of it that are to be deleted."""
+"""Stored States → those of them that are to be deleted."""
 
 
 class Deletions:
@@ -44,7 +43,7 @@ class Deletions:
         return len(self._waiting)
 
     def add(self, ref: Ref) -> None:
-        """Delete this one, soon."""
+        """Delete this State soon."""
         with self._changed:
             if not self._closing and len(self._waiting) < WAITING:
                 self._put(ref)
@@ -55,7 +54,7 @@ class Deletions:
             self._put(choice)
 
     def close(self, seconds: float) -> bool:
-        """Delete what waits, for so long at most; nothing is added or tried again from now on.
+        """Delete what waits, for at most so many seconds; nothing is added or tried again from now on.
 
         Returns:
             bool: whether nothing waits any more.
@@ -86,20 +85,20 @@ class Deletions:
                 if not self._waiting:
                     return
                 job = self._waiting[0]
-            more = self._done(job)
+            next_jobs = self._do(job)
             with self._changed:
                 if not self._waiting:
                     return  # it took too long: the run is over
-                if more is not None:
+                if next_jobs is not None:
                     self._waiting.popleft()
-                    self._waiting.extend(more)
+                    self._waiting.extend(next_jobs)
                 elif self._closing:
                     return
                 else:
                     self._changed.wait_for(lambda: self._closing, AGAIN_SECONDS)
 
-    def _done(self, job: Ref | Choice) -> Collection[Ref] | None:
-        """What is to be deleted now, too; None: the store cannot do the job at present."""
+    def _do(self, job: Ref | Choice) -> Collection[Ref] | None:
+        """Do a job; return what else is to be deleted now, or None if the store cannot do the job at present."""
         try:
             if not isinstance(job, Ref):
                 return job(self._store.refs())

@@ -1,6 +1,6 @@
-"""The loop around the machine: what arrives becomes events, events go to the machine and the journal, then commands to
-the agents. Nothing clever: what happens next is decided in `core`, what it means to the user in `run.py`, and how facts
-take effect in `driver/commit.py`.
+"""The loop around the machine: messages become events, events go to the machine and the journal, then commands to the
+agents. It decides nothing itself: `core` decides what happens next, `run.py` what it means to the user, and
+`driver/commit.py` how facts take effect.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Link
 from hopyard.driver.runs.deletions import DRAIN_SECONDS, Deletions
-from hopyard.driver.runs.recovery import Earlier, named
+from hopyard.driver.runs.recovery import EarlierDrivers, dispatched_refs
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
 from hopyard.spec import Ref
@@ -59,22 +59,22 @@ from hopyard.text import escaped
 log = logging.getLogger(__name__)
 
 AHEAD = 2
-"""Trials that are open for each slot, and for four more, where the search does not know how many there will be."""
+"""Open trials per slot, and for four slots more, where the search does not know how many trials there will be."""
 GLANCE = 1.0
-"""Seconds after which views are shown the run again though nothing happened."""
+"""Seconds after which views get the run again even if nothing happened."""
 FAILED_STARTS = 3
-"""Agents that may end before any was ready, until the run gives up."""
+"""Agents that may end before any was ready; then the run gives up."""
 
 
 class View(Protocol):
-    """Something that shows a run. It is told what was journaled and may read the machine, never change it."""
+    """Something that shows a run. It gets what was journaled, and may read the machine, never change it."""
 
     def see(self, lines: list[Line], machine: Machine) -> None:
-        """These lines were journaled; none: time passed."""
+        """Show lines that were journaled; none: time passed."""
         ...
 
     def close(self, machine: Machine) -> None:
-        """The driver ends."""
+        """Close the view: the driver ends."""
         ...
 
 
@@ -89,12 +89,12 @@ class Loop:
         sampler: proposes configurations.
         workers: how many slots to keep up.
         log_of: slot → its log.
-        views: shown what happens.
+        views: show what happens.
         opening: the first event of this driver, `Began` or `Resumed`.
         earlier: what earlier drivers did.
-        memory: the run's folder in shared memory; what an agent leaves there when it is ended goes with it.
-        idle: seconds after which a slot that has nothing to do is given back, but for the last; None: never.
-        again: failed trials that are tried again.
+        memory: the run's folder in shared memory; what an agent leaves there is deleted when the agent is ended.
+        idle: seconds after which an idle slot is given back, except the last slot; None: never.
+        retries: failed trials that are tried again.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Loop:
         log_of: Callable[[int], Path],
         views: Sequence[View] = (),
         opening: Event | None = None,
-        earlier: Earlier | None = None,
+        earlier: EarlierDrivers | None = None,
         memory: Path | None = None,
         idle: float | None = None,
-        again: Sequence[Retried] = (),
+        retries: Sequence[Retried] = (),
     ) -> None:
         self.machine = machine
         self._journal = journal
@@ -122,27 +122,27 @@ class Loop:
         self._log_of = log_of
         self._views = list(views)
         self._opening = opening
-        self._again = again
+        self._retries = retries
         self._memory = memory
-        self._next = 0 if earlier is None else earlier.slots
+        self._next_slot = 0 if earlier is None else earlier.slots
         """Slots of earlier drivers keep their numbers."""
         self._fingerprint = None if earlier is None else earlier.fingerprint
         self._idle = idle
         self._starting: set[int] = set()
         self._failed_starts = 0
-        self._came_up = False
+        self._any_ready = False
         """Whether an agent of this driver was ever ready."""
         self._releases: dict[int, list[str]] = {}
         self._addresses: dict[int, tuple[str, str]] = {}
-        """Slot → whose memory it shares, and how others ask for States in it."""
+        """Slot → the memory that it shares, and the address at which others ask for States in it."""
         self._early: dict[int, list[Durable]] = {}
-        """Lease → what became durable before its unit was answered."""
+        """Lease → States that became durable before the answer to their unit came."""
         self._deletions = Deletions(store)
         self._unfit_slots: set[int] = set()
-        """Slots that could not start as their host has no room, or a broken disk, until they end."""
-        self._full: set[str] = set()
+        """Slots that could not start as their host has no room, or a broken disk; until they end."""
+        self._full_hosts: set[str] = set()
         """Hosts that have no room for rows, or cannot read them."""
-        self._known_waits: set[tuple[str, str]] = set()
+        self._logged_waits: set[tuple[str, str]] = set()
         self._finish: Finish | None = None
         self._clock = Clock()
         self._stop: tuple[str, bool] | None = None
@@ -157,21 +157,21 @@ class Loop:
         self._stop = reason, stopped
 
     def run(self) -> None:
-        """Until every trial has ended.
+        """Run until every trial has ended.
 
         Raises:
             PreflightError: the first trials cannot start.
             ResourceError: no room on a disk, or no agent comes up.
             HopyardError: a worker could not store a State, for a reason that nobody expects.
             KeyboardInterrupt: from the user.
-            The journal says of any of them that the run was interrupted.
+            On any of them, the journal says that the run was interrupted.
         """
-        whole = False
+        completed = False
         try:
             if self._opening is not None:
                 self._commit([self._opening])
-            if self._again:
-                self._commit([msgspec.structs.replace(fact, at=self._clock.now()) for fact in self._again])
+            if self._retries:
+                self._commit([msgspec.structs.replace(fact, at=self._clock.now()) for fact in self._retries])
             self._sweep()
             self._propose()
             for _ in range(self._workers):
@@ -179,13 +179,13 @@ class Loop:
             while self._finish is None:
                 self.turn()
             self._commit([Finished(at=self._clock.now(), status=self._finish.status)])
-            whole = True
+            completed = True
         except BaseException as error:
             self._interrupted(error)
             raise
         finally:
             self._link.close()
-            if whole:
+            if completed:
                 self._sweep()
             self._deletions.close(DRAIN_SECONDS)
             self._show(lambda view: view.close(self.machine))
@@ -193,31 +193,31 @@ class Loop:
             raise PreflightError(self.machine.faults)
 
     def _interrupted(self, error: BaseException) -> None:
-        """Past the machine: interrupted in the middle of a commit it is ahead of the journal, and would decide on what
-        no journal has."""
+        """Journal the interruption, without the machine: interrupted in the middle of a commit, it is ahead of the
+        journal, and would decide on facts that no journal has."""
         reason, stopped = self._stop or (_reason(error), False)
         line = Interrupted(at=self._clock.now(), reason=reason, stopped=stopped)
         try:
             if self._journal.begun:  # else there is no room for the line that every journal begins with
                 self._journal.append([line])
-        except (ResourceError, OSError) as full:  # the lock, which is free then, tells as much
-            log.warning("the journal does not say that the run was interrupted: %s", full)
+        except (ResourceError, OSError) as append_error:  # the lock, which is free then, says as much
+            log.warning("the journal does not say that the run was interrupted: %s", append_error)
         self._show(lambda view: view.see([line], self.machine))
 
     def _sweep(self) -> None:
-        """Delete what is stored and not kept: of workers that ended between storing a State and saying so. Only what
-        this run has named so far: others may have a State of theirs there, and a State that a worker stores from now on
-        is perhaps wanted, when the store has been listed at last."""
-        kept, last = self.machine.kept(), self.machine.leases.last
+        """Delete what is stored and not needed: States of workers that ended after they stored a State and before they
+        said so. Only what this run has dispatched so far: other runs may have States there, and a State that a worker
+        stores from now on may be needed by the time that the store is listed."""
+        needed, last_lease = self.machine.kept(), self.machine.leases.last
 
         def choice(stored: set[Ref]) -> Collection[Ref]:
-            left = {ref for ref in stored - kept if ref.attempt <= last}
-            return named(read(self._journal.path, CODEC), left) if left else ()
+            candidates = {ref for ref in stored - needed if ref.attempt <= last_lease}
+            return dispatched_refs(read(self._journal.path, CODEC), candidates) if candidates else ()
 
         self._deletions.sweep(choice)
 
     def turn(self) -> None:
-        """Wait for something to happen, and see it through."""
+        """Wait for something to happen, and handle it."""
         now = self._clock.now()
         deadline = self.machine.earliest()
         wait = GLANCE if deadline is None else min(GLANCE, max(0.0, deadline - now))
@@ -231,7 +231,7 @@ class Loop:
             raise KeyboardInterrupt(self._stop[0])
 
     def _give_back(self, seconds: float) -> None:
-        """End the agents that nobody needs: others may want their place."""
+        """End the agents that nobody needs: others may need their slots."""
         now = self._clock.now()
         for slot in self.machine.spare(now, seconds):
             self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {seconds:.0f} s: it was given back")])
@@ -240,14 +240,14 @@ class Loop:
     # ---------------------------------------------------------------- in
 
     def _propose(self) -> None:
-        """Ask the sampler for all that it has; if it does not know how much that is, for as much as keeps the slots
-        busy: it may never end."""
+        """Ask the sampler for all its trials; if it does not know how many there are, and so may never end, for as many
+        as keep the slots busy."""
         if self.machine.exhausted or self._finish is not None:
             return
         events: list[Event] = []
         trial = len(self.machine.trials)
-        most = math.inf if self._sampler.total is not None else AHEAD * (self._workers + 4)
-        while self.machine.open + len(events) < most:
+        limit = math.inf if self._sampler.total is not None else AHEAD * (self._workers + 4)
+        while self.machine.open + len(events) < limit:
             config = self._sampler.ask(trial)
             if config is None:
                 events.append(Exhausted(at=self._clock.now()))
@@ -258,44 +258,44 @@ class Loop:
             self._commit(events)
 
     def _facts(self, messages: Sequence[Up | Gone]) -> Iterator[Event]:
-        """One after the other: what a message means may depend on the one before it, so the machine has it by then."""
+        """Yield facts one by one: what a message means may depend on the one before it, which the machine has then."""
         for message in messages:
             yield from self._events(message)
         if self._early:
             for lease in [lease for lease in self._early if not self.machine.leases.stands(lease)]:
-                yield from self._early.pop(lease)  # its slot is gone, or its unit counts no more: they are deleted
+                yield from self._early.pop(lease)  # their slot is gone, or their unit counts no more: they are deleted
         now = self._clock.now()
         if self.machine.due(now):
             yield Tick(at=now)
 
     def _events(self, message: Up | Gone) -> Sequence[Event]:
-        """The facts that a message brings."""
+        """Return the facts that a message brings."""
         read = _RECEIVED.get(type(message))
         return () if read is None else read(self, message, self._clock.now())
 
     def _ready(self, message: Ready, now: float) -> list[Event]:
         self._starting.discard(message.slot)
         self._failed_starts = 0
-        self._came_up = True
+        self._any_ready = True
         self._compare(message)
         self._addresses[message.slot] = message.memory, message.peer
-        known = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device")}
-        return [Joined(at=now, **known)]
+        fields = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device")}
+        return [Joined(at=now, **fields)]
 
     def _unfit(self, message: Unfit, now: float) -> list[Event]:
         others = self.machine.slots or self._starting - self._unfit_slots - {message.slot}
-        words = f"a worker cannot start: {message.error}{self._tail(message.slot)}"
-        if not self._came_up and not (message.host and others):
-            raise PreflightError([words])
+        text = f"a worker cannot start: {message.error}{self._tail(message.slot)}"
+        if not self._any_ready and not (message.host and others):
+            raise PreflightError([text])
         if message.host and not others:
-            raise ResourceError(f"{words}. No other worker is left; nothing is lost: `hopyard resume` goes on")
+            raise ResourceError(f"{text}. No other worker is left; nothing is lost: `hopyard resume` goes on")
         log.warning("slot %d cannot start: %s", message.slot, message.error)
         if message.host:
             self._unfit_slots.add(message.slot)  # its end follows
         return []
 
     def _fact(self, message: Checked | Forgotten | StoreAway | StoreBack, now: float) -> list[Event]:
-        """The message is the fact."""
+        """Return the message, which is the fact."""
         if isinstance(message, StoreAway):
             log.warning("worker %d waits for the store, and tries again: %s", message.slot, message.error)
         elif isinstance(message, StoreBack):
@@ -314,7 +314,7 @@ class Loop:
         return []
 
     def _no_room(self, message: NoRoom, now: float) -> list[Event]:
-        """No room for States: the run ends, and can be resumed. None for rows on one host: it loses its slots."""
+        """No room for States: end the run, which can be resumed. No room for rows on one host: end the slot."""
         slot = self.machine.slots.get(message.slot)
         resume = f"`hopyard resume {self._journal.path.parent}`"
         if message.what == "store":
@@ -330,8 +330,8 @@ class Loop:
                 f"{message.error}. No other worker is left; nothing is lost: make room there, or mend the disk, then "
                 f"{resume}"
             )
-        if slot.host not in self._full:
-            self._full.add(slot.host)
+        if slot.host not in self._full_hosts:
+            self._full_hosts.add(slot.host)
             log.warning(
                 "%s. The run goes on without worker %d, and others of this host that find the same; they are not "
                 "replaced",
@@ -341,32 +341,32 @@ class Loop:
         return [Lost(at=now, slot=message.slot, reason=message.error, fault="data")]
 
     def _compare(self, message: Ready) -> None:
-        """Equal digests are promised for equal versions and processors only."""
-        first, found = self._fingerprint, message.fingerprint
-        if first is None or first == found:
-            self._fingerprint = found
+        """Compare fingerprints: equal digests are promised for equal versions and processors only."""
+        first, current = self._fingerprint, message.fingerprint
+        if first is None or first == current:
+            self._fingerprint = current
             return
-        names = sorted(name for name in first.keys() | found.keys() if first.get(name) != found.get(name))
+        names = sorted(name for name in first.keys() | current.keys() if first.get(name) != current.get(name))
         text = f"slot {message.slot} has " + ", ".join(
-            f"{name} {found.get(name)!r}, the run was begun with {first.get(name)!r}" for name in names
+            f"{name} {current.get(name)!r}, the run was begun with {first.get(name)!r}" for name in names
         )
         if self.machine.spec.exact is True:
             raise Inexact(f"{text}: its results may differ in the last bits; exact=True does not go on")
         if self.machine.spec.exact == "warn":
             log.warning("%s: its results may differ in the last bits", text)
-        self._fingerprint = found
+        self._fingerprint = current
 
     def _gone(self, message: Gone, now: float) -> list[Event]:
-        """A slot ended: another takes its place, unless the slot was given back, is replaced already, or its host has
-        no room for it."""
+        """A slot ended: start another, unless the slot was given back, is replaced already, or its host has no room for
+        it."""
         was_starting = message.slot in self._starting
         self._end(message.slot)
         if message.slot in self._unfit_slots:  # another would most likely come to the same host
             self._unfit_slots.discard(message.slot)
         elif was_starting:
             self._failed_starts += 1
-            most = FAILED_STARTS * (4 if self._came_up else 1)  # who came up before may be killed now
-            if self._failed_starts < most:
+            limit = FAILED_STARTS * (4 if self._any_ready else 1)  # agents that were ready may be killed now
+            if self._failed_starts < limit:
                 self._start()
             elif self.machine.slots:
                 log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._failed_starts)
@@ -384,17 +384,17 @@ class Loop:
     # ---------------------------------------------------------------- out
 
     def _commit(self, events: Iterable[Event]) -> None:
-        """Machine, journal, effects, views: in this order. What the journal has, agents may forget."""
+        """Pass events to machine, journal, effects and views, in this order. Agents may forget what the journal has."""
         lines, commands = commit(events, self.machine.handle, journaled, self._journal, self._link)
         for command in commands:
             _CARRY_OUT[type(command)](self, command)
         self._show(lambda view: view.see(lines, self.machine))
 
-    def _show(self, what: Callable[[View], None]) -> None:
-        """A view that fails, with its terminal for example, is let go; the run goes on."""
+    def _show(self, show: Callable[[View], None]) -> None:
+        """Call `show` for all views. A view that fails, for example with its terminal, is dropped; the run goes on."""
         for view in list(self._views):
             try:
-                what(view)
+                show(view)
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the run
                 self._views.remove(view)
                 log.warning("%s shows nothing any more: %s: %s", type(view).__name__, type(error).__name__, error)
@@ -429,10 +429,10 @@ class Loop:
         self._finish = self._finish or command
 
     def _defer(self, command: Deferred) -> None:
-        """Said once for each reason: a file server that is away makes all trials wait."""
+        """Log each reason once: a file server that is away makes all trials wait."""
         key = command.fault, command.reason
-        if key not in self._known_waits:
-            self._known_waits.add(key)
+        if key not in self._logged_waits:
+            self._logged_waits.add(key)
             if command.fault == "memory":
                 log.warning(
                     "trial %d is tried once more, in a new worker, as memory ran out; so is each other trial that "
@@ -446,18 +446,18 @@ class Loop:
             )
 
     def _peer(self, command: Dispatch) -> str | None:
-        """Who has the unit's State, when the slot cannot see the memory where it lies."""
+        """Return the address of the agent with the unit's State, when the slot cannot see the memory where it lies."""
         unit = command.unit
         state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.memory_key else None
         if state is None:
             return None
-        theirs, peer = self._addresses.get(state.maker, ("", ""))
-        mine, _ = self._addresses.get(command.slot, ("", ""))
-        return peer if theirs != mine and peer else None
+        peer_memory, peer = self._addresses.get(state.maker, ("", ""))
+        memory, _ = self._addresses.get(command.slot, ("", ""))
+        return peer if peer_memory != memory and peer else None
 
     def _start(self) -> None:
-        slot = self._next
-        self._next += 1
+        slot = self._next_slot
+        self._next_slot += 1
         self._starting.add(slot)
         self._link.start(slot)
 
@@ -467,11 +467,11 @@ class Loop:
         self._addresses.pop(slot, None)
         self._link.end(slot)
         if self._memory is not None:
-            for left in self._memory.glob(f"{slot}-*"):
-                left.unlink(missing_ok=True)
+            for path in self._memory.glob(f"{slot}-*"):
+                path.unlink(missing_ok=True)
 
     def _tail(self, slot: int) -> str:
-        """The last lines of an agent's log, to stand behind an error."""
+        """Return the last lines of an agent's log, to be appended to an error."""
         path = self._log_of(slot)
         if not path.exists():
             return ""
@@ -492,7 +492,7 @@ _RECEIVED: dict[type[Any], Callable[[Loop, Any, float], Sequence[Event]]] = {
     StoreAway: Loop._fact,
     StoreBack: Loop._fact,
 }
-"""What becomes of each message; of others no fact comes."""
+"""The method for each message; other messages bring no fact."""
 
 _CARRY_OUT: dict[type[Any], Callable[[Loop, Any], None]] = {
     Dispatch: Loop._dispatch,
@@ -505,11 +505,11 @@ _CARRY_OUT: dict[type[Any], Callable[[Loop, Any], None]] = {
     Warn: Loop._warn,
     Finish: Loop._finished,
 }
-"""What is done for each command of the machine."""
+"""The method for each command of the machine."""
 
 
 def _reason(error: BaseException) -> str:
-    """Why a run ended before its end, in one line."""
+    """Return why a run ended early, in one line."""
     if type(error) is KeyboardInterrupt:
         return "interrupted by the user"
     if isinstance(error, (KeyboardInterrupt, SystemExit)):  # the command line's, for SIGTERM

@@ -1,9 +1,9 @@
 """Which run owns a folder of States, where runs are copied, moved, and resumed from several places.
 
 Each driver puts one new mark into the folder of its run's States, and its journal holds the id. The run whose journal
-holds the newest mark owns the folder: it alone deletes there. Whoever else needs States of it copies them into a folder
-of its own. A driver that resumes writes its mark into `run.json` before it puts it into the folder: one that ends
-before it wrote the journal, killed or by an error, costs the next one nothing.
+holds the newest mark owns the folder: it alone deletes there. Another run that needs States of it copies them into a
+folder of its own. A driver that resumes writes its mark into `run.json` before it puts it into the folder: one that
+ends before it wrote the journal, killed or by an error, costs the next one nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import msgspec
 
 from hopyard.core.runs.events import CODEC
 from hopyard.core.runs.machine import Machine
-from hopyard.driver.runs.recovery import Earlier, named
-from hopyard.driver.runs.run import About, place
+from hopyard.driver.runs.recovery import EarlierDrivers, dispatched_refs
+from hopyard.driver.runs.run import About, states_url
 from hopyard.errors import ResourceError, SpecError
 from hopyard.filesystems import absolute, reaching
 from hopyard.spec import Ref
@@ -41,16 +41,16 @@ class Owned:
     """Path or URL, absolute."""
     mark: str
     gone: tuple[Ref, ...] = ()
-    """States of the journal that are nowhere any longer."""
+    """States of the journal that are lost."""
 
 
 def new_folder(layout: Layout, beside: str = "", inside: str = "") -> str:
-    """A name, as `run.json` has it, of a folder for this run alone: other runs' States have the same addresses.
+    """Return the name, as in `run.json`, of a folder for this run alone: other runs' States have the same addresses.
 
     Args:
-        layout: of the run.
+        layout: layout of the run directory.
         beside: the folder that it had; "": inside the run directory.
-        inside: where the user wants folders of States; absolute, because whoever resumes may stand elsewhere.
+        inside: where the user wants folders of States; absolute, as a later driver may start elsewhere.
     """
     parent = absolute(inside) if inside else parent_of(beside)
     if not parent:
@@ -60,7 +60,7 @@ def new_folder(layout: Layout, beside: str = "", inside: str = "") -> str:
 
 
 def parent_of(store: str) -> str:
-    """What `store=` was, by what `run.json` has; "": it was not given."""
+    """Return the `store=` that the user passed, from the name in `run.json`; "": there was none."""
     if _is_inside(store):
         return ""
     return absolute(store.rpartition("/")[0] + "/") if "://" in store else str(Path(store).parent)
@@ -71,34 +71,34 @@ def _is_inside(store: str) -> bool:
 
 
 def take_new(layout: Layout, about: About) -> tuple[About, Owned]:
-    """A folder for a new run; the caller holds the lock of the run directory, and writes `run.json`.
+    """Claim a folder for a new run; the caller holds the lock of the run directory, and writes `run.json`.
 
     Raises:
         SpecError, ResourceError: the store cannot be used; names it.
     """
-    url = place(layout, about)
+    url = states_url(layout, about)
     store = open_store(url)
-    with using(url):
+    with store_errors(url):
         used = bool(store.refs())  # by a run whose journal is not there any longer
     if used:
         about = msgspec.structs.replace(about, store=new_folder(layout, about.store))
-        url = place(layout, about)
+        url = states_url(layout, about)
         store = open_store(url)
     mark = secrets.token_hex(8)
-    with using(url):
+    with store_errors(url):
         claim(store, store.marks(), mark)
     return about, Owned(url, mark)
 
 
-def lost(layout: Layout, about: About, machine: Machine, earlier: Earlier) -> list[str]:
-    """The States of completed trials that are not in the store, or have another size than the journal says, in words.
-    Where the store cannot be asked, or is not mounted, a warning says so, and none are known."""
-    url = place(layout, about)
+def lost_states(layout: Layout, about: About, machine: Machine, earlier: EarlierDrivers) -> list[str]:
+    """Describe the States of completed trials that are not in the store, or have another size than the journal says.
+    Where the store cannot be asked, or is not mounted, a warning says so, and the list is empty."""
+    url = states_url(layout, about)
     try:
-        if missing := _unmounted(url, about, earlier.marks):
-            raise ResourceError(f"store: {url}: {missing}; mount it or bring it back, then resume")
+        if reason := _unmounted(url, about, earlier.marks):
+            raise ResourceError(f"store: {url}: {reason}; mount it or bring it back, then resume")
         store = open_store(url)
-        with using(url):
+        with store_errors(url):
             sizes = store.sizes()
     except (SpecError, ResourceError) as error:
         log.warning("%s: it cannot be told whether its States are there: %s", layout.root, error)
@@ -114,76 +114,78 @@ def lost(layout: Layout, about: About, machine: Machine, earlier: Earlier) -> li
     ]
 
 
-def take_over(layout: Layout, about: About, machine: Machine, earlier: Earlier) -> Owned:
-    """The folder of the States of a run that goes on: its own; or, where another run has it, a new one with copies of
-    what this one needs, which `run.json` then names. The caller holds the lock of the run directory.
+def take_over(layout: Layout, about: About, machine: Machine, earlier: EarlierDrivers) -> Owned:
+    """Claim the folder of the States of a run that goes on: its own; or, where another run has it, a new one with
+    copies of what this run needs, which `run.json` then names. The caller holds the lock of the run directory.
 
     Raises:
         SpecError, ResourceError: the store cannot be used, or is not mounted; names it.
     """
-    url, mark = place(layout, about), secrets.token_hex(8)
+    url, mark = states_url(layout, about), secrets.token_hex(8)
     states = [state for trial in machine.trials.values() for state in trial.states.values() if state.digest]
-    kept = {state.ref: state.digest for state in states}
-    if kept and (missing := _unmounted(url, about, earlier.marks)):
+    seals = {state.ref: state.digest for state in states}
+    if seals and (reason := _unmounted(url, about, earlier.marks)):
         raise ResourceError(
-            f"store: {url}: {missing}, but the journal names {len(kept)} States there; mount it or bring it back, then "
+            f"store: {url}: {reason}, but the journal names {len(seals)} States there; mount it or bring it back, then "
             "resume; where they were deleted for good, start the run again in another directory"
         )
     store = open_store(url)
-    known = earlier.marks
-    marks = {} if known & about.marks.keys() else about.marks  # what came before a mark in the journal is over
-    with using(url):
+    journaled = earlier.marks
+    marks = {} if journaled & about.marks.keys() else about.marks  # what came before a mark in the journal is over
+    with store_errors(url):
         sizes = store.sizes()
-    there = set(sizes)
-    if there == named(read(layout.journal, CODEC), there) and not _is_copy(layout, about, earlier.directories, marks):
-        about = msgspec.structs.replace(about, marks={**marks, mark: here(layout)})
+    stored = set(sizes)
+    if stored == dispatched_refs(read(layout.journal, CODEC), stored) and not _is_copy(
+        layout, about, earlier.directories, marks
+    ):
+        about = msgspec.structs.replace(about, marks={**marks, mark: location(layout)})
         write_whole(layout.about, msgspec.json.encode(about))
-        with using(url):
-            if claim(store, known | marks.keys(), mark):
+        with store_errors(url):
+            if claim(store, journaled | marks.keys(), mark):
                 damaged = {state.ref for state in states if sizes.get(state.ref, state.bytes) != state.bytes}
-                for ref in damaged:  # or it would stand where the one that is made again is put
+                for ref in damaged:  # or it would be in the place of the one that is made again
                     log.warning("the stored State %s is damaged: it has %d bytes; it is made again", ref, sizes[ref])
                     store.delete(ref)
-                return Owned(url, mark, tuple(sorted(kept.keys() - there | damaged, key=str)))
-    about = msgspec.structs.replace(about, store=new_folder(layout, about.store), marks={mark: here(layout)})
-    new = place(layout, about)
-    own = open_store(new)
+                return Owned(url, mark, tuple(sorted(seals.keys() - stored | damaged, key=str)))
+    about = msgspec.structs.replace(about, store=new_folder(layout, about.store), marks={mark: location(layout)})
+    new_url = states_url(layout, about)
+    new_store = open_store(new_url)
     gone = []
-    for ref, seal in kept.items():
-        with using(url):
-            data = _whole(store, ref, seal)
+    for ref, seal in seals.items():
+        with store_errors(url):
+            data = _intact(store, ref, seal)
         if data is None:
             gone.append(ref)
             continue
-        with using(new):
-            own.put(ref, data)
-    with using(new):
-        claim(own, (), mark)
+        with store_errors(new_url):
+            new_store.put(ref, data)
+    with store_errors(new_url):
+        claim(new_store, (), mark)
     write_whole(layout.about, msgspec.json.encode(about))
     log.warning(
         "%s: the folder of its States is another run's by now; %d of the %d that it needs were copied to %s%s",
-        *(layout.root, len(kept) - len(gone), len(kept), new),
+        *(layout.root, len(seals) - len(gone), len(seals), new_url),
         ", the others are made again" if gone else "",
     )
-    return Owned(new, mark, tuple(gone))
+    return Owned(new_url, mark, tuple(gone))
 
 
-def _unmounted(url: str, about: About, known: Collection[str]) -> str:
-    """What is missing where a file server is not mounted: then nothing tells whether States are there. "": nothing is.
-    A folder in the run directory, or in the memory of a process, is what it is.
+def _unmounted(url: str, about: About, driver_marks: Collection[str]) -> str:
+    """Return what is missing where a file server is not mounted, so that nothing tells whether States are there; "":
+    nothing is missing. A folder in the run directory, or in the memory of a process, is not checked.
 
     Args:
         url: of the States.
         about: the run.
-        known: the marks that its drivers put there. Whoever takes a folder over puts a newer one first.
+        driver_marks: the marks that its drivers put there. A driver that takes a folder over puts a newer one first.
 
     Raises:
         SpecError, ResourceError: the store cannot be asked.
     """
-    if _is_inside(about.store) or private(url) or not any(known):
+    if _is_inside(about.store) or private(url) or not any(driver_marks):
         return ""
     store = open_store(url, make=False)
-    with using(url):
+    with store_errors(url):
         try:
             marks = store.marks()
         except FileNotFoundError:
@@ -192,8 +194,8 @@ def _unmounted(url: str, about: About, known: Collection[str]) -> str:
 
 
 @contextmanager
-def using(url: str) -> Iterator[None]:
-    """Turns what the store at `url` raises into an error that names it: nothing is wrong with the run directory then.
+def store_errors(url: str) -> Iterator[None]:
+    """Turn what the store at `url` raises into an error that names it: the run directory is not at fault.
 
     Raises:
         ResourceError: no room there.
@@ -208,22 +210,22 @@ def using(url: str) -> Iterator[None]:
             ) from error
 
 
-def here(layout: Layout) -> str:
-    """The run directory as the journal names it."""
+def location(layout: Layout) -> str:
+    """Return the run directory as the journal names it: with its host."""
     return f"{socket.gethostname()}:{layout.root.resolve()}"
 
 
-def _is_copy(layout: Layout, about: About, drivers: list[str], marks: Mapping[str, str]) -> bool:
-    """Whether the run that the last driver drove may be somewhere else still: that one owns the folder."""
-    last = [*drivers, *marks.values()][-1]
+def _is_copy(layout: Layout, about: About, directories: list[str], marks: Mapping[str, str]) -> bool:
+    """Whether the run of the last driver may still exist somewhere else: then that one owns the folder."""
+    last = [*directories, *marks.values()][-1]
     host, _, path = last.partition(":")
     if not last or _is_inside(about.store) or path == str(layout.root.resolve()):
         return False
-    return host != socket.gethostname() or _head(Layout(Path(path))) == _head(layout)
+    return host != socket.gethostname() or _first_line(Layout(Path(path))) == _first_line(layout)
 
 
-def _head(layout: Layout) -> bytes:
-    """The first line of the journal, which no other run has."""
+def _first_line(layout: Layout) -> bytes:
+    """Return the first line of the journal, which no other run has."""
     try:
         with layout.journal.open("rb") as file:
             return file.readline()
@@ -231,8 +233,8 @@ def _head(layout: Layout) -> bytes:
         return b""
 
 
-def _whole(store: LocalStore | FsspecStore, ref: Ref, seal: str) -> memoryview | None:
-    """A stored State; None: it is not there, or damaged."""
+def _intact(store: LocalStore | FsspecStore, ref: Ref, seal: str) -> memoryview | None:
+    """Return a stored State; None: it is not there, or damaged."""
     try:
         data = memoryview(store.get(ref))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a journal tells whoever goes on with a run, gathered in one pass: a journal may be larger than memory."""
+"""What a driver that goes on with a run reads from the journal, in one pass: a journal may be larger than memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hopyard.store.layout import Layout
 
 
 @dataclass
-class Earlier:
-    """What earlier drivers did, as the next one must know it.
+class EarlierDrivers:
+    """What earlier drivers did, as far as the next one must know it.
 
     Attributes:
-        slots: how many slot numbers they used up; the next one is free.
+        slots: how many slot numbers they used; the next one is free.
         fingerprint: of the first slot; None: none was ever ready.
-        marks: that they put into the folder of the States.
-        directories: of the run, as each of them named it.
-        trained: whether a unit was ever given out.
+        marks: the marks that they put into the folder of the States.
+        directories: the run directory, as each of them named it.
+        trained: whether a unit was ever dispatched.
     """
 
     slots: int = 0
@@ -33,7 +33,7 @@ class Earlier:
     trained: bool = False
 
     def see(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """The lines as they come, looked at in passing."""
+        """Yield the lines, and record what they say of earlier drivers."""
         for line in lines:
             self.slots = max(self.slots, 1 + getattr(line, "slot", -1))
             if isinstance(line, Dispatch):
@@ -46,8 +46,8 @@ class Earlier:
             yield line
 
 
-def recover(layout: Layout) -> tuple[Machine, Earlier]:
-    """The machine at the end of the journal, and what else there is to know.
+def recover(layout: Layout) -> tuple[Machine, EarlierDrivers]:
+    """Return the machine at the end of the journal, and what earlier drivers did.
 
     Raises:
         RunDirectoryError: the journal is empty.
@@ -58,16 +58,16 @@ def recover(layout: Layout) -> tuple[Machine, Earlier]:
             f"{layout.root}: the journal is empty, the driver ended before anything happened; start the run again, "
             "with resume=True or in another directory"
         )
-    earlier = Earlier()
+    earlier = EarlierDrivers()
     return fold(earlier.see(read(layout.journal, CODEC))), earlier
 
 
-def named(lines: Iterable[Line], refs: Collection[Ref]) -> set[Ref]:
-    """Those of `refs` that a worker of this run was asked to make: nothing else in a folder is this run's to delete."""
-    found = set()
+def dispatched_refs(lines: Iterable[Line], refs: Collection[Ref]) -> set[Ref]:
+    """Return those of `refs` that a worker of this run was asked to make: it may delete nothing else in a folder."""
+    dispatched = set()
     for line in lines:
         if isinstance(line, Dispatch) and line.unit.kind == "train":
             ref = Ref(line.unit.trial, line.unit.step + len(line.unit.partitions), line.unit.lease)
             if ref in refs:
-                found.add(ref)
-    return found
+                dispatched.add(ref)
+    return dispatched

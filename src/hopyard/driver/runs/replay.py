@@ -25,10 +25,10 @@ from hopyard.training.recipes import assigned
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came out.
+    """Result of a replay.
 
     Attributes:
-        states: digests compared.
+        states: number of digests that were compared.
         different: one line for each that differs; empty when the run was repeated to the last bit.
     """
 
@@ -38,11 +38,11 @@ class Replayed:
 
 def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replayed:
     """Train every trial of a run anew, in a folder that is thrown away, and compare the digests of all States that the
-    run ever stored: every epoch's end, and whatever stood between when both stored it.
+    run ever stored: those of every epoch's end, and those between that both stored.
 
     Args:
         run_directory: its directory, or its name under `runs/`.
-        engine: another than the run was made with; the bits must not care.
+        engine: another than the run was made with; the bits must not depend on it.
 
     Raises:
         RunDirectoryError: no run there, its data has changed, or another Python version wrote it.
@@ -54,9 +54,9 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
     inputs = RunInputs(recipe, data, None, configs, engine or inputs.engine)
     with scratch_folder("replay") as folder:
         directory = folder / "run"
-        again = msgspec.structs.replace(spec, trials=len(run.records), timeouts=Timeouts())
+        replay_spec = msgspec.structs.replace(spec, trials=len(run.records), timeouts=Timeouts())
         with contextlib.suppress(RunFailed, PreflightError):  # so did the run itself, perhaps
-            begin(RunRequest(inputs, again, directory=directory), resume=False, wait=True)
+            begin(RunRequest(inputs, replay_spec, directory=directory), resume=False, wait=True)
         new = load(directory)
         before, after = _digests(run.directory), _digests(new.directory)
         both = sorted(before.keys() & after.keys())
@@ -75,12 +75,12 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
 
 
 def _digests(directory: Path) -> dict[tuple[int, int], str]:
-    """(trial, step) → digest of every State that the run ever stored, but of recipes that were replaced: a trial that
-    began anew with another recipe is trained again with that one only."""
-    found: dict[tuple[int, int], str] = {}
+    """Return (trial, step) → digest of every State that the run ever stored, except those of replaced recipes: a trial
+    that began anew with another recipe is trained again with that one only."""
+    digests: dict[tuple[int, int], str] = {}
     for line in read(Layout(directory).journal, CODEC):
         if isinstance(line, Durable):
-            found[line.ref.trial, line.ref.step] = line.digest
+            digests[line.ref.trial, line.ref.step] = line.digest
         elif isinstance(line, Retried) and line.recipe:
-            found = {key: digest for key, digest in found.items() if key[0] != line.trial}
-    return found
+            digests = {key: digest for key, digest in digests.items() if key[0] != line.trial}
+    return digests

@@ -1,4 +1,4 @@
-"""What a new run is asked to do: one frozen value, checked where it is made."""
+"""The request for a new run: one frozen value, checked where it is made."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hopyard.training.recipes import wants_context
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a new run is asked to do.
+    """The request for a new run.
 
     Attributes:
         inputs: recipe, data, space, search and engine.
         spec: what decides results and schedule; its numbers of partitions are filled in once the data is prepared.
         store: where the user wants folders of States; None: inside the run directory.
-        encrypt: whether States that go by network are encrypted.
-        directory: of the run; None: a new one under `runs/`.
+        encrypt: whether States are encrypted on the network.
+        directory: the run directory; None: a new one under `runs/`.
 
     Raises:
         SpecError: something is not allowed.
@@ -53,7 +53,7 @@ class RunRequest:
         for name, text in (("directory", root), ("store", store)):
             if fault := unwritable(text):
                 raise SpecError(f"{name} = {text!a}: {fault}")
-        shared(store or "", self.inputs.engine)
+        check_shared(store or "", self.inputs.engine)
         object.__setattr__(self, "store", store)
 
 
@@ -67,7 +67,7 @@ def run_spec(
     exact: bool | Literal["warn"],
     timeouts: Timeouts,
 ) -> RunSpec:
-    """What decides results and schedule, checked before the data is read, which decides the numbers of partitions.
+    """Check what decides results and schedule, before the data is read, which decides the numbers of partitions.
 
     Raises:
         SpecError: something is not allowed.
@@ -93,8 +93,8 @@ def run_spec(
     )
 
 
-def shared(store: str, engine: Engine) -> None:
-    """Raises SpecError where the agents of this engine would each have a store of their own."""
+def check_shared(store: str, engine: Engine) -> None:
+    """Raise SpecError where each agent of this engine would have a store of its own."""
     if private(store) and not engine.in_process:
         raise SpecError(
             f"store = {store!r}: States there live in the memory of one process, and the workers of engine "

@@ -1,4 +1,4 @@
-"""What the user holds of a run, live or read from its directory."""
+"""The user's object of a run, live or read from its directory."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     """Keras' backend, where the engine names one."""
     encrypt: Encrypt = False
-    """Whether States that go by network are encrypted."""
+    """Whether States are encrypted on the network."""
     digests: dict[str, str] = {}
-    """Digests of recipe, space and search; empty: none could be made."""
+    """Digests of recipe, space and search; empty: it has none."""
     recipes: dict[str, str] = {}
-    """Of recipes with which failed trials began anew: digest → name."""
+    """Recipes with which failed trials began anew: digest → name."""
     marks: dict[str, str] = {}
     """Marks of drivers that ended before their journal had them → the run directory, as the journal names it."""
 
 
 def load(run_directory: str | Path) -> Run:
-    """A run as its journal tells it; changes nothing.
+    """Read a run from its journal; changes nothing.
 
     Raises:
         RunDirectoryError: no run there.
@@ -74,7 +74,7 @@ def load(run_directory: str | Path) -> Run:
 
 
 class Handle:
-    """The driver of a run in this process: how it is ended, and how it ended. Holds nothing of a driver that is over,
+    """Controls the driver of a run in this process, and says how it ended. It holds nothing of a driver that is over,
     which had sockets, files and built models.
 
     Attributes:
@@ -92,25 +92,25 @@ class Handle:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to end."""
+        """Whether it was asked to end."""
         return self._stopped is not None
 
     def begin(self) -> None:
-        """A driver is at work in the background."""
+        """Note that a driver is at work in the background."""
         self._over.clear()
 
     def attach(self, halt: Callable[[str, bool], None]) -> None:
-        """How the driver is ended, from now on: `halt(reason, stopped)`, which is called at once if it was told to."""
+        """End the driver by `halt(reason, stopped)` from now on; it is called at once if `stop` was called before."""
         self._halt = halt
         if self._stopped:
             halt(*self._stopped)
 
     def detach(self) -> None:
-        """There is nothing to end any more."""
+        """Note that there is nothing to end any more."""
         self._halt = None
 
     def finish(self) -> None:
-        """The driver is over."""
+        """Note that the driver is over."""
         self._over.set()
 
     def stop(self, reason: str, stopped: bool) -> None:
@@ -123,7 +123,7 @@ class Handle:
         self._over.wait()
 
     def wait(self, seconds: float | None) -> None:
-        """Until the driver is over, or for so long."""
+        """Wait until the driver is over, or for so many seconds."""
         self._over.wait(seconds)
 
 
@@ -131,7 +131,7 @@ class Run:
     """A run, live or read.
 
     Attributes:
-        directory: where it is.
+        directory: its directory.
         status: "running", "completed", "partial" (some trials failed), "failed", "stopped" (by `stop`), or
             "interrupted": its driver ended before it did.
     """
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it stands now."""
+        """Its status now."""
         return standing(self._layout, self._machine.status)
 
     @property
@@ -177,18 +177,18 @@ class Run:
                 all of them.
         """
         spec = self._machine.spec
-        chosen = words.best(self._machine)
-        if chosen is None and any(record.status == "completed" for record in self.records):
+        best_record = words.best(self._machine)
+        if best_record is None and any(record.status == "completed" for record in self.records):
             raise RunFailed(
                 f"{self.directory}: {spec.metric} is NaN or infinite in every epoch of the trials that completed, so "
                 'none is the best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
             )
-        if chosen is None:
+        if best_record is None:
             raise RunFailed(
                 f"{self.directory} ({self.status}): no trial has completed an epoch, or all failed"
                 f"{reasons(self._machine)}"
             )
-        return self._trial(chosen, self.status, best=True)
+        return self._trial(best_record, self.status, best=True)
 
     def _trial(self, record: TrialRecord, status: str, best: bool = False) -> Trial:
         spec = self._machine.spec
@@ -209,7 +209,7 @@ class Run:
         return self._inputs
 
     def checked_data(self) -> Dataset:
-        """The Dataset, once it is sure that it still gives the same partitions.
+        """Return the Dataset, after a check that it still gives the same partitions.
 
         Raises:
             RunDirectoryError: it does not.
@@ -219,7 +219,7 @@ class Run:
         return data
 
     def wait(self, seconds: float | None = None) -> Run:
-        """Until the run has ended, or for so long. Raises what the run raised."""
+        """Wait until the run has ended, or for so many seconds. Raises what the run raised."""
         try:
             self._driver.wait(seconds)
         except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
@@ -234,18 +234,18 @@ class Run:
         self._driver.stop("stopped by the user", stopped=True)
 
     def lines(self) -> list[Line]:
-        """The journal, all of it in memory: a line of a unit takes about a kilobyte there."""
+        """Return the whole journal, in memory: a line of a unit takes about a kilobyte there."""
         return list(read(self._layout.journal, CODEC))
 
     def report(self) -> str:
-        """The report, plain text."""
+        """Return the report, plain text."""
         from hopyard.views.report import report
 
         about = {**msgspec.to_builtins(about_of(self._layout)), "directory": str(self.directory)}
         return report(read(self._layout.journal, CODEC), self._machine, about, self.status)
 
     def gantt(self, path: str | Path | None = None) -> Path:
-        """A chart of who did what when: HTML that opens without network, or PNG by the name's ending."""
+        """Write a chart of who did what when: HTML that opens without network, or PNG by the name's ending."""
         from hopyard.views import gantt
 
         target = Path(path) if path is not None else self._layout.gantt
@@ -257,7 +257,7 @@ class Run:
         return target
 
     def to_pandas(self) -> Any:
-        """One row a trial: id, status, best epoch (from 0), configuration, metrics of the last epoch, digest, error.
+        """One row per trial: id, status, best epoch (from 0), configuration, metrics of the last epoch, digest, error.
 
         A parameter that has the name of a metric, such as "loss", is in column "config/loss".
         """
@@ -266,13 +266,13 @@ class Run:
         except ImportError:
             raise HopyardError("to_pandas needs pandas: pip install pandas") from None
         trials = self.trials
-        taken = {"trial", "status", "epoch", "state", "error"}.union(*[t.metrics for t in trials])
+        columns = {"trial", "status", "epoch", "state", "error"}.union(*[t.metrics for t in trials])
         rows = [
             {
                 "trial": t.id,
                 "status": t.status,
                 "epoch": t.epoch,
-                **{f"config/{name}" if name in taken else name: value for name, value in t.config.items()},
+                **{f"config/{name}" if name in columns else name: value for name, value in t.config.items()},
                 **t.metrics,
                 "state": t.state,
                 "error": t.error,
@@ -282,7 +282,7 @@ class Run:
         return pandas.DataFrame(rows)
 
     def _models(self) -> ModelSource:
-        """Where its models come from; opens the pickled recipe at the first use."""
+        """Return where its models come from; opens the pickled recipe at the first use."""
         if self._source is None:
             about = about_of(self._layout)
             quiet(about.backend)
@@ -290,13 +290,13 @@ class Run:
             plan = Plan(self.inputs.recipe, manifest, self._machine.spec, threads=about.threads)
             transform = getattr(self.inputs.data, "transform", None)
             tracker = None if transform is None else RowTracker(transform)
-            url = place(self._layout, about)
+            url = states_url(self._layout, about)
             self._source = ModelSource(plan, open_store(url), url, self.directory, transform, tracker)
         return self._source
 
 
 def about_of(layout: Layout) -> About:
-    """`run.json`.
+    """Read `run.json`.
 
     Raises:
         RunDirectoryError: it is not there, or not readable.
@@ -308,7 +308,7 @@ def about_of(layout: Layout) -> About:
 
 
 def manifest_of(layout: Layout) -> Manifest:
-    """`manifest.json`; the rows need not be there.
+    """Read `manifest.json`; the rows need not be there.
 
     Raises:
         RunDirectoryError: it is not there, or not readable.
@@ -322,25 +322,25 @@ def manifest_of(layout: Layout) -> Manifest:
         raise not_whole(layout.manifest, error.__cause__) from error
 
 
-def place(layout: Layout, about: About) -> str:
-    """Where the States are. Inside the directory they go where it goes: a copy of a run has States of its own."""
+def states_url(layout: Layout, about: About) -> str:
+    """Return where the States are. Those inside the run directory go along with it: a copy of a run has its own."""
     return about.store if "://" in about.store else str((layout.root / (about.store or layout.states.name)).absolute())
 
 
 def same_data(layout: Layout, data: Dataset) -> Manifest:
-    """The partitions that the run was started with; made again if they were evicted."""
-    known = manifest_of(layout)
-    found = data.prepare()
-    if differs := difference(known, found):
+    """Return the partitions that the run was started with; they are made again if they were evicted."""
+    original = manifest_of(layout)
+    current = data.prepare()
+    if differs := difference(original, current):
         raise RunDirectoryError(
-            f"{layout.root}: the data has changed since the run was started {differs} (digest {found.digest[:16]}, was "
-            f"{known.digest[:16]}): restore it, or start another run"
+            f"{layout.root}: the data has changed since the run was started {differs} (digest {current.digest[:16]}, "
+            f"was {original.digest[:16]}): restore it, or start another run"
         )
-    return found
+    return current
 
 
 def reasons(machine: Machine) -> str:
-    """Why trials failed, to stand behind an error."""
+    """Return why trials failed, to be appended to an error."""
     failed = [trial for trial in machine.trials.values() if trial.status == "failed"]
     lines = [f"\n  trial {trial.id}, config {trial.config}: {trial.error}" for trial in failed[:3]]
     more = f"\n  and {len(failed) - 3} more" if len(failed) > 3 else ""

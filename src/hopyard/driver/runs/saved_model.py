@@ -1,4 +1,4 @@
-"""A model in a folder: `config.json` (configuration, metrics, encoding), the weights (`model.safetensors`, of Keras
+"""A model in a folder: `config.json` (configuration, metrics, encoding), the weights (`model.safetensors`, or Keras'
 `model.keras`), the pickled recipe."""
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hopyard.training.recipes import recipe_of
 
 CONFIG, WEIGHTS, RECIPE = "config.json", "model.safetensors", "recipe.pkl"
 OWN = "trainable"
-"""In the place of a framework: the recipe returned a Trainable of the user's own."""
+"""Stands for the framework when the recipe returned a Trainable of the user's own."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """What `config.json` holds."""
+    """The contents of `config.json`."""
 
     format: int = 1
     python: str
@@ -48,7 +48,7 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, bu
         directory: made when missing.
         plan: recipe and data.
         record: the trial.
-        epoch: at whose end `built` had its weights; None: they are of the middle of one.
+        epoch: the epoch at whose end `built` had its weights; None: they are from the middle of one.
         built: the model.
     """
     if directory.suffix in (".keras", ".h5", ".safetensors", ".pt"):

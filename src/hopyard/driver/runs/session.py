@@ -1,4 +1,4 @@
-"""Driving a run: agents up, the loop to its end, nothing left behind but the run directory."""
+"""Driving a run: starts the agents, runs the loop to its end, leaves nothing behind but the run directory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from hopyard.driver.pickling import PYTHON, RunInputs
 from hopyard.driver.router import Router
 from hopyard.driver.runs.again import for_workers
 from hopyard.driver.runs.loop import Loop, View
-from hopyard.driver.runs.ownership import Owned, here, using
-from hopyard.driver.runs.recovery import Earlier
+from hopyard.driver.runs.ownership import Owned, location, store_errors
+from hopyard.driver.runs.recovery import EarlierDrivers
 from hopyard.driver.runs.run import Handle, Run, reasons
 from hopyard.engines.local import cores
 from hopyard.errors import ResourceError, RunFailed, SpecError
@@ -57,7 +57,7 @@ DRIVEN: list[Run] = []
 
 
 class Outcome(NamedTuple):
-    """How a run ended."""
+    """The end of a run."""
 
     status: str
     code: int
@@ -65,17 +65,17 @@ class Outcome(NamedTuple):
 
 
 OUTCOMES: set[Outcome] = set()
-"""Of the runs that this process drove, for the exit code of `hopyard run`. The runs themselves, which hold files of the
-data cache open, live for as long as their users want them."""
+"""Outcomes of the runs that this process drove, for the exit code of `hopyard run`. The runs themselves, which hold
+files of the data cache open, live for as long as their users keep them."""
 
 ENDED = ("completed", "partial", "failed")
 """Statuses of a run that does not go on."""
 
 ROOM = 1 << 20
-"""Bytes of a message to a worker beside recipe and manifest."""
+"""Bytes of a message to a worker beside those of recipe and manifest."""
 
 IDLE = 30.0
-"""Seconds after which a worker in somebody else's cluster that has nothing to do is given back."""
+"""Seconds after which an idle worker in somebody else's cluster is given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +87,28 @@ class Drive:
     inputs: RunInputs
     manifest: Manifest
     machine: Machine
-    """Of a new run, or of one that goes on: folded up to where the journal ends."""
+    """New, or, of a run that goes on, folded up to where the journal ends."""
     states: Owned
-    earlier: Earlier | None = None
-    """What earlier drivers of the run did; None: it is a new one."""
-    again: tuple[Retried, ...] = ()
+    earlier: EarlierDrivers | None = None
+    """What earlier drivers of the run did; None: the run is new."""
+    retries: tuple[Retried, ...] = ()
     """Failed trials that are tried again."""
     encrypt: Encrypt = "between hosts"
     timeouts: Timeouts | None = None
-    """Other than the run has so far."""
+    """Other timeouts than the run has so far."""
 
 
-def drive(it: Drive, wait: bool) -> Run:
-    """Drive it to its end, here or (`wait` False) in a thread of its own."""
-    if not it.inputs.engine.apart and it.inputs.engine.workers > cores():
+def drive(job: Drive, wait: bool) -> Run:
+    """Drive a run to its end, here or (`wait` False) in a thread of its own."""
+    if not job.inputs.engine.apart and job.inputs.engine.workers > cores():
         warnings.warn(
-            f"{it.inputs.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
+            f"{job.inputs.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
             stacklevel=4,
         )
-    with room(it.layout.root):
-        journal = Journal(it.layout.journal, CODEC, resume=it.earlier is not None)
+    with room(job.layout.root):
+        journal = Journal(job.layout.journal, CODEC, resume=job.earlier is not None)
     handle = Handle()
-    run = Run(it.layout, it.machine, it.inputs, handle)
+    run = Run(job.layout, job.machine, job.inputs, handle)
     DRIVEN.append(run)
 
     def over() -> None:
@@ -119,14 +119,14 @@ def drive(it: Drive, wait: bool) -> Run:
 
     if wait:
         try:
-            _to_the_end(it, run, handle, journal)
+            _run_to_end(job, run, handle, journal)
         finally:
             over()
         return run
 
     def background() -> None:
         try:
-            _to_the_end(it, run, handle, journal)
+            _run_to_end(job, run, handle, journal)
         except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
             if not (handle.stopped and isinstance(error, KeyboardInterrupt)):
                 handle.error = error
@@ -140,58 +140,60 @@ def drive(it: Drive, wait: bool) -> Run:
     return run
 
 
-def _to_the_end(it: Drive, run: Run, handle: Handle, journal: Journal[Line]) -> None:
-    """Bring up the agents, loop to the end, leave nothing behind but the run directory."""
-    layout, machine, inputs = it.layout, it.machine, it.inputs
+def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) -> None:
+    """Start the agents, run the loop to its end, leave nothing behind but the run directory."""
+    layout, machine, inputs = job.layout, job.machine, job.inputs
     engine = inputs.engine
-    spec, earlier = machine.spec, it.earlier or Earlier()
+    spec, earlier = machine.spec, job.earlier or EarlierDrivers()
     with contextlib.ExitStack() as stack:
-        stack.callback(it.lock.free)
+        stack.callback(job.lock.free)
         stack.callback(journal.close)
         token = secrets.token_hex(8)
         root = memory_root(layout.root.absolute() / ".memory")
         sweep(root)
-        need(it.manifest, layout.root)
-        stack.callback(_spared, it.manifest, layout, machine)
-        recipe = for_workers(inputs.recipe, machine, it.again)
-        manifest = msgspec.json.encode(it.manifest)
+        need(job.manifest, layout.root)
+        stack.callback(_release_rows, job.manifest, layout, machine)
+        recipe = for_workers(inputs.recipe, machine, job.retries)
+        manifest = msgspec.json.encode(job.manifest)
         if starts_agents(engine):
-            fits(it.manifest, len(manifest))
+            fits(job.manifest, len(manifest))
         folder = Folder(root, token)
         stack.callback(folder.close)
-        opened = open_store(it.states.store)
-        with using(it.states.store):
-            opened.sweep()
-        store = Guarded(opened, it.states.store)
+        raw_store = open_store(job.states.store)
+        with store_errors(job.states.store):
+            raw_store.sweep()
+        store = Guarded(raw_store, job.states.store)
         clock = Clock()
-        known = {
+        fingerprint = {
             "hopyard": __version__,
             "python": PYTHON,
             "threads": engine.threads,
-            "data": it.manifest.digest,
+            "data": job.manifest.digest,
         }
-        first = (
+        opening = (
             Resumed(
                 at=clock.now(),
-                fingerprint=known,
-                mark=it.states.mark,
-                directory=here(layout),
-                timeouts=it.timeouts,
-                gone=it.states.gone,
+                fingerprint=fingerprint,
+                mark=job.states.mark,
+                directory=location(layout),
+                timeouts=job.timeouts,
+                gone=job.states.gone,
             )
-            if it.earlier is not None
-            else Began(at=clock.now(), spec=spec, fingerprint=known, mark=it.states.mark, directory=here(layout))
+            if job.earlier is not None
+            else Began(
+                at=clock.now(), spec=spec, fingerprint=fingerprint, mark=job.states.mark, directory=location(layout)
+            )
         )
 
         sampler = inputs.search.open(inputs.space, spec.seed)
-        bulk = _depot(it, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
+        bulk = _depot(job, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
 
         def setup(device: str) -> Setup:
-            return Setup(spec, recipe, manifest, it.states.store, str(root), token, engine.threads, device, bulk)
+            return Setup(spec, recipe, manifest, job.states.store, str(root), token, engine.threads, device, bulk)
 
-        link = _link(engine, setup, layout, it.timeouts or spec.timeouts)
-        with contextlib.ExitStack() as opened_link:
-            opened_link.callback(link.close)
+        link = _link(engine, setup, layout, job.timeouts or spec.timeouts)
+        with contextlib.ExitStack() as link_stack:
+            link_stack.callback(link.close)
             loop = Loop(
                 machine,
                 journal,
@@ -201,37 +203,37 @@ def _to_the_end(it: Drive, run: Run, handle: Handle, journal: Journal[Line]) -> 
                 engine.workers,
                 layout.log,
                 _views(spec, link),
-                first,
+                opening,
                 earlier,
                 folder.path,
                 IDLE if engine.apart else None,
-                it.again,
+                job.retries,
             )
-            opened_link.pop_all()  # the loop closes it
+            link_stack.pop_all()  # the loop closes it
         handle.attach(loop.stop)
         try:
             loop.run()
         except KeyboardInterrupt:
-            how = "` goes on"
+            hint = "` goes on"
             if engine.apart:
-                how = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
-            log.warning("interrupted; `hopyard resume %s%s", layout.root, how)
+                hint = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
+            log.warning("interrupted; `hopyard resume %s%s", layout.root, hint)
             raise
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()
-        found = Chart(keep=False)
+        chart = Chart(keep=False)
         for line in read(layout.journal, CODEC):
-            found.see(line)
-        summary.write(layout, brief(found, machine))
-    except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` tells the same from the journal
+            chart.see(line)
+        summary.write(layout, brief(chart, machine))
+    except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
         raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
 
 
 def fits(manifest: Manifest, size: int) -> None:
-    """Raises SpecError when a manifest of so many bytes is too large to send beside the largest recipe."""
+    """Raise SpecError when a manifest of so many bytes is too large to send beside the largest recipe."""
     if size <= LIMIT // 2 - ROOM:
         return
     sizes = {name: len(msgspec.json.encode(values)) for name, values in manifest.vocabularies.items()}
@@ -248,32 +250,32 @@ def fits(manifest: Manifest, size: int) -> None:
     )
 
 
-def _spared(manifest: Manifest, layout: Layout, machine: Machine) -> None:
-    """A run that does not go on needs its rows no longer. One with trials that no recipe has ended may go on, by
+def _release_rows(manifest: Manifest, layout: Layout, machine: Machine) -> None:
+    """Release the rows of a run that does not go on. A run with trials that no recipe has ended may go on, by
     `hopyard resume --failed`."""
     if machine.status in ENDED and not retriable(machine):
         spare(manifest, layout.root)
 
 
-def _depot(it: Drive, engine: AgentEngine, store: Store, run: str, stack: contextlib.ExitStack) -> Bulk:
-    """For workers that cannot reach the States' place: they store and get them through this process."""
+def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: contextlib.ExitStack) -> Bulk:
+    """Serve the store to workers that cannot reach it: they store and get States through this process."""
 
-    def first() -> None:
+    def warn() -> None:
         log.warning(
             "workers cannot reach %s: their States go through this process. Give store= a place that all of them reach "
             "(NFS, HDFS, S3, …) where that is too slow",
-            it.states.store,
+            job.states.store,
         )
 
-    with using(it.states.store):
-        sign(it.states.store, run)
-    stack.callback(unsign, it.states.store, run)
+    with store_errors(job.states.store):
+        sign(job.states.store, run)
+    stack.callback(unsign, job.states.store, run)
     host, _ = engine.address
-    token, certificate = secrets.token_hex(16), make_certificate() if secured(it.encrypt, host) else ""
-    services = Depot(store, first).services()
-    server = Server(host, Credentials(token, certificate), services, port=engine.states_port, encrypt=it.encrypt)
+    token, certificate = secrets.token_hex(16), make_certificate() if secured(job.encrypt, host) else ""
+    services = Depot(store, warn).services()
+    server = Server(host, Credentials(token, certificate), services, port=engine.states_port, encrypt=job.encrypt)
     stack.callback(server.close)
-    return Bulk(server.address, token, certificate, it.encrypt)
+    return Bulk(server.address, token, certificate, job.encrypt)
 
 
 def _link(engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts) -> Link:

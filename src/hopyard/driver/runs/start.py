@@ -1,4 +1,4 @@
-"""Starting a driver: of a new run, or of one that goes on from its journal."""
+"""Starts a driver, of a new run or of one that goes on from its journal."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hopyard.data.shared.needed import need, spare
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, RunInputs, dump
 from hopyard.driver.pickling import load as unpickle
-from hopyard.driver.runs.again import chosen, with_recipe
-from hopyard.driver.runs.ownership import lost, new_folder, parent_of, take_new, take_over
-from hopyard.driver.runs.recovery import Earlier, recover
-from hopyard.driver.runs.request import RunRequest, shared
+from hopyard.driver.runs.again import trials_to_retry, with_recipe
+from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
+from hopyard.driver.runs.recovery import EarlierDrivers, recover
+from hopyard.driver.runs.request import RunRequest, check_shared
 from hopyard.driver.runs.run import About, Run, about_of, load, manifest_of, same_data
 from hopyard.driver.runs.session import Drive, drive
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
@@ -38,16 +38,16 @@ from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
 
-WHOLE = "the run (recipe, data, space, search, engine)"
-"""What is pickled, for messages."""
+WHOLE_RUN = "the run (recipe, data, space, search, engine)"
+"""The name of the pickle in messages."""
 
 BY_VALUE = ("recipe", "space", "search")
-"""Parts of a run that are known again by what they are."""
+"""Parts of a run that are compared by their code and values."""
 
 
 def begin(request: RunRequest, resume: bool, wait: bool) -> Run:
-    """Prepare the data, make the directory, drive the run; or, with `resume`, go on with the one that is there. Raises
-    as `select`."""
+    """Prepare the data, make the directory, drive the run; or, with `resume`, go on with the run in it. Raises as
+    `select` does."""
     inputs, metric = request.inputs, request.spec.metric
     if resume and request.directory is None:
         raise SpecError("resume=True: directory= says which run")
@@ -101,26 +101,26 @@ def go_on(
     wait: bool,
     changes: Mapping[str, Any],
     data: tuple[Dataset, Manifest] | None = None,
-    recovered: tuple[Machine, Earlier] | None = None,
+    recovered: tuple[Machine, EarlierDrivers] | None = None,
     failed: bool = False,
     recipe: Callable[..., Any] | None = None,
 ) -> Run:
-    """The run in a directory whose lock is ours, from where its journal ends.
+    """Go on with the run in a directory whose lock is ours, from where its journal ends.
 
     Args:
-        layout, lock, engine, wait: as everywhere here.
-        changes: fields of its Timeouts that are others from now on.
+        layout, lock, engine, wait: as in the other functions here.
+        changes: fields of its Timeouts that change from now on.
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
-        recovered: what `recover` gives, where the journal was read already.
+        recovered: what `recover` returned, where the journal was read already.
         failed, recipe: as for `resume`.
     """
     machine, earlier = recovered or recover(layout)
-    again = chosen(layout, machine, recipe) if failed else ()
-    ended = machine.status in ("completed", "partial", "failed") and not again
-    gone = lost(layout, about_of(layout), machine, earlier) if ended else []
-    if gone:
-        words = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
-        log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, words)
+    retries = trials_to_retry(layout, machine, recipe) if failed else ()
+    ended = machine.status in ("completed", "partial", "failed") and not retries
+    lost = lost_states(layout, about_of(layout), machine, earlier) if ended else []
+    if lost:
+        text = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, text)
     elif ended:
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
@@ -129,15 +129,15 @@ def go_on(
     about = about_of(layout)
     inputs: RunInputs = unpickle(layout.recipe, about.python)
     selected = engine or inputs.engine
-    shared(parent_of(about.store), selected)
+    check_shared(parent_of(about.store), selected)
     _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, inputs.data) if data is None else data[1]
     with room(layout.root):
         sweep_parts(layout.root)
         if data is not None:
-            inputs = _on(layout, inputs, *data)
+            inputs = _with_data(layout, inputs, *data)
         if recipe is not None:
-            about, inputs = with_recipe(layout, machine, about, inputs, recipe, again)
+            about, inputs = with_recipe(layout, machine, about, inputs, recipe, retries)
         states = take_over(layout, about, machine, earlier)
     timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes)
     return drive(
@@ -149,7 +149,7 @@ def go_on(
             machine,
             states,
             earlier,
-            again,
+            retries,
             encrypt=about.encrypt,
             timeouts=None if timeouts == machine.spec.timeouts else timeouts,
         ),
@@ -158,10 +158,10 @@ def go_on(
 
 
 def _compare_threads(layout: Layout, about: About, engine: Engine, exact: bool | Literal["warn"]) -> None:
-    """Equal digests are promised for an equal number of threads only: sums are cut by it.
+    """Check the number of threads: equal digests are promised for equal numbers only, as sums are split by it.
 
     Raises:
-        Inexact: it is another, and exact=True.
+        Inexact: it has changed, and exact=True.
     """
     if engine.threads == about.threads or exact is False:
         return
@@ -174,21 +174,21 @@ def _compare_threads(layout: Layout, about: About, engine: Engine, exact: bool |
     log.warning("%s", text)
 
 
-def _on(layout: Layout, inputs: RunInputs, data: Dataset, manifest: Manifest) -> RunInputs:
-    """What the run was started with, but on this Dataset of the same rows. Where they are in another folder than its
-    own, the run needs that one from now on."""
-    before, inputs = inputs.data.url, replace(inputs, data=data)
-    if data.url != before:
+def _with_data(layout: Layout, inputs: RunInputs, data: Dataset, manifest: Manifest) -> RunInputs:
+    """Return what the run was started with, but on this Dataset of the same rows. Where they are in another folder than
+    its own, the run needs that one from now on."""
+    old_url, inputs = inputs.data.url, replace(inputs, data=data)
+    if data.url != old_url:
         need(manifest, layout.root)
-        write_whole(layout.recipe, dump(inputs, WHOLE))
+        write_whole(layout.recipe, dump(inputs, WHOLE_RUN))
         spare(manifest_of(layout), layout.root)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
     return inputs
 
 
 def _holds_a_run(layout: Layout, lock: Lock, resume: bool) -> bool:
-    """Whether there is a run to go on with in the directory, whose lock is ours. False: it is free for a new one; a run
-    that trained nothing, as it ended in preflight for example, is nothing to lose.
+    """Whether the directory, whose lock is ours, holds a run to go on with. False: it is free for a new one; a run that
+    trained nothing, for example as it ended in preflight, may be replaced.
 
     Raises:
         RunDirectoryError: it holds a run that is not to go on, or something else.
@@ -202,25 +202,25 @@ def _holds_a_run(layout: Layout, lock: Lock, resume: bool) -> bool:
         raise refused(layout)
     others = [path for path in layout.root.iterdir() if path != layout.lock]
     earlier = retired(layout.journal).values()  # of runs that trained nothing; the driver of the next was killed
-    ours = {layout.recipe, layout.manifest, layout.about, layout.logs, *earlier}
-    free = [path in ours or path.name.startswith((".", layout.states.name)) for path in others]
+    own_paths = {layout.recipe, layout.manifest, layout.about, layout.logs, *earlier}
+    free = [path in own_paths or path.name.startswith((".", layout.states.name)) for path in others]
     if others and not ((earlier or (resume and not lock.made)) and all(free)):
         raise refused(layout)
     return False
 
 
 def _pickled(inputs: RunInputs) -> bytes:
-    """Each part on its own first, so that the message names the part."""
+    """Pickle the run; each part on its own first, so that an error names the part."""
     for name in BY_VALUE:
         dump(getattr(inputs, name), name)
-    return dump(inputs, WHOLE)
+    return dump(inputs, WHOLE_RUN)
 
 
 def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool) -> Run:
-    """`resume=True` on a directory with a run: it must be the run that is asked for.
+    """Go on with the run in a directory at `resume=True`: it must be the run that is asked for.
 
     Raises:
-        RunDirectoryError: it is another; says in what.
+        RunDirectoryError: it is another run; says in what.
     """
     recovered = recover(layout)
     machine = recovered[0]
@@ -254,13 +254,13 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool) -> Run:
 
 
 def hopper_of(spec: RunSpec) -> Hopper:
-    """The `parallel=` that a run was asked for with."""
+    """Return the `parallel=` that a run was started with."""
     return Hopper(spec.group or ("auto" if spec.group_seconds else "off"))
 
 
 def _differs(layout: Layout, about: About, name: str, now: Any) -> bool:
-    """Whether a part of the run is another than the one that it was started with, by its code and its values. Where
-    that cannot be told it is said, and the run goes on with its own."""
+    """Whether a part of the run differs, in code or values, from the one that it was started with. Where that is
+    unknown, a warning says so, and the run goes on with its own part."""
     then, asked = about.digests.get(name, ""), _digest(now)
     if then and asked == then:
         return False
@@ -273,7 +273,7 @@ def _differs(layout: Layout, about: About, name: str, now: Any) -> bool:
 
 
 def _digest(value: Any) -> str:
-    """Empty: there is none. What bodies import does not count: no pickle holds it, workers import it where they are."""
+    """Return its digest; empty: none. What bodies import does not count: no pickle holds it, workers import it anew."""
     try:
         return digest(value, imports=False)
     except Unseen:

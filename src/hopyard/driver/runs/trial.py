@@ -1,4 +1,4 @@
-"""What the user holds of one trial: how it went, and the model it gave."""
+"""The user's object of one trial: how it went, and its model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModelSource:
     """Run directory."""
     transform: Any
     tracker: RowTracker | None = None
-    """What was found out about the transform; kept from one call to the next."""
+    """Remembers from one call to the next how the transform treats rows."""
 
 
 class Trial:
@@ -51,10 +51,10 @@ class Trial:
     Attributes:
         id: its number.
         config: its configuration.
-        status: "waiting", "running", "completed" or "failed"; as its run's where that ended in the midst of it.
+        status: "waiting", "running", "completed" or "failed"; the run's, where the run ended before the trial.
         epoch: the epoch with the best value of the run's metric, from 0; None before any is all in. (Texts for people
             count epochs from 1.)
-        metrics: of the last epoch that is all in; of `run.best`: of its best epoch.
+        metrics: metrics of the last epoch that is all in; in `run.best`, of its best epoch.
         history: epoch → metrics.
         state: digest of its final State; "" before it is durable.
         error: why it failed, else "".
@@ -155,16 +155,16 @@ class Trial:
         then, and no metrics.
         """
         built = self._built(which)
-        epochs, rest = divmod(self._step(which), self._partitions)
-        epoch = None if rest else epochs - 1
+        epochs, remainder = divmod(self._step(which), self._partitions)
+        epoch = None if remainder else epochs - 1
         return save(Path(directory), self._plan, self._record, epoch, built)
 
     @property
     def _plan(self) -> Plan:
-        """With the recipe that the trial is trained with."""
+        """The run's plan with the recipe of this trial."""
         plan: Plan = self._models().plan
-        named = {self.id: self._record.recipe} if self._record.recipe else {}
-        return replace(plan, recipe=assigned(plan.recipe, named))
+        recipes = {self.id: self._record.recipe} if self._record.recipe else {}
+        return replace(plan, recipe=assigned(plan.recipe, recipes))
 
     def _step(self, which: str) -> int:
         if which not in ("best", "last"):
@@ -174,7 +174,7 @@ class Trial:
         return (self._record.best + 1) * self._partitions
 
     def _built(self, which: str) -> Built:
-        """The model with the weights of that epoch.
+        """Build the model with the weights of that epoch.
 
         Raises:
             TrialFailed: no State of it is stored, or it is damaged.
@@ -187,15 +187,15 @@ class Trial:
             )
         source: ModelSource = self._models()
         name = f"trial {self.id}: its State {address(source.url, state.ref)}"
-        again = f"`hopyard resume {source.directory}` makes it again"
+        remedy = f"`hopyard resume {source.directory}` makes it again"
         try:
             data = source.store.get(state.ref)
         except FileNotFoundError:
-            raise TrialFailed(f"{name} is gone: another run, or somebody, has deleted it; {again}") from None
-        if (found := digest(data)) != state.digest:
+            raise TrialFailed(f"{name} is gone: another run, or somebody, has deleted it; {remedy}") from None
+        if (actual := digest(data)) != state.digest:
             raise TrialFailed(
-                f"{name} is damaged: its digest is {found[:16]}, the journal has {state.digest[:16]}; delete it, then "
-                f"{again}"
+                f"{name} is damaged: its digest is {actual[:16]}, the journal has {state.digest[:16]}; delete it, then "
+                f"{remedy}"
             )
         with undisturbed():
             built = build(replace(self._plan, threads=0), self.id, self.config)

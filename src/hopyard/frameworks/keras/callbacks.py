@@ -1,4 +1,4 @@
-"""Keras' callbacks in a model that hops: the hooks of epochs and training batches, once each, wherever the model is."""
+"""Calls Keras' callbacks in a model that hops: hooks of epochs and training batches, once each, on any worker."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import keras
 from hopyard.errors import SpecError
 from hopyard.frameworks.tree import on_host
 
-_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-_NEVER = tuple(
-    f"on_{what}"
-    for what in (
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_UNSUPPORTED_HOOKS = tuple(
+    f"on_{event}"
+    for event in (
         *("train_begin", "train_end"),
         *(f"{step}_{part}" for step in ("test", "predict") for part in ("begin", "end", "batch_begin", "batch_end")),
     )
 )
-"""Hooks that nobody would call: a model trains in many places, and validates beside its training."""
-_INSTEAD = {
+"""Hooks that are never called: a model trains on many workers, and is validated beside its training."""
+_INSTEAD_OF = {
     "EarlyStopping": "the run keeps each trial's best epoch by itself (run.best.epoch)",
     "ReduceLROnPlateau": "it needs val_loss, which is known only after the next epoch began; give the optimizer a "
     "learning-rate schedule",
@@ -35,10 +35,10 @@ _INSTEAD = {
 
 
 class Hooks:
-    """The callbacks of one model, and where in its epochs it stands. False where there are none.
+    """The callbacks of one model, and its position in its epochs. False when there are none.
 
     Raises:
-        SpecError: a callback that cannot work here; says what does its work.
+        SpecError: a callback cannot work here; names the alternative.
     """
 
     def __init__(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -50,11 +50,11 @@ class Hooks:
             if not isinstance(callback, keras.callbacks.Callback):
                 raise SpecError(f"hopyard.keras.Model: callbacks: {callback!r} is not a keras.callbacks.Callback")
             for kind in type(callback).__mro__:
-                if kind.__module__.startswith("keras.") and kind.__name__ in _INSTEAD:
+                if kind.__module__.startswith("keras.") and kind.__name__ in _INSTEAD_OF:
                     raise SpecError(
-                        f"hopyard.keras.Model: callbacks: {kind.__name__} has no use here: {_INSTEAD[kind.__name__]}"
+                        f"hopyard.keras.Model: callbacks: {kind.__name__} has no use here: {_INSTEAD_OF[kind.__name__]}"
                     )
-            for name in _NEVER:
+            for name in _UNSUPPORTED_HOOKS:
                 if _overridden(callback, name):
                     raise SpecError(
                         f"hopyard.keras.Model: callbacks: {type(callback).__name__} has {name}, which is never called "
@@ -63,29 +63,29 @@ class Hooks:
                     )
             callback.set_model(model)
         self._model = model
-        watched = any(_overridden(callback, name) for callback in self._callbacks for name in _BATCH)
+        watched = any(_overridden(callback, name) for callback in self._callbacks for name in _BATCH_HOOKS)
         self.batch_hook: Callable[[Callable[[], Any]], None] | None = self._between_hooks if watched else None
-        """Runs one step between the hooks of a batch; None when nobody watches batches."""
+        """Runs one step between the hooks of a batch; None when no callback has such hooks."""
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
     def state(self) -> dict[str, Any]:
-        """Where in its epochs the model stands."""
+        """Returns the position of the model in its epochs."""
         return {"epoch": self._epoch, "begun": self._begun, "batch": self._batch}
 
     def load(self, tree: dict[str, Any]) -> None:
-        """Take it over."""
+        """Restores the position."""
         self._epoch, self._begun, self._batch = tree["epoch"], tree["begun"], tree["batch"]
 
     def begin(self) -> None:
-        """A partition begins: is it the first of its epoch?"""
+        """Begins a partition; the first one of an epoch also begins the epoch."""
         if self._callbacks and not self._begun:
             self._begun, self._batch = True, 0
             self._call("on_epoch_begin", self._epoch)
 
     def end(self) -> None:
-        """An epoch ended."""
+        """Ends an epoch."""
         if self._callbacks:
             self._call("on_epoch_end", self._epoch)
             self._epoch, self._begun = self._epoch + 1, False
@@ -98,8 +98,8 @@ class Hooks:
         self._batch += 1
 
     def _results(self) -> dict[str, Any]:
-        found = self._model.get_metrics_result()
-        return {name: value for name, value in found.items() if getattr(value, "shape", ()) == ()}
+        results = self._model.get_metrics_result()
+        return {name: value for name, value in results.items() if getattr(value, "shape", ()) == ()}
 
     def _call(self, name: str, number: int, logs: dict[str, float] | None = None) -> None:
         for callback in self._callbacks:

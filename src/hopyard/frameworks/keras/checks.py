@@ -1,4 +1,4 @@
-"""Whether a Keras model and a dataset fit: shapes of inputs, ranges of labels."""
+"""Checks that a Keras model and a dataset fit: shapes of inputs, ranges of labels."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ SINGLE = ("inputs", "targets")
 
 
 def zeros(info: Info, single: str) -> Any:
-    """Two rows of nothing, in the form of the data: an array, a dict of such, or None."""
-    made = {name: np.zeros((2, *shape), dtype) for name, (shape, dtype) in info.items()}
-    return None if not made else made[single] if list(made) == [single] else made
+    """Returns two rows of zeros in the form of the data: an array, a dict of arrays, or None."""
+    arrays = {name: np.zeros((2, *shape), dtype) for name, (shape, dtype) in info.items()}
+    return None if not arrays else arrays[single] if list(arrays) == [single] else arrays
 
 
 def arrange(model: keras.Model, x: Any, y: Any) -> tuple[Any, Any]:
-    """Inputs and labels that the data has by name, in the form in which a functional model has them: bare, a tuple, or
-    a dict. Other models get what there is."""
+    """Returns inputs and labels, which the data has by name, in the form that a functional model takes: an array, a
+    tuple, or a dict. For other models they are unchanged."""
     return _arranged(x, _form(model, "input")), _arranged(y, _form(model, "output"))
 
 
-def _form(model: keras.Model, which: str) -> Any:
-    """The name of a single input or output, or a tuple or dict of names; None when the model does not say."""
+def _form(model: keras.Model, side: str) -> Any:
+    """Returns the name of a single input or output, or a tuple or dict of names; None when the model does not say."""
     if isinstance(model, keras.Sequential):
-        return which
+        return side
     try:
-        struct = getattr(model, which)
+        struct = getattr(model, side)
     except AttributeError:  # a subclass, or not built yet
         return None
-    names = [tensor.name for tensor in model.inputs] if which == "input" else list(model.output_names)
+    names = [tensor.name for tensor in model.inputs] if side == "input" else list(model.output_names)
     if isinstance(struct, dict):
         return {key: key for key in struct}
     if isinstance(struct, (list, tuple)):
@@ -54,7 +54,7 @@ def _arranged(data: Any, form: Any) -> Any:
 
 
 def misfit(model: keras.Model, inputs: Info, targets: Info | None = None) -> str:
-    """Why the model cannot take such rows; "" when it can, or when only a call can tell."""
+    """Returns why the model cannot take such rows; "" when it can, or when only a call can show it."""
     return _inputs_misfit(model, inputs) or ("" if targets is None else _labels_misfit(model, targets))
 
 
@@ -66,33 +66,33 @@ def _labels_misfit(model: keras.Model, targets: Info) -> str:
     if not isinstance(names, (dict, tuple)) or len(names) < 2 or model.loss is None:
         return ""
     if isinstance(model.loss, dict):
-        wanted = {name for name, loss in model.loss.items() if loss is not None}
+        labelled = {name for name, loss in model.loss.items() if loss is not None}
     elif isinstance(model.loss, (list, tuple)):
-        wanted = {name for name, loss in zip(names, model.loss, strict=False) if loss is not None}
+        labelled = {name for name, loss in zip(names, model.loss, strict=False) if loss is not None}
     else:  # one loss for all
-        wanted = set(names)
-    missing = [name for name in names if name in wanted and name not in targets]
+        labelled = set(names)
+    missing = [name for name in names if name in labelled and name not in targets]
     if not missing:
         return ""
-    there = "one label without a name" if list(targets) == ["targets"] else ", ".join(map(repr, targets))
+    labels = "one label without a name" if list(targets) == ["targets"] else ", ".join(map(repr, targets))
     return (
-        f"the model's output {missing[0]!r} has no label in the data, which has {there}: give the Dataset label={{…}}, "
-        f"output name → column, for {', '.join(map(repr, names))}"
+        f"the model's output {missing[0]!r} has no label in the data, which has {labels}: give the Dataset "
+        f"label={{…}}, output name → column, for {', '.join(map(repr, names))}"
     )
 
 
 def _inputs_misfit(model: keras.Model, inputs: Info) -> str:
-    wanted = getattr(model, "inputs", None)
-    if not wanted:
+    tensors = getattr(model, "inputs", None)
+    if not tensors:
         return ""
     single = list(inputs) == ["inputs"]
-    if single and len(wanted) > 1:
+    if single and len(tensors) > 1:
         return (
-            f"the model has {len(wanted)} inputs ({', '.join(tensor.name for tensor in wanted)}), the data has one: "
+            f"the model has {len(tensors)} inputs ({', '.join(tensor.name for tensor in tensors)}), the data has one: "
             "give the Dataset features as a dict, input name → columns"
         )
-    names = ["inputs"] if single else [tensor.name for tensor in wanted]
-    if len(wanted) == len(inputs) == 1:
+    names = ["inputs"] if single else [tensor.name for tensor in tensors]
+    if len(tensors) == len(inputs) == 1:
         names = list(inputs)
     missing = [name for name in names if name not in inputs]
     if missing:
@@ -100,7 +100,7 @@ def _inputs_misfit(model: keras.Model, inputs: Info) -> str:
             f"the model's input {missing[0]!r} is not in the data, which has {', '.join(map(repr, inputs))}: name "
             "each keras.Input as the Dataset does"
         )
-    for name, tensor in zip(names, wanted, strict=True):
+    for name, tensor in zip(names, tensors, strict=True):
         shape, needed = tuple(inputs[name][0]), tuple(tensor.shape[1:])
         if not _fits(shape, needed):
             return (
@@ -112,7 +112,7 @@ def _inputs_misfit(model: keras.Model, inputs: Info) -> str:
 
 
 def _fits(shape: tuple[int, ...], needed: tuple[int | None, ...]) -> bool:
-    """Keras itself adds or drops a last axis of size 1."""
+    """Whether the shapes match; Keras itself adds or drops a last axis of size 1."""
     if len(shape) == len(needed) + 1 and shape[-1] == 1:
         shape = shape[:-1]
     elif len(shape) == len(needed) - 1 and needed[-1] == 1:
@@ -125,8 +125,8 @@ def _text(shape: tuple[int | None, ...]) -> str:
 
 
 def label_fault(model: keras.Model, low: float, high: float) -> str:
-    """What is wrong with labels of [low, high] for a model of one output; "" when nothing is, or none can tell.
-    TensorFlow on the CPU and JAX take a class number out of range without a word."""
+    """Returns what is wrong with labels of [low, high] for a model of one output; "" when nothing is, or when it is not
+    known. TensorFlow on the CPU and JAX accept a class number out of range without an error."""
     outputs = getattr(model, "outputs", None)
     if not outputs or len(outputs) != 1:
         return ""
@@ -134,7 +134,7 @@ def label_fault(model: keras.Model, low: float, high: float) -> str:
     whole = float(low).is_integer() and float(high).is_integer()
     if isinstance(loss, (dict, list, tuple)) and len(loss) == 1:
         (loss,) = loss.values() if isinstance(loss, dict) else loss
-    name = _named(loss)
+    name = _loss_name(loss)
     if name == "sparse_categorical_crossentropy":
         if not whole:
             return f"labels go from {low:g} to {high:g}: sparse categorical cross-entropy takes whole numbers from 0"
@@ -154,8 +154,8 @@ def label_fault(model: keras.Model, low: float, high: float) -> str:
     return ""
 
 
-def _named(loss: Any) -> str:
-    """The name of Keras' function that a loss is, in whatever form and under whatever name it was given; else ""."""
+def _loss_name(loss: Any) -> str:
+    """Returns the name of the Keras function that a loss is, in any form and under any name; "" for other losses."""
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
@@ -164,5 +164,5 @@ def _named(loss: Any) -> str:
     if isinstance(loss, type):  # "SparseCategoricalCrossentropy"
         loss = loss()
     function = getattr(loss, "fn", loss)
-    ours = str(getattr(function, "__module__", "")).startswith("keras.")
-    return str(getattr(function, "__name__", "")) if ours else ""
+    from_keras = str(getattr(function, "__module__", "")).startswith("keras.")
+    return str(getattr(function, "__name__", "")) if from_keras else ""

@@ -1,7 +1,7 @@
 """Metrics of a compiled Keras model as sums over rows, so that partitions add up to what `model.evaluate` gives.
 
-Keras' metrics keep what they have seen in variables. Nearly all of them only ever add to these (mean, accuracy: total
-and count; AUC, precision, IoU: counts of a confusion matrix), so the variables of several partitions can be added, and
+Keras' metrics keep their state in variables. Nearly all of them only ever add to these (mean, accuracy: total and
+count; AUC, precision, IoU: counts of a confusion matrix), so the variables of several partitions can be added, and
 `result` of the sums is the metric over all rows.
 """
 
@@ -19,30 +19,30 @@ from hopyard.spec import Sums
 
 
 def metrics_by_name(model: keras.Model) -> dict[str, keras.Metric]:
-    """Metric name, as `model.evaluate` has it → the metric. The model must have seen (or been told of) a batch."""
+    """Returns metric name, as `model.evaluate` has it → the metric. The model must have been built with a batch."""
     metrics: dict[str, keras.Metric] = {}
     for metric in model.metrics:
         inner = getattr(metric, "metrics", None)
-        if isinstance(inner, list):  # those given to `compile`, which Keras names by output when there are several
+        if isinstance(inner, list):  # the metrics of `compile`, which Keras names by output when there are several
             names = metric.result() if inner else {}
             metrics |= dict(zip(names, inner, strict=True))
-        else:  # the last of a name, as Keras does: it may be that of a step that keeps its loss itself
+        else:  # the last one of a name, as in Keras: a custom step may keep its loss in it
             metrics[metric.name] = metric
     return metrics
 
 
 def is_mean(metric: keras.Metric) -> bool:
-    """Whether it is total / count and nothing else."""
+    """Whether the metric is total / count and nothing else."""
     return isinstance(metric, keras.metrics.Mean) and type(metric).result is keras.metrics.Mean.result
 
 
 def is_additive(metric: keras.Metric) -> bool:
-    """Whether it is a mean that is added to by code of Keras alone, so that nobody need try whether it can be added."""
+    """Whether it is a mean that only code of Keras updates, so that its additivity need not be tested."""
     return is_mean(metric) and type(metric).update_state.__module__.startswith("keras.")
 
 
 def read_sums(metrics: dict[str, keras.Metric], host: Callable[[Any], Any], rows: float) -> Sums:
-    """What the metrics hold: name → (sum, rows); where it is more than a mean, all variables as one additive array."""
+    """Reads the metrics: name → (sum, rows); for more than a mean, the sum is all variables as one additive array."""
     sums: Sums = {}
     for name, metric in metrics.items():
         if is_mean(metric):
@@ -54,7 +54,7 @@ def read_sums(metrics: dict[str, keras.Metric], host: Callable[[Any], Any], rows
 
 
 def metric_result(metric: keras.Metric, total: Any, rows: float) -> float:
-    """The metric's value from its sum over all rows."""
+    """Returns the metric's value from its sum over all rows."""
     if not isinstance(total, (list, np.ndarray)):
         return total / rows if rows else float("nan")
     flat, start = np.asarray(total, np.float64), 0
@@ -68,7 +68,7 @@ def metric_result(metric: keras.Metric, total: Any, rows: float) -> float:
 
 
 def variables_of(metrics: dict[str, keras.Metric], host: Callable[[Any], Any]) -> dict[str, list[Any]]:
-    """What the metrics' variables hold, as copies."""
+    """Returns copies of the values of the metrics' variables."""
     return {
         name: [np.asarray(host(variable), np.float64).copy() for variable in metric.variables]
         for name, metric in metrics.items()
@@ -78,24 +78,24 @@ def variables_of(metrics: dict[str, keras.Metric], host: Callable[[Any], Any]) -
 def check_additive(
     metrics: dict[str, keras.Metric], one: dict[str, Any], two: dict[str, Any], both: dict[str, Any]
 ) -> None:
-    """Whether metrics that saw two batches one after the other hold the sum of what they hold after each alone.
+    """Checks that after two batches, the metrics' variables are the sums of their values after each batch alone.
 
     Args:
         metrics: the metrics.
-        one: their variables after the first batch.
-        two: after the second.
-        both: after the first and then the second.
+        one: the values of their variables after the first batch.
+        two: the values after the second batch.
+        both: the values after the first and then the second batch.
 
     Raises:
-        SpecError: a metric gives more than one number, or cannot be put together from partitions.
+        SpecError: a metric gives more than one number, or cannot be added up over partitions.
     """
     for name, metric in metrics.items():
         _number(metric)
-        near = 1e-4 if metric.dtype in ("float32", "float64") else 1e-2  # a moving average may move by 0.1% a batch
+        relative = 1e-4 if metric.dtype in ("float32", "float64") else 1e-2  # a moving average may move by 0.1% a batch
         for first, second, together in zip(one[name], two[name], both[name], strict=True):
             scale = np.abs(np.concatenate([first.ravel(), second.ravel()]))
-            most = near * np.max(scale, initial=0.0, where=np.isfinite(scale))
-            if not np.allclose(first + second, together, rtol=near, atol=most, equal_nan=True):
+            absolute = relative * np.max(scale, initial=0.0, where=np.isfinite(scale))
+            if not np.allclose(first + second, together, rtol=relative, atol=absolute, equal_nan=True):
                 raise SpecError(
                     f"metric {name!r} ({type(metric).__name__}) cannot be added up over partitions: after two batches "
                     "its variables are not the sums of what they are after each. Let update_state only ever add to "

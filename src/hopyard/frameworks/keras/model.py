@@ -1,8 +1,8 @@
 """`Model`: a compiled Keras 3 model as a Trainable, on TensorFlow, JAX or PyTorch.
 
-What a step is stays Keras' own: `train_step` and `test_step` of the model, also where the user wrote them. How steps
-follow each other depends on the backend (`loops/`). Losses and metrics stay in
-the variables where Keras adds them up, and are read once for each partition.
+The steps are Keras' own: `train_step` and `test_step` of the model, also where the user wrote them. The loop over steps
+depends on the backend (`loops/`). Losses and metrics stay in the variables where Keras adds them up, and are read once
+for each partition.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ __all__ = ["Model"]
 
 
 class Model:
-    """What a recipe returns for Keras where there is more to say than the compiled model itself.
+    """The Trainable that a recipe returns for Keras when it needs more than the compiled model itself.
 
     Args:
         model: a compiled keras.Model: Sequential, functional, or a subclass, with its own `train_step` if it has one.
-        batch_size: rows; None: the config's `batch_size`, else 32.
+        batch_size: rows of a batch; None: the config's `batch_size`, else 32.
         class_weight: class → weight of its rows while training, as in `fit`; times the rows' own weights where the
             data has some.
-        callbacks: what is to happen at the begin and end of epochs and training batches, for example
-            keras.callbacks.LearningRateScheduler. They may change model and optimizer, whose variables hop; what they
-            keep in themselves does not. Those that watch batches cost a call for each batch.
+        callbacks: called at the begin and end of epochs and training batches, for example
+            keras.callbacks.LearningRateScheduler. They may change model and optimizer, whose variables hop; their own
+            attributes do not. Those with hooks of batches cost a call for each batch.
 
     Raises:
-        SpecError: names the argument, what was given, what is allowed.
+        SpecError: names the argument, its value, what is allowed.
     """
 
     load_copies = True
-    """`load` copies: it may be given views of shared memory."""
+    """`load` copies, so it may receive views of shared memory."""
     framework = "keras"
 
     def __init__(
@@ -81,34 +81,34 @@ class Model:
         self._seeds: list[Any] = []
         self._checked = False
         self._sharing_key: str | None = None
-        self._known: tuple[Info, Info] | None = None
+        self._schema: tuple[Info, Info] | None = None
 
     def set_schema(self, inputs: Info, targets: Info) -> None:
-        """Told what the data looks like, before anything else: creates variables that wait for it.
+        """Sets the schema of the data, before anything else, and creates the variables that depend on it.
 
         Args:
             inputs: input name → (shape of one row, NumPy dtype); a single one is "inputs".
-            targets: the same of the labels; a single one is "targets".
+            targets: the same for the labels; a single one is "targets".
 
         Raises:
             SpecError: the model takes other inputs.
         """
-        self._known = inputs, targets
+        self._schema = inputs, targets
         if fault := misfit(self.model, inputs, targets):
             raise SpecError(fault)
         if not self._built():
             self._build(self._zeros())
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
-        assert self.sharing_key is not None  # told now: some metrics tell more once they have seen a batch
+        assert self.sharing_key is not None  # computed now: some metrics have more attributes after a batch
 
     @property
     def sharing_key(self) -> str:
-        """Models of equal keys differ in nothing but their State; "" is like no other. See docs/architecture.md: built
-        models are shared between configurations only if so."""
+        """Equal for models that differ only in their State; "" is equal to no other. Only models of equal keys are
+        shared between configurations, see docs/architecture.md."""
         if self._sharing_key is None:
-            shared = "" if self._hooks else sharing_key(self.model)
-            self._sharing_key = f"{shared} {self.class_weight}" if shared else ""
+            key = "" if self._hooks else sharing_key(self.model)
+            self._sharing_key = f"{key} {self.class_weight}" if key else ""
         return self._sharing_key
 
     @property
@@ -118,11 +118,11 @@ class Model:
 
     @property
     def nondeterminism(self) -> tuple[str, ...]:
-        """What cannot be exact, as far as the traced steps tell."""
+        """What cannot be exact, as far as the traced steps show it."""
         return () if self._loop is None else tuple(self._loop.nondeterminism)
 
     def state(self) -> dict[str, Any]:
-        """Every variable of model and optimizer; with callbacks, the epoch too.
+        """Returns every variable of model and optimizer; with callbacks, the epoch too.
 
         Raises:
             SpecError: the model has no variables yet.
@@ -136,10 +136,10 @@ class Model:
         return tree | {"epoch": self._hooks.state()} if self._hooks else tree
 
     def load(self, tree: Any) -> None:
-        """Copy a State into the compiled model.
+        """Copies a State into the compiled model.
 
         Raises:
-            SpecError: it is of a model that was built differently; then this one is unchanged.
+            SpecError: it is of a model that was built differently; this one is then unchanged.
         """
         if self._hooks and "epoch" not in tree:
             raise SpecError(
@@ -150,7 +150,7 @@ class Model:
             self._hooks.load(tree["epoch"])
 
     def train_partition(self, batches: PartitionBatches) -> Sums:
-        """Train over a partition; sums of loss and metrics as seen while training."""
+        """Trains over a partition; returns sums of loss and metrics as computed while training."""
         rows = RowBatches(batches, self._arrange, self.class_weight)
         self._ready(rows)
         if batches.seed is not None:
@@ -161,7 +161,7 @@ class Model:
         return self._read(rows.rows)
 
     def evaluate_partition(self, batches: PartitionBatches) -> Sums:
-        """Loss and metrics over a partition; changes nothing."""
+        """Returns loss and metrics over a partition; changes nothing."""
         rows = RowBatches(batches, self._arrange, None)
         self._ready(rows)
         before = [np.array(self._host(variable)) for variable in self._seeds]
@@ -174,7 +174,7 @@ class Model:
         return self._read(rows.rows)
 
     def train(self, batch: Batch) -> Sums:
-        """One step. The first one also checks that the metrics can be added up over partitions."""
+        """Trains for one step. The first one also checks that the metrics can be added up over partitions."""
         sums = self.train_partition(SingleBatch(batch))
         if not self._checked and batch.rows > 1:
             self._checked = True
@@ -187,11 +187,11 @@ class Model:
         return sums
 
     def evaluate(self, batch: Batch) -> Sums:
-        """Loss and metrics of one batch; changes nothing."""
+        """Returns loss and metrics of one batch; changes nothing."""
         return self.evaluate_partition(SingleBatch(batch))
 
     def predict(self, batch: Batch) -> Any:
-        """Outputs as NumPy arrays, rows first; several as a dict by the names of the outputs."""
+        """Returns outputs as NumPy arrays, rows first; several as a dict by the names of the outputs."""
         outputs = self.model.predict_on_batch(self._arrange(batch.inputs, None)[0])
         if isinstance(outputs, (list, tuple)):
             names = getattr(self.model, "output_names", None) or [str(n) for n in range(len(outputs))]
@@ -199,39 +199,39 @@ class Model:
         return np.asarray(outputs) if not isinstance(outputs, dict) else outputs
 
     def end_epoch(self) -> None:
-        """Tell the callbacks."""
+        """Tells the callbacks that an epoch ended."""
         self._hooks.end()
 
     def result(self, name: str, total: Values, rows: float) -> float:
-        """The value of metric `name` from its sum over `rows` rows."""
-        if not self._metrics and self._known is not None:
+        """Returns the value of metric `name` from its sum over `rows` rows."""
+        if not self._metrics and self._schema is not None:
             self._begin(self._zeros())
         if name not in self._metrics:
             raise SpecError(f"no metric {name!r}; the model has {', '.join(map(repr, self._metrics)) or 'none yet'}")
         return metric_result(self._metrics[name], total, rows)
 
     def label_fault(self, batch: Batch, low: float, high: float) -> str:
-        """What is wrong with a label column of [low, high] for this model; "" when nothing is."""
+        """Returns what is wrong with a label column of [low, high] for this model; "" when nothing is."""
         return label_fault(self.model, low, high)
 
     def _arrange(self, x: Any, y: Any) -> tuple[Any, Any]:
         return arrange(self.model, x, y)
 
     def _zeros(self) -> Any:
-        assert self._known is not None
-        x, y = self._arrange(*(zeros(info, single) for info, single in zip(self._known, SINGLE, strict=True)))
+        assert self._schema is not None
+        x, y = self._arrange(*(zeros(info, single) for info, single in zip(self._schema, SINGLE, strict=True)))
         return (x,) if y is None else (x, y)
 
     def _built(self) -> bool:
         return bool(self.model.built) and all(layer.built for layer in internals.layers(self.model))
 
     def _ready(self, rows: RowBatches) -> None:
-        apply_settings(self._settings)  # a step is traced under those of its recipe
+        apply_settings(self._settings)  # a step is traced under the settings of its recipe
         if self._loop is None:
             self._begin(rows.example())
 
     def _begin(self, example: Any) -> None:
-        """Create what only a batch can: variables of metrics, of losses by output, and of a model without an Input."""
+        """Creates what needs a batch: variables of metrics, of losses by output, and of a model without an Input."""
         self._build(example)
         self._metrics = metrics_by_name(self.model)
         self._seeds = seed_variables(self.model)
@@ -243,40 +243,40 @@ class Model:
             self.model.optimizer.build(self.model.trainable_variables)
 
     def _check_metrics(self, rows: RowBatches) -> None:
-        """Raises SpecError when a metric cannot be put together from partitions."""
-        if not (tried := {name: metric for name, metric in self._metrics.items() if not is_additive(metric)}):
+        """Raises SpecError when a metric cannot be added up over partitions."""
+        if not (metrics := {name: metric for name, metric in self._metrics.items() if not is_additive(metric)}):
             return
         before = [np.array(self._host(variable)) for variable in self._seeds]
-        variables = []
+        results = []
         for parts in ([0], [1], [0, 1]):
             self.model.reset_metrics()
             for part in parts:
                 self._loop.evaluate(rows.half(part))
-            variables.append(variables_of(tried, self._host))
-        drawn = [np.array(self._host(variable)) for variable in self._seeds]
+            results.append(variables_of(metrics, self._host))
+        after = [np.array(self._host(variable)) for variable in self._seeds]
         for variable, values in zip(self._seeds, before, strict=True):
             variable.assign(values)
-        if not all(map(np.array_equal, before, drawn)):
-            return  # it draws in inference too: halves cannot be compared
-        check_additive(tried, *variables)
+        if not all(map(np.array_equal, before, after)):
+            return  # it draws random numbers in inference too: halves cannot be compared
+        check_additive(metrics, *results)
 
     def _read(self, rows: float) -> Sums:
         sums = read_sums(self._metrics, self._host, rows)
         tracker = internals.loss_tracker(self.model)
         if (
             tracker is not None and sums.get("loss", (0.0, 0.0))[1] == 0
-        ):  # one step keeps its loss itself, the other not
+        ):  # one step keeps its loss itself, the other does not
             sums |= read_sums({"loss": tracker}, self._host, rows)
         return sums
 
 
 def _averages_late(optimizer: Any) -> bool:
-    """Whether its averages of the weights would never be used."""
+    """Whether the optimizer's averages of the weights would never be used."""
     return bool(getattr(optimizer, "use_ema", False) and not optimizer.ema_overwrite_frequency)
 
 
 def _faults(model: Any, class_weight: Any) -> Iterator[str]:
-    """The arguments that cannot be."""
+    """Yields what is wrong with the arguments."""
     if not isinstance(model, keras.Model):
         yield f"model must be a compiled keras.Model, got {type(model).__module__}.{type(model).__qualname__}"
         return

@@ -1,6 +1,6 @@
-"""The rows of a partition as Keras' loops take them: x, y and weights, the order, and where batches end.
+"""The rows of a partition as Keras' loops take them: x, y and weights, their order, and the ends of batches.
 
-Knows no framework: NumPy in, NumPy out.
+This module knows no framework: NumPy in, NumPy out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch
 
 PART_BYTES = 1 << 28
-"""A partition larger than this is given to the compiled loop in several parts, each of whole batches: a loop holds a
-copy of what it is given."""
+"""A larger partition is passed to the compiled loop in several parts, each of whole batches, because a loop holds a
+copy of its input."""
 
 CALL_SECONDS = 10.0
-"""About how long a call may take that goes over many batches: who watches the process sees no progress inside it."""
+"""About the longest time of one call over many batches: its progress cannot be seen from outside the process."""
 
 Data = tuple[Any, ...]
-"""What Keras' steps take: (x,), (x, y) or (x, y, weights), each an array of shape (rows, …) or a dict of such."""
+"""The input of Keras' steps: (x,), (x, y) or (x, y, weights), each an array of shape (rows, …) or a dict of arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +37,27 @@ class Part:
 
 
 class Pace:
-    """How many batches a call goes over, so that it takes about CALL_SECONDS. The first call goes over one, as nothing
-    is known, and compiles besides. What is computed does not depend on it."""
+    """The number of batches in one call, so that the call takes about CALL_SECONDS. The first call has one batch,
+    because its speed is not known yet, and it compiles too. Results do not depend on the number."""
 
     def __init__(self) -> None:
         self.batches = 1
 
     def record(self, batches: int, seconds: float) -> None:
-        """A call went over so many batches."""
-        wanted = max(1, int(CALL_SECONDS * batches / max(seconds, 1e-9)))
-        if wanted < self.batches:
-            self.batches = wanted
+        """Records that a call over `batches` took `seconds`."""
+        target = max(1, int(CALL_SECONDS * batches / max(seconds, 1e-9)))
+        if target < self.batches:
+            self.batches = target
         elif batches >= self.batches:
-            self.batches = min(wanted, 8 * batches)
+            self.batches = min(target, 8 * batches)
 
 
 class RowBatches:
-    """What is to be gone over.
+    """The rows of a partition, as batches.
 
     Args:
-        partition: its batches.
-        arrange: inputs and targets in the form that the model wants.
+        partition: the partition.
+        arrange: returns inputs and targets in the form that the model takes.
         class_weight: class → weight of its rows, on top of the rows' own weights.
     """
 
@@ -76,41 +76,41 @@ class RowBatches:
         self._ends = np.cumsum(np.asarray(partition.sizes, np.int64))
 
     def example(self) -> Data:
-        """The data of the first rows, as many as a batch has."""
+        """Returns the data of the first rows, as many as the first batch has."""
         first: Data = map_arrays(lambda array: array[: int(self._ends[0])], self.data)
         return first
 
-    def half(self, which: int) -> RowBatches:
-        """The first half of the rows, or the second, as one batch."""
-        cut = slice(0, self.rows // 2) if which == 0 else slice(self.rows // 2, self.rows)
-        made = copy.copy(self)
-        made.data = map_arrays(lambda array: array[cut], self.data)
-        made.rows = cut.stop - cut.start
-        made._order, made._ends = None, np.asarray([made.rows], np.int64)
-        return made
+    def half(self, number: int) -> RowBatches:
+        """Returns the first half of the rows (0), or the second (1), as one batch."""
+        rows = slice(0, self.rows // 2) if number == 0 else slice(self.rows // 2, self.rows)
+        half = copy.copy(self)
+        half.data = map_arrays(lambda array: array[rows], self.data)
+        half.rows = rows.stop - rows.start
+        half._order, half._ends = None, np.asarray([half.rows], np.int64)
+        return half
 
     def parts(self) -> Iterator[Part]:
-        """The whole as one part, or as several where it is large."""
+        """Yields the rows as one part, or as several where they are large."""
         size = sum(array.nbytes for array in leaves(self.data))
         count = -(-size // PART_BYTES)
         if count <= 1:
             yield Part(self.data, np.arange(self.rows) if self._order is None else self._order, self._ends)
             return
         for ends in np.array_split(self._ends, min(count, len(self._ends))):
-            yield self._cut(int(np.searchsorted(self._ends, ends[0])), len(ends))
+            yield self._part(int(np.searchsorted(self._ends, ends[0])), len(ends))
 
     def batch_by_batch(self) -> Iterator[Part]:
-        """A part for each batch."""
+        """Yields a part for each batch."""
         for batch in range(len(self._ends)):
-            yield self._cut(batch, 1)
+            yield self._part(batch, 1)
 
     def batches(self) -> Iterator[Data]:
-        """The data of each batch."""
+        """Yields the data of each batch."""
         for part in self.batch_by_batch():
             yield part.data
 
-    def _cut(self, first: int, count: int) -> Part:
-        """`count` batches from the `first` on, gathered."""
+    def _part(self, first: int, count: int) -> Part:
+        """Returns `count` batches from the `first` on, gathered."""
         start = int(self._ends[first - 1]) if first else 0
         ends = self._ends[first : first + count]
         index: Any = slice(start, int(ends[-1])) if self._order is None else self._order[start : ends[-1]]
@@ -134,7 +134,7 @@ class SingleBatch:
 
 
 def leaves(data: Any) -> list[Any]:
-    """The arrays in a structure of tuples and dicts."""
+    """Returns the arrays in a structure of tuples and dicts."""
     if data is None:
         return []
     if isinstance(data, dict):
@@ -142,17 +142,17 @@ def leaves(data: Any) -> list[Any]:
     return [leaf for value in data for leaf in leaves(value)] if isinstance(data, tuple) else [data]
 
 
-def map_arrays(change: Any, data: Any) -> Any:
-    """The structure with every array changed."""
+def map_arrays(function: Any, data: Any) -> Any:
+    """Returns the structure with `function` applied to every array."""
     if data is None:
         return None
     if isinstance(data, dict):
-        return {name: map_arrays(change, value) for name, value in data.items()}
-    return tuple(map_arrays(change, value) for value in data) if isinstance(data, tuple) else change(data)
+        return {name: map_arrays(function, value) for name, value in data.items()}
+    return tuple(map_arrays(function, value) for value in data) if isinstance(data, tuple) else function(data)
 
 
 def weigh(targets: Any, weights: Any, class_weight: Mapping[int, float] | None) -> Any:
-    """The rows' weights times those of their classes, float32 of shape (rows,); classes without one weigh 1.
+    """Returns the rows' weights times those of their classes, float32 of shape (rows,); classes without one weigh 1.
 
     Raises:
         SpecError: there are several outputs, or no label.
@@ -160,11 +160,11 @@ def weigh(targets: Any, weights: Any, class_weight: Mapping[int, float] | None) 
     if class_weight is None:
         return weights
     if targets is None or isinstance(targets, (dict, tuple)):
-        given = "none" if targets is None else len(targets)
-        raise SpecError(f"class_weight: the data must have exactly one label, has {given}")
+        count = "none" if targets is None else len(targets)
+        raise SpecError(f"class_weight: the data must have exactly one label, has {count}")
     classes = targets.argmax(-1) if targets.ndim > 1 and targets.shape[-1] > 1 else targets.reshape(len(targets))
     classes = np.round(classes)  # as Keras does: 0.9 is of class 1
-    made = np.ones(len(targets), np.float32)
+    factors = np.ones(len(targets), np.float32)
     for label, weight in class_weight.items():
-        made[classes == label] = weight
-    return made if weights is None else made * weights
+        factors[classes == label] = weight
+    return factors if weights is None else factors * weights

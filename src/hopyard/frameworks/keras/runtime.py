@@ -1,4 +1,4 @@
-"""Keras' `Runtime`: what a recipe may return, a clean slate before it is called, seeds, files."""
+"""Keras' `Runtime`: what a recipe may return, the settings before it is called, seeds, files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hopyard.system.files import replacing
 
 
 def prepare() -> None:
-    """Import what recipes use, beforehand."""
+    """Imports in advance what recipes use."""
     import hopyard.frameworks.keras.model  # noqa: F401
 
 
 def versions() -> dict[str, Any]:
-    """What equal digests may depend on."""
+    """Returns the versions and settings that digests may depend on."""
     return {"keras": str(keras.__version__), "keras_backend": keras.backend.backend()}
 
 
-class _Slate:
+class _Initial:
     """Keras' global settings as they were before the first recipe, and the generator of `keras.random` that compiled
     steps draw from; changed by `before_recipe` and `_generator` only."""
 
@@ -35,72 +35,72 @@ class _Slate:
 
 
 def before_recipe(seed: int, named: bool) -> None:
-    """Before a recipe is called: names count from one again (`auc`, not `auc_3`), the dtype policy and its like are as
-    before the first recipe, unnamed randomness begins at `seed`."""
-    if _Slate.settings is None:
-        _Slate.settings = global_settings()
-    apply_settings(_Slate.settings)
+    """Resets Keras before a recipe is called: names count from one again (`auc`, not `auc_3`), the dtype policy and
+    other settings are as before the first recipe, random numbers without a seed of their own begin at `seed`."""
+    if _Initial.settings is None:
+        _Initial.settings = global_settings()
+    apply_settings(_Initial.settings)
     internals.set_name_counts({})
     reseed(seed)
 
 
 def snapshot() -> Any:
-    """What a run changes in this process."""
+    """Returns what a run changes in this process."""
     generator = internals.existing_generator()
     return global_settings(), internals.name_counts(), None if generator is None else np.array(on_host(generator.state))
 
 
 def restore(before: Any) -> None:
-    """Put it back."""
-    if before is None:  # Keras came with the recipe
-        if _Slate.settings is not None:
-            apply_settings(_Slate.settings)
+    """Restores what `snapshot` returned."""
+    if before is None:  # the recipe imported Keras
+        if _Initial.settings is not None:
+            apply_settings(_Initial.settings)
         return
-    wanted, counts, state = before
-    apply_settings(wanted)
+    settings, counts, state = before
+    apply_settings(settings)
     internals.set_name_counts(counts)
     if state is not None:
         _generator().state.assign(state)
 
 
 def reseed(seed: int) -> None:
-    """Start the generator of `keras.random`, where no seed is given, anew."""
+    """Restarts the generator of `keras.random`, which is used where no seed is set."""
     state = _generator().state
     state.assign(np.array([seed & 0x7FFFFFFF, 0], dtype=state.dtype))
 
 
 def _generator() -> Any:
-    """Keras' own generator: always the same one, because compiled steps hold on to it, also after a recipe that called
-    `keras.utils.set_random_seed`, which makes Keras forget it."""
-    if _Slate.generator is None:
-        _Slate.generator = internals.global_generator()
-    internals.set_global_generator(_Slate.generator)
-    return _Slate.generator
+    """Returns Keras' own generator: always the same one, because compiled steps refer to it, also after a recipe that
+    called `keras.utils.set_random_seed`, which makes Keras forget it."""
+    if _Initial.generator is None:
+        _Initial.generator = internals.global_generator()
+    internals.set_global_generator(_Initial.generator)
+    return _Initial.generator
 
 
-def adopt(made: Any) -> Any:
-    """What a recipe returned, as a Trainable if it is a Keras model.
+def adopt(value: Any) -> Any:
+    """Returns the result of a recipe, as a Trainable if it is a Keras model.
 
     Raises:
-        SpecError: it is one that cannot be trained here; says why and what to do.
+        SpecError: it is a Keras model that cannot be trained here; says why and what to do.
     """
-    if isinstance(made, keras.Model):
+    if isinstance(value, keras.Model):
         if int(keras.__version__.partition(".")[0]) < 3:
             raise SpecError(f"Keras must be version 3, {keras.__version__} is installed: pip install 'keras>=3.10'")
         from hopyard.frameworks.keras.model import Model
 
-        return Model(made)
-    return made
+        return Model(value)
+    return value
 
 
 def model(trainable: Any) -> keras.Model:
-    """The model of a `Model`."""
-    found: keras.Model = trainable.model
-    return found
+    """Returns the model of a `Model`."""
+    result: keras.Model = trainable.model
+    return result
 
 
 def save(model: keras.Model, path: str | Path) -> None:
-    """Write Keras' own format; `path` is there whole or not at all."""
+    """Writes Keras' own format; `path` exists whole or not at all."""
     with replacing(Path(path)) as part:
         try:
             model.save(part)
@@ -112,7 +112,7 @@ def save(model: keras.Model, path: str | Path) -> None:
 
 
 def load(model: keras.Model, path: str | Path) -> keras.Model:
-    """Read the variables that `save` wrote into a model of the same build."""
+    """Reads the variables that `save` wrote into a model of the same build."""
     model.load_weights(path)
     return model
 

@@ -1,8 +1,8 @@
-"""What the State of a Keras model is, and how it is copied into a model that is already compiled.
+"""The State of a Keras model, and how it is copied into a model that is already compiled.
 
 A State holds every variable of model and optimizer by position (Keras numbers its paths anew in each process): weights,
 statistics of batch norm, seed generators, momenta, step, learning rate, loss scale; and on PyTorch the buffers of torch
-modules in the model, of which Keras knows nothing. A learning-rate schedule is a function of the step. Variables of
+modules in the model, which Keras does not know. A learning-rate schedule is a function of the step. Variables of
 metrics are not part of it: they are read and reset with each partition.
 """
 
@@ -20,40 +20,40 @@ from hopyard.frameworks.tree import lift_array, lower_array
 from hopyard.ports import Leaf
 
 SEED = "seed_generator_state"
-"""Keras' name of the variable of a `SeedGenerator`."""
+"""Keras' name for the variable of a `SeedGenerator`."""
 
 
 def state_of(model: keras.Model, host: Callable[[Any], Any], buffers: Sequence[Any] = ()) -> dict[str, Any]:
-    """The State as arrays.
+    """Returns the State as arrays.
 
     Args:
-        model: of which.
-        host: `host(variable)` gives a variable's values as a NumPy array.
-        buffers: what else belongs to the State; like variables.
+        model: the model.
+        host: `host(variable)` returns a variable's values as a NumPy array.
+        buffers: other parts of the State, with the attributes of variables.
     """
-    return {role: [lower_array(host(variable)) for variable in held] for role, held in _roles(model, buffers).items()}
+    return {role: [lower_array(host(each)) for each in values] for role, values in _roles(model, buffers).items()}
 
 
 def load_state(model: keras.Model, tree: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
-    """Copy in.
+    """Copies a State into the model.
 
     Args:
-        model: into which.
-        tree: what `state_of` gave.
-        buffers: what else belongs to the State.
+        model: the model.
+        tree: the result of `state_of`.
+        buffers: other parts of the State.
 
     Raises:
         SpecError: it is of a model that was built differently; nothing is changed then.
     """
     pairs = []
-    for role, here in _roles(model, buffers).items():
+    for role, variables in _roles(model, buffers).items():
         saved = tree.get(role, [])
-        if len(saved) != len(here):
+        if len(saved) != len(variables):
             raise SpecError(
-                f"the State has {len(saved)} variables of the {role}, the built one {len(here)}: the recipe must build "
-                "the same for the same config"
+                f"the State has {len(saved)} variables of the {role}, the built one {len(variables)}: the recipe must "
+                "build the same for the same config"
             )
-        for variable, value in zip(here, saved, strict=True):
+        for variable, value in zip(variables, saved, strict=True):
             array = lift_array(value) if isinstance(value, Leaf) else np.asarray(value)
             if tuple(array.shape) != tuple(variable.shape):
                 raise SpecError(
@@ -67,21 +67,21 @@ def load_state(model: keras.Model, tree: dict[str, Any], buffers: Sequence[Any] 
                 )
             pairs.append((variable, array))
     for variable, array in pairs:
-        # seeds are signed on one backend, unsigned on another; a copy, as JAX would go on to use the memory it is given
+        # seeds are signed on one backend, unsigned on another; a copy, as JAX would go on to use the memory of `array`
         variable.assign(array.astype(variable.dtype) if variable.name == SEED else np.array(array))
 
 
 def _roles(model: keras.Model, buffers: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    held = {"model": model.variables, "optimizer": model.optimizer.variables}
-    return held | {"buffers": buffers} if buffers else held
+    roles = {"model": model.variables, "optimizer": model.optimizer.variables}
+    return roles | {"buffers": buffers} if buffers else roles
 
 
 def seed_variables(model: keras.Model) -> list[Any]:
-    """The variables of the model's seed generators."""
+    """Returns the variables of the model's seed generators."""
     return [variable for variable in model.variables if variable.name == SEED]
 
 
 def reseed_variables(variables: Sequence[Any], seed: int) -> None:
-    """Start each seed generator anew, from a number of its own."""
+    """Restarts each seed generator from a number of its own."""
     for position, variable in enumerate(variables):
         variable.assign(np.array([keyed(seed, "keras", position) & 0x7FFFFFFF, 0], dtype=variable.dtype))

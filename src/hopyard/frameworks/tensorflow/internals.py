@@ -1,4 +1,4 @@
-"""What Hopyard uses of TensorFlow that TensorFlow does not publish. No other module of `frameworks` may name it.
+"""The private parts of TensorFlow that Hopyard uses. No other module of `frameworks` may name them.
 
 tests/frameworks/test_internals.py tries each of these and names the versions for which they hold.
 """
@@ -17,22 +17,22 @@ def deterministic() -> bool:
 
 
 def set_deterministic(enabled: bool) -> None:
-    """`tf.config.experimental.enable_op_determinism` can only switch it on."""
+    """Switches this on or off; `tf.config.experimental.enable_op_determinism` can only switch it on."""
     _determinism.enable(enabled)
 
 
 def generator() -> tuple[int | None, random.Random | None]:
-    """The global seed, and the generator from which operations without a seed take theirs."""
+    """Returns the global seed, and the generator from which operations without a seed take theirs."""
     context = eager.context()
     return context._seed, getattr(context, "_rng", None)
 
 
 def set_generator(seed: int | None, generator: random.Random | None) -> None:
-    """Set both. `tf.random.set_seed` also has every compiled function prepared again, in 130 ms and more."""
+    """Sets both. `tf.random.set_seed` also has every compiled function prepared again, in 130 ms and more."""
     context = eager.context()
     context._seed, context._rng = seed, generator
 
 
 def seeded(seed: int) -> random.Random:
-    """The generator that `tf.random.set_seed(seed)` makes."""
+    """Returns the generator that `tf.random.set_seed(seed)` creates."""
     return random.Random(seed)  # noqa: S311 - as TensorFlow does

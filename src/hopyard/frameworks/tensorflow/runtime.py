@@ -21,40 +21,40 @@ log = logging.getLogger(__name__)
 
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:
-    """Set this process up for a run: `threads` for one operation and between operations (0: as it is); deterministic
-    kernels unless `exact` is False (an operation without one raises). TensorFlow takes its threads only before its
-    first operation; when it has begun with others, that is said, once, and `versions` tells which it has."""
+    """Sets this process up for a run: `threads` for one operation and between operations (0: unchanged); deterministic
+    kernels unless `exact` is False (an operation without one raises). TensorFlow's threads can be set only before its
+    first operation; when it has begun with others, this is logged, once, and `versions` returns the actual number."""
     threading = tf.config.threading
-    for get, put in (
+    for get_threads, set_threads in (
         (threading.get_intra_op_parallelism_threads, threading.set_intra_op_parallelism_threads),
         (threading.get_inter_op_parallelism_threads, threading.set_inter_op_parallelism_threads),
     ):
-        if threads and get() != threads:
+        if threads and get_threads() != threads:
             try:
-                put(threads)
+                set_threads(threads)
             except RuntimeError:
-                _begun(get(), threads)
+                _warn_threads(get_threads(), threads)
     if exact is not False and not internals.deterministic():
         tf.config.experimental.enable_op_determinism()
 
 
 @lru_cache
-def _begun(here: int, threads: int) -> None:
+def _warn_threads(current: int, threads: int) -> None:
     log.warning(
         "TensorFlow has begun in this process with %s threads, the run asks for %d: its results may differ in the last "
         "bits from those of workers of their own (hy.Local). Start the run before TensorFlow's first operation",
-        here or "the default number of",
+        current or "the default number of",
         threads,
     )
 
 
 def snapshot() -> Any:
-    """What a run changes in this process."""
+    """Returns what a run changes in this process."""
     return internals.deterministic(), *internals.generator()
 
 
 def restore(before: Any) -> None:
-    """Put it back."""
+    """Restores what `snapshot` returned."""
     _Drawn.by_step = _Drawn.by_step or _advanced()
     deterministic, seed, generator = before or (False, None, None)
     internals.set_generator(seed, generator)
@@ -62,8 +62,8 @@ def restore(before: Any) -> None:
 
 
 def before_recipe(seed: int, named: bool) -> None:
-    """Before a recipe is called. When it names TensorFlow, it may draw first weights from TensorFlow's generators, also
-    with a seed of its own, and what they have drawn before must not show."""
+    """Seeds before a recipe is called. A recipe that names TensorFlow may draw first weights from TensorFlow's
+    generators, also with a seed of its own, and must not depend on what they have drawn before."""
     if named or _Drawn.by_recipe:
         tf.random.set_seed(seed)
         _Drawn.seed = seed
@@ -72,7 +72,7 @@ def before_recipe(seed: int, named: bool) -> None:
 
 
 def after_recipe() -> None:
-    """After a recipe was called."""
+    """Notes after a recipe was called whether it drew from TensorFlow's generators, and seeds them again."""
     if _advanced():
         _Drawn.by_recipe = True
         seed = _Drawn.seed
@@ -81,9 +81,9 @@ def after_recipe() -> None:
 
 
 def reseed(seed: int) -> None:
-    """Seed TensorFlow's generators.
+    """Seeds TensorFlow's generators.
 
-    `tf.random.set_seed` also makes every compiled function be prepared again. That is only worth it where somebody
+    `tf.random.set_seed` also has every compiled function prepared again. That is only worth it where a recipe or a step
     draws from these generators; Keras does not (`keras.random` has its own).
     """
     _Drawn.by_step = _Drawn.by_step or _advanced()
@@ -95,7 +95,7 @@ def reseed(seed: int) -> None:
 
 
 class _Drawn:
-    """Whether a recipe or a step drew from TensorFlow's generators in this process, and the seed they were given last;
+    """Whether a recipe or a step drew from TensorFlow's generators in this process, and the last seed of these;
     changed by the functions above only."""
 
     by_recipe = False
@@ -104,7 +104,7 @@ class _Drawn:
 
 
 def _advanced() -> bool:
-    """Whether somebody drew since `reseed`; who set another seed since has generators of their own."""
+    """Whether the generators have drawn since `reseed`; False where the user's code has set another seed since."""
     seed, generator = internals.generator()
     if _Drawn.seed is None or seed != _Drawn.seed or generator is None:
         return False
@@ -112,13 +112,13 @@ def _advanced() -> bool:
 
 
 def warm() -> None:
-    """What TensorFlow puts off until its first operation, done beforehand."""
+    """Does in advance what TensorFlow puts off until its first operation."""
     step = tf.function(lambda x: x + 1.0, autograph=False)
     float(step(tf.constant(0.0)))
 
 
 def versions() -> dict[str, Any]:
-    """What equal digests may depend on."""
+    """Returns the versions and settings that digests may depend on."""
     threading = tf.config.threading
     return {
         "tensorflow": str(tf.__version__),

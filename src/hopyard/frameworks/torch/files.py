@@ -1,4 +1,4 @@
-"""A torch model in a file."""
+"""Saves a torch model to a file and loads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopyard.system.files import replacing
 
 
 def save(module: torch.nn.Module, path: str | Path) -> None:
-    """Write the module's tensors as safetensors, under a temporary name first: `path` is there whole or not at all."""
+    """Writes the module's tensors as safetensors, under a temporary name first: `path` exists whole or not at all."""
     from safetensors.torch import save_model
 
     with replacing(Path(path)) as part:
@@ -21,7 +21,7 @@ def save(module: torch.nn.Module, path: str | Path) -> None:
 
 
 def load(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
-    """Read what `save` wrote into a module of the same build; it is in evaluation mode then. RuntimeError when they
+    """Reads a file of `save` into a module of the same build, and sets evaluation mode. Raises RuntimeError when they
     differ."""
     from safetensors.torch import load_model
 
@@ -30,7 +30,7 @@ def load(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
 
 
 def model(trainable: Any) -> torch.nn.Module:
-    """The module of a `Model`, in evaluation mode."""
+    """Returns the module of a `Model`, in evaluation mode."""
     module: torch.nn.Module = trainable.module
     return module.eval()
 

@@ -21,25 +21,25 @@ from hopyard.errors import SpecError
 from hopyard.spec import Sums
 
 CHUNK_BYTES = 16 * 2**20
-"""Outputs are kept up to about this much and then counted in one go: a metric for each batch costs more than the step
-of a small model."""
+"""Outputs are collected up to about this size and then counted together: computing the metrics for each batch costs
+more than the step of a small model."""
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the class of a row is right, else 0; NaN where its outputs are NaN; shape (rows,).
+    """Returns 1 where the class of a row is right, else 0, and NaN where its outputs are NaN; shape (rows,).
 
     Args:
-        outputs: (rows, classes, …) logits, with more axes the share of right positions; or (rows,) or (rows, 1)
-            logits of class 1.
-        targets: class numbers of shape (rows, …), or (rows, classes) probabilities, of which the largest counts.
+        outputs: (rows, classes, …) logits; with more axes, the result is the share of right positions; or (rows,) or
+            (rows, 1) logits of class 1.
+        targets: class numbers of shape (rows, …), or (rows, classes) probabilities, whose largest is the class.
     """
     if outputs.ndim < 2 or outputs.shape[1] == 1:
         logits = outputs.reshape(-1)
         return _unless_nan((logits > 0) == (targets.reshape(-1) > 0.5), logits.isnan())
-    chosen = outputs.argmax(1)
+    predicted = outputs.argmax(1)
     if targets.shape == outputs.shape and targets.is_floating_point():
         targets = targets.argmax(1)
-    right = _unless_nan(chosen == targets.reshape(chosen.shape), outputs.isnan().any(1))
+    right = _unless_nan(predicted == targets.reshape(predicted.shape), outputs.isnan().any(1))
     return right if right.ndim == 1 else right.flatten(1).mean(1)
 
 
@@ -47,11 +47,11 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 class AUC:
     """Area under the ROC curve of two classes, from counts in bins of equal width over the probability.
 
-    Additive, so it is exact for the whole epoch up to the bins: rows of one bin count as ties, which errs by at most
-    half the share of (positive, negative) pairs that meet in one bin. NaN when a class is missing, or an output is NaN.
+    Its counts are additive, so it is exact for the whole epoch up to the bins: rows of one bin count as ties, an error
+    of at most half the share of (positive, negative) pairs in one bin. NaN when a class is missing or an output is NaN.
 
     Args:
-        bins: how many. Outputs are logits of shape (rows,), (rows, 1) or (rows, 2); targets are 0 or 1.
+        bins: the number of bins. Outputs are logits of shape (rows,), (rows, 1) or (rows, 2); targets are 0 or 1.
     """
 
     bins: int = 512
@@ -63,7 +63,7 @@ class AUC:
     def update(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> NDArray[np.float64]:
-        """Rows per bin, of class 0 and then of class 1; shape (2 · bins,)."""
+        """Returns the rows per bin, of class 0 and then of class 1; shape (2 · bins,)."""
         logits = _logit(outputs)
         if logits.isnan().any():
             return np.full(2 * self.bins, math.nan)
@@ -72,7 +72,7 @@ class AUC:
         return _count(bin_ + self.bins * (targets.reshape(-1) > 0.5), weights, 2 * self.bins)
 
     def result(self, total: NDArray[np.float64]) -> float:
-        """The area: of all pairs of a positive and a negative row, the share with the positive one above."""
+        """Returns the area: the share of (positive, negative) pairs of rows in which the positive one ranks higher."""
         negative, positive = np.asarray(total, dtype=np.float64).reshape(2, self.bins)
         pairs = positive.sum() * negative.sum()
         below = np.cumsum(negative) - negative
@@ -81,10 +81,10 @@ class AUC:
 
 @dataclass(frozen=True, slots=True)
 class F1:
-    """2 · right / (predicted + there): of class 1, or with more than two `classes` the mean over all of them.
+    """2 · right / (predicted + actual): of class 1, or with more than two `classes` the mean over all of them.
 
     Outputs are logits: for two classes of shape (rows,), (rows, 1) or (rows, 2), else (rows, classes). A class that
-    is neither predicted nor there counts as 0, as in scikit-learn. NaN when an output is NaN.
+    is neither predicted nor present counts as 0, as in scikit-learn. NaN when an output is NaN.
     """
 
     classes: int = 2
@@ -96,33 +96,33 @@ class F1:
     def update(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> NDArray[np.float64]:
-        """Rows by class: right, predicted, there; shape (3 · classes,)."""
+        """Returns the rows by class: right, predicted, actual; shape (3 · classes,)."""
         logits = outputs if self.classes > 2 else _logit(outputs)
         if logits.isnan().any():
             return np.full(3 * self.classes, math.nan)
-        chosen = logits.argmax(1) if self.classes > 2 else (logits > 0).long()
-        there = targets.reshape(-1).long()
-        right = torch.where(chosen == there, chosen, self.classes)  # one more class for what is wrong
+        predicted = logits.argmax(1) if self.classes > 2 else (logits > 0).long()
+        actual = targets.reshape(-1).long()
+        right = torch.where(predicted == actual, predicted, self.classes)  # one more class for wrong predictions
         right_counts = _count(right, weights, self.classes + 1)[:-1]
         return np.concatenate(
-            [right_counts, _count(chosen, weights, self.classes), _count(there, weights, self.classes)]
+            [right_counts, _count(predicted, weights, self.classes), _count(actual, weights, self.classes)]
         )
 
     def result(self, total: NDArray[np.float64]) -> float:
-        """The score, 0 to 1; NaN where the counts are."""
-        right, predicted, there = np.asarray(total, dtype=np.float64).reshape(3, self.classes)
-        rows = predicted + there
+        """Returns the score, 0 to 1; NaN where the counts are NaN."""
+        right, predicted, actual = np.asarray(total, dtype=np.float64).reshape(3, self.classes)
+        rows = predicted + actual
         scores = np.divide(2 * right, rows, out=np.zeros_like(rows), where=rows != 0)
         return float(scores[1] if self.classes == 2 else scores.mean())
 
 
 def _unless_nan(right: torch.Tensor, nan: torch.Tensor) -> torch.Tensor:
-    """float64: 1 where `right`, else 0; NaN where `nan`. (The largest of NaN is, to argmax, the first class.)"""
+    """Returns float64: 1 where `right`, else 0; NaN where `nan`. (For NaN, argmax returns the first class.)"""
     return right.double().masked_fill(nan, math.nan)
 
 
 def _logit(outputs: torch.Tensor) -> torch.Tensor:
-    """The logit of class 1 against class 0, shape (rows,)."""
+    """Returns the logit of class 1 against class 0, shape (rows,)."""
     if outputs.ndim == 2 and outputs.shape[1] == 2:
         return outputs[:, 1] - outputs[:, 0]
     if outputs.ndim == 1 or (outputs.ndim == 2 and outputs.shape[1] == 1):
@@ -133,30 +133,30 @@ def _logit(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _count(index: torch.Tensor, weights: torch.Tensor | None, size: int) -> NDArray[np.float64]:
-    # by NumPy, on the host: torch.bincount has no deterministic form on a GPU
+    # with NumPy, on the host: torch.bincount has no deterministic form on a GPU
     weight = None if weights is None else weights.reshape(-1).double().cpu().numpy()
     return np.bincount(index.cpu().numpy(), weight, size).astype(np.float64)
 
 
 class Tally:
-    """The sums of one partition. It owns what was kept of its batches; nothing waits for the device until a chunk is
-    full or the partition ends.
+    """The sums of one partition. It owns the collected batches of the current chunk; nothing waits for the device until
+    a chunk is full or the partition ends.
 
-    The loss of a batch is a mean; its sum is loss · rows, added up in float64, so that batches of different size and
-    partitions of different size weigh as their rows do.
+    The loss of a batch is a mean; its sum is loss · rows, added up in float64, so that batches and partitions of
+    different sizes are weighted by their rows.
     """
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = metrics
         self._losses: list[torch.Tensor] = []
         self._rows: list[float] = []
-        self._kept: list[tuple[Any, Any, torch.Tensor | None]] = []
-        self._kept_rows: list[float] = []
-        self._bytes = 0
+        self._chunk: list[tuple[Any, Any, torch.Tensor | None]] = []
+        self._chunk_rows: list[float] = []
+        self._chunk_bytes = 0
         self._totals: dict[str, Any] = {}
 
     def add(self, loss: torch.Tensor, rows: float, outputs: Any, targets: Any, weights: torch.Tensor | None) -> None:
-        """One batch; `rows` is the sum of its weights if it has some. What the loader will overwrite is copied."""
+        """Adds one batch; `rows` is the sum of its weights if it has some. Copies what the loader will overwrite."""
         self._losses.append(loss.detach())
         self._rows.append(rows)
         if not self._metrics:
@@ -166,30 +166,30 @@ class Tally:
             _each(targets, torch.Tensor.clone),
             None if weights is None else weights.clone(),
         )
-        if self._kept and _form(batch) != _form(self._kept[0]):
-            self._count()  # what cannot be joined is counted apart
-        self._kept.append(batch)
-        self._kept_rows.append(rows)
-        self._bytes += _size(batch)
-        if self._bytes >= CHUNK_BYTES:
+        if self._chunk and _form(batch) != _form(self._chunk[0]):
+            self._count()  # batches that cannot be joined are counted separately
+        self._chunk.append(batch)
+        self._chunk_rows.append(rows)
+        self._chunk_bytes += _size(batch)
+        if self._chunk_bytes >= CHUNK_BYTES:
             self._count()
 
     def sums(self) -> Sums:
-        """Metric name → (sum over rows, rows); an additive array is a list."""
+        """Returns metric name → (sum over rows, rows); an additive array is a list."""
         self._count()
         losses = torch.stack(self._losses).double().cpu().tolist() if self._losses else []
         rows = math.fsum(self._rows)
-        made: Sums = {"loss": (math.fsum(mean * n for mean, n in zip(losses, self._rows, strict=True)), rows)}
+        sums: Sums = {"loss": (math.fsum(mean * count for mean, count in zip(losses, self._rows, strict=True)), rows)}
         for name, total in self._totals.items():
-            made[name] = (total.tolist() if isinstance(total, np.ndarray) else total, rows)
-        return made
+            sums[name] = (total.tolist() if isinstance(total, np.ndarray) else total, rows)
+        return sums
 
     def _count(self) -> None:
-        if not self._kept:
+        if not self._chunk:
             return
-        outputs, targets, weights = self._kept[0] if len(self._kept) == 1 else _join(self._kept)
-        counts = len(self._kept), self._kept_rows
-        self._kept, self._kept_rows, self._bytes = [], [], 0
+        outputs, targets, weights = self._chunk[0] if len(self._chunk) == 1 else _join(self._chunk)
+        counts = len(self._chunk), self._chunk_rows
+        self._chunk, self._chunk_rows, self._chunk_bytes = [], [], 0
         with torch.inference_mode():
             for name, metric in self._metrics.items():
                 value: Any
@@ -201,46 +201,46 @@ class Tally:
 
 
 def _array(name: str, metric: Any, outputs: Any, targets: Any, weights: torch.Tensor | None) -> NDArray[np.float64]:
-    """The additive array of one chunk."""
+    """Returns the additive array of one chunk."""
     if "weights" in inspect.signature(metric.update).parameters:
-        made = metric.update(outputs, targets, weights=weights)
+        value = metric.update(outputs, targets, weights=weights)
     elif weights is None:
-        made = metric.update(outputs, targets)
+        value = metric.update(outputs, targets)
     else:
         raise SpecError(
             f"metric {name!r}: the rows have weights, which its update(outputs, targets) does not take; give it "
             "update(outputs, targets, weights)"
         )
-    array = made.detach().cpu().numpy() if isinstance(made, torch.Tensor) else made
+    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
     return np.asarray(array, dtype=np.float64).reshape(-1)
 
 
 def _sum(name: str, values: Any, weights: torch.Tensor | None, counts: tuple[int, list[float]]) -> float:
-    """The sum of one value per row over a chunk, weighted where rows have weights."""
+    """Returns the sum of one value per row over a chunk, weighted where rows have weights."""
     flat = torch.as_tensor(values).detach().reshape(-1).double()
     batches, rows = counts
-    wanted = round(sum(rows)) if weights is None else weights.numel()
-    if flat.numel() != wanted:
+    expected = round(sum(rows)) if weights is None else weights.numel()
+    if flat.numel() != expected:
         raise SpecError(
-            f"metric {name!r} must give one value per row, gave {flat.numel()} for {wanted} rows ({batches} batches "
+            f"metric {name!r} must give one value per row, gave {flat.numel()} for {expected} rows ({batches} batches "
             "joined), or be an object with update(outputs, targets) -> array and result(total) -> float"
         )
     return float((flat if weights is None else flat * weights.double().reshape(-1)).sum())
 
 
-def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`change` of every tensor in dicts, lists and tuples; anything else as it is."""
+def _each(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Applies `function` to every tensor in dicts, lists and tuples; anything else stays unchanged."""
     if isinstance(value, torch.Tensor):
-        return change(value)
+        return function(value)
     if isinstance(value, dict):
-        return {key: _each(item, change) for key, item in value.items()}
+        return {key: _each(item, function) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(_each(item, change) for item in value)
+        return tuple(_each(item, function) for item in value)
     return value
 
 
 def _form(value: Any) -> Any:
-    """Equal for values that `_join` can put together along the rows."""
+    """Returns a key that is equal for values that `_join` can concatenate along the rows."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.shape[1:]) if value.ndim else object()
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
 """`Model`: a torch module with its optimizer and loss, as a Trainable.
 
-The loop is plain and waits for nothing: losses stay on the device as tensors until the partition ends. Whatever
-training changes is in the State (see `state`); whatever is drawn while training follows the seed that the agent
-sets before each partition.
+The loop never waits for the device: losses stay there as tensors until the partition ends. Everything that training
+changes is in the State (see `state`); everything random in training follows the seed that the agent sets before each
+partition.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Model:
-    """What a recipe returns for torch.
+    """The Trainable that a recipe returns for torch.
 
     Args:
         module: called as `module(inputs)`, or `module(**inputs)` when inputs are a dict.
-        optimizer: made over the module's parameters.
+        optimizer: an optimizer of the module's parameters.
         loss: `loss(outputs, targets)`, the mean of a batch; one value per row (`reduction="none"`) when rows have
             weights, then the batch's loss is Σ w·l / Σ w.
         metrics: name → `f(outputs, targets) -> one value per row`, or an object with `update` and `result` (`AUC`).
-        scheduler: of the learning rate, made over `optimizer`.
+        scheduler: a scheduler of `optimizer`'s learning rate.
         scheduler_every: "epoch" or "batch": when it steps.
-        batch_size: rows; None: the config's `batch_size`, else 32.
-        clip_norm: largest norm of all gradients together.
+        batch_size: rows of a batch; None: the config's `batch_size`, else 32.
+        clip_norm: the largest norm of all gradients together.
         autocast: "bfloat16" or "float16" (or torch's dtype): runs forward and loss in mixed precision. float16 on CUDA
             scales the loss.
-        augment: `augment(inputs, generator) -> inputs` on the device, before each training step; whatever it draws
-            comes from `generator`, which is seeded for each partition.
+        augment: `augment(inputs, generator) -> inputs` on the device, before each training step; it must draw from
+            `generator`, which is seeded for each partition.
 
     Raises:
-        SpecError: names the argument, what was given, what is allowed.
+        SpecError: names the argument, its value, what is allowed.
     """
 
     load_copies = True
-    """`load` copies: it may be given views of shared memory."""
+    """`load` copies, so it may receive views of shared memory."""
     framework = "torch"
 
     def __init__(
@@ -88,7 +88,7 @@ class Model:
         self._set_scaler()
 
     def to_device(self, device: str | torch.device) -> None:
-        """Move module, loss and optimizer state to `device`; parameters keep their identity."""
+        """Moves module, loss and optimizer state to `device`; parameters keep their identity."""
         self.device = torch.device(device)
         self.module.to(self.device)
         if isinstance(self.loss, torch.nn.Module):
@@ -97,7 +97,7 @@ class Model:
         self._set_scaler()
 
     def state(self) -> dict[str, Any]:
-        """Everything training changes. The tensors are the live ones: copy (lay, encode) before training on."""
+        """Returns everything that training changes. The tensors are the live ones: copy them before training on."""
         tree: dict[str, Any] = {
             "module": torch_state.take_module(self.module),
             "optimizer": torch_state.take_optimizer(self.optimizer),
@@ -111,10 +111,10 @@ class Model:
         return tree
 
     def load(self, tree: Any) -> None:
-        """Copy a State into what is built; tensors, Leaves and NumPy arrays will do.
+        """Copies a State (tensors, Leaves or NumPy arrays) into the model.
 
         Raises:
-            SpecError: it is of a model that was built differently; then this one is unchanged or half changed.
+            SpecError: it is of a model that was built differently; this one is then unchanged or partly changed.
         """
         torch_state.put_module(self.module, tree["module"])
         if isinstance(self.loss, torch.nn.Module):
@@ -128,35 +128,35 @@ class Model:
         self._generator = (None, None)
 
     def train_partition(self, batches: PartitionBatches) -> Sums:
-        """Train over a partition; sums of loss and metrics as seen while training."""
+        """Trains over a partition; returns sums of loss and metrics as computed while training."""
         self._generator = (None, None)
         return self._train(batches)
 
     def evaluate_partition(self, batches: PartitionBatches) -> Sums:
-        """Loss and metrics over a partition; changes nothing."""
+        """Returns loss and metrics over a partition; changes nothing."""
         return self._evaluate(batches)
 
     def train(self, batch: Batch) -> Sums:
-        """One step. Consecutive batches of one seed draw on from one generator."""
+        """Trains for one step. Consecutive batches of one seed draw from one generator, which continues."""
         return self._train([batch])
 
     def evaluate(self, batch: Batch) -> Sums:
-        """Loss and metrics of one batch; changes nothing."""
+        """Returns loss and metrics of one batch; changes nothing."""
         return self._evaluate([batch])
 
     def predict(self, batch: Batch) -> Any:
-        """Outputs as NumPy arrays, rows first; see `outputs_to_numpy`."""
+        """Returns outputs as NumPy arrays, rows first; see `outputs_to_numpy`."""
         self.module.eval()
         with torch.inference_mode(), self._precision():
             return outputs_to_numpy(self._forward(tensors(batch.inputs, self.device)))
 
     def end_epoch(self) -> None:
-        """Step a scheduler that goes by epochs."""
+        """Steps a scheduler that steps by epochs."""
         if self.scheduler is not None and self.scheduler_every == "epoch":
             self.scheduler.step()
 
     def result(self, name: str, total: Values, rows: float) -> float:
-        """The value of metric `name` from its sum over `rows` rows."""
+        """Returns the value of metric `name` from its sum over `rows` rows."""
         metric = self.metrics.get(name)
         if metric is not None and hasattr(metric, "result"):
             return float(metric.result(np.asarray(total, dtype=np.float64)))
@@ -165,7 +165,7 @@ class Model:
         return total / rows if rows else float("nan")
 
     def label_fault(self, batch: Batch, low: float, high: float) -> str:
-        """What is wrong with a label column of [low, high] for this model, tried with one batch; "" when nothing is."""
+        """Returns what is wrong with a label column of [low, high], tried with one batch; "" when nothing is."""
         whole = isinstance(batch.targets, np.ndarray) and batch.targets.dtype.kind in "iu"
         self.module.eval()
         with torch.inference_mode():
@@ -178,11 +178,11 @@ class Model:
             self.loss.train()
         tally = Tally(self.metrics)
         for batch in batches:
-            inputs, targets, weights, rows = self._take(batch)
+            inputs, targets, weights, rows = self._on_device(batch)
             if not rows:
                 continue  # all weights are 0: nothing to learn, and no mean
             if self.augment is not None and batch.seed is not None:
-                inputs = self.augment(inputs, self._draw(batch.seed))
+                inputs = self.augment(inputs, self._generator_of(batch.seed))
             self.optimizer.zero_grad(set_to_none=True)
             with self._precision():
                 outputs = self._forward(inputs)
@@ -198,7 +198,7 @@ class Model:
         tally = Tally(self.metrics)
         with torch.inference_mode():
             for batch in batches:
-                inputs, targets, weights, rows = self._take(batch)
+                inputs, targets, weights, rows = self._on_device(batch)
                 if not rows:
                     continue
                 with self._precision():
@@ -207,8 +207,8 @@ class Model:
                 tally.add(loss, rows, outputs, targets, weights)
             return tally.sums()
 
-    def _take(self, batch: Batch) -> tuple[Any, Any, torch.Tensor | None, float]:
-        """(inputs, targets, weights, rows) on the device; rows is the sum of the weights where there are some."""
+    def _on_device(self, batch: Batch) -> tuple[Any, Any, torch.Tensor | None, float]:
+        """Returns (inputs, targets, weights, rows) on the device; rows is the sum of the weights if there are some."""
         rows = float(batch.rows) if batch.weights is None else float(np.sum(batch.weights, dtype=np.float64))
         device = self.device
         return tensors(batch.inputs, device), tensors(batch.targets, device), tensors(batch.weights, device), rows
@@ -217,7 +217,7 @@ class Model:
         return self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
 
     def _mean(self, outputs: Any, targets: Any, weights: torch.Tensor | None, rows: int) -> torch.Tensor:
-        """The loss of a batch, a tensor without axes."""
+        """Returns the loss of a batch, a tensor without axes."""
         loss = self.loss(outputs, targets)
         if weights is None and loss.ndim == 0:
             return loss
@@ -254,28 +254,28 @@ class Model:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.autocast)
 
-    def _draw(self, seed: int) -> torch.Generator:
-        held, generator = self._generator
-        if held != seed or generator is None:
+    def _generator_of(self, seed: int) -> torch.Generator:
+        current, generator = self._generator
+        if current != seed or generator is None:
             generator = torch.Generator(self.device).manual_seed(seed)
             self._generator = (seed, generator)
         return generator
 
     def _set_scaler(self) -> None:
-        """A new one for each trial: its scale is part of the State."""
-        wanted = self.autocast is torch.float16 and self.device.type == "cuda"
-        self._scaler = torch.amp.GradScaler("cuda") if wanted else None
+        """Creates a new scaler for each trial, because its scale is part of the State."""
+        needed = self.autocast is torch.float16 and self.device.type == "cuda"
+        self._scaler = torch.amp.GradScaler("cuda") if needed else None
 
 
 def _faults(model: Model, autocast: Any) -> Iterator[str]:
-    """The arguments that cannot be."""
+    """Yields what is wrong with the arguments."""
     lazy = [name for name, p in model.module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
     if lazy:
         yield f"module: parameter {lazy[0]!r} has no shape yet; call the module once on a row of the data"
     if isinstance(model.optimizer, torch.optim.LBFGS):
         yield "optimizer: LBFGS calls the loss several times for a step; write a Trainable of your own for it"
-    inside = {id(parameter) for parameter in model.module.parameters()}
-    if inside and not any(id(p) in inside for group in model.optimizer.param_groups for p in group["params"]):
+    own = {id(parameter) for parameter in model.module.parameters()}
+    if own and not any(id(p) in own for group in model.optimizer.param_groups for p in group["params"]):
         yield "optimizer: none of its parameters is one of the module's; give it module.parameters()"
     if not callable(model.loss):
         yield f"loss must be a function loss(outputs, targets), got {model.loss!r}"

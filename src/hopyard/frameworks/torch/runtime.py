@@ -16,15 +16,15 @@ from hopyard.ports import Runtime
 
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:
-    """Set this process up for a run: `threads` for one operation, and between operations (0: as it is); deterministic
+    """Sets this process up for a run: `threads` for one operation and between operations (0: unchanged); deterministic
     kernels when `exact` is True (an operation without one raises) or "warn" (it warns).
 
-    On CUDA, cuBLAS also needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before it starts: the engine's part.
+    On CUDA, cuBLAS also needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before it starts; the engine sets it.
     """
     if threads and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     if threads and torch.get_num_interop_threads() != threads:
-        # can be set once, before the first parallel work; of no influence on results
+        # can be set once, before the first parallel work; has no influence on results
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(threads)
     if exact in (True, "warn"):
@@ -35,25 +35,25 @@ def install(exact: bool | Literal["warn"], threads: int) -> None:
 
 
 def prepare() -> None:
-    """Import what recipes use, beforehand."""
+    """Imports in advance what recipes use."""
     import hopyard.frameworks.torch.model  # noqa: F401
 
 
 def warm() -> None:
-    """What torch puts off until an optimizer's first step (it imports its compiler, for 1.3 s), done beforehand."""
+    """Does in advance what torch puts off until an optimizer's first step (importing its compiler takes 1.3 s)."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.0).step()
 
 
 def release() -> None:
-    """Give back what the allocator keeps of a GPU's memory for tensors to come."""
+    """Frees the GPU memory that the allocator reserves for later tensors."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def versions() -> dict[str, Any]:
-    """What equal digests may depend on."""
+    """Returns the versions and settings that digests may depend on."""
     return {
         "torch": str(torch.__version__),
         "torch_cpu": torch.backends.cpu.get_cpu_capability(),
@@ -62,13 +62,13 @@ def versions() -> dict[str, Any]:
 
 
 def snapshot() -> Any:
-    """What a run changes in this process."""
+    """Returns what a run changes in this process."""
     return torch.get_rng_state(), torch.get_num_threads(), torch.get_deterministic_debug_mode()
 
 
 def restore(before: Any) -> None:
-    """Put it back."""
-    if before is None:  # torch came with the recipe
+    """Restores what `snapshot` returned."""
+    if before is None:  # the recipe imported torch
         torch.set_deterministic_debug_mode("default")
         return
     state, threads, mode = before
@@ -78,7 +78,7 @@ def restore(before: Any) -> None:
 
 
 def reseed(seed: int) -> None:
-    """Seed torch's generators on every device."""
+    """Seeds torch's generators on every device."""
     torch.manual_seed(seed)
 
 

@@ -1,4 +1,4 @@
-"""torch tensors as NumPy arrays and back, without a copy where there need not be one."""
+"""Converts torch tensors to NumPy arrays and back, without a copy where none is needed."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _NAMES: dict[torch.dtype, str] = {
 if hasattr(torch, "float8_e8m0fnu"):  # torch 2.7
     _NAMES[torch.float8_e8m0fnu] = "F8_E8M0"
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-_SEEN_AS = {"BF16": (torch.uint16, np.dtype("u2"))} | {
+_VIEW_DTYPES = {"BF16": (torch.uint16, np.dtype("u2"))} | {
     name: (torch.uint8, np.dtype("u1")) for name in _DTYPES if name.startswith("F8_")
 }
-"""dtypes that NumPy lacks → what torch and NumPy take their bytes for."""
+"""dtypes that NumPy lacks → the dtypes of torch and NumPy as which their bytes are viewed."""
 
 
 def lower_tensor(tensor: torch.Tensor) -> Leaf:
-    """The tensor as a Leaf: a view of its memory on the host, a copy from a GPU. Strides are kept.
+    """Returns the tensor as a Leaf: a view of its memory on the host, a copy from a GPU. Strides are kept.
 
     Raises:
-        SpecError: it is no plain strided tensor, or its dtype has no name in safetensors.
+        SpecError: it is not a plain strided tensor, or its dtype has no name in safetensors.
     """
     name = _NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
@@ -56,78 +56,78 @@ def lower_tensor(tensor: torch.Tensor) -> Leaf:
     plain = tensor.detach()
     if plain.device.type != "cpu":
         plain = plain.cpu()
-    if name in _SEEN_AS:
-        plain = plain.view(_SEEN_AS[name][0])
+    if name in _VIEW_DTYPES:
+        plain = plain.view(_VIEW_DTYPES[name][0])
     elif plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     return Leaf(plain.numpy(), name, "torch")
 
 
 def lift_leaf(leaf: Any) -> torch.Tensor:
-    """A new tensor on the host, contiguous, 64-byte aligned as all of torch's own."""
+    """Returns a new tensor on the host, contiguous, and 64-byte aligned like all of torch's own."""
     tensor = torch.empty(leaf.array.shape, dtype=_DTYPES[leaf.dtype])
     copy_into(tensor, leaf)
     return tensor
 
 
 def dtype_of(value: Any) -> torch.dtype | None:
-    """The torch dtype of a tensor, a Leaf, or a NumPy array; None for anything else."""
+    """Returns the torch dtype of a tensor, a Leaf, or a NumPy array; None for anything else."""
     if isinstance(value, torch.Tensor):
         return value.dtype
     if isinstance(value, np.ndarray):
-        return _BY_NUMPY.get(value.dtype)
+        return _TORCH_DTYPES.get(value.dtype)
     return _DTYPES.get(getattr(value, "dtype", ""))
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of a tensor, a Leaf, or a NumPy array."""
+    """Returns the shape of a tensor, a Leaf, or a NumPy array."""
     return tuple((value if isinstance(value, (torch.Tensor, np.ndarray)) else value.array).shape)
 
 
 def copy_into(target: torch.Tensor, value: Any) -> None:
-    """Copy the values of a tensor, a Leaf, or a NumPy array of the same shape and dtype to where `target` has them."""
+    """Copies the values of a tensor, a Leaf, or a NumPy array of the same shape and dtype into `target`."""
     target = target.detach()
     if isinstance(value, torch.Tensor):
         target.copy_(value.detach())
         return
     if target.device.type != "cpu":
-        target.copy_(lift_leaf(value if not isinstance(value, np.ndarray) else _named(value)))
+        target.copy_(lift_leaf(value if not isinstance(value, np.ndarray) else _leaf(value)))
         return
     array: NDArray[Any] = value if isinstance(value, np.ndarray) else value.array
-    seen = _SEEN_AS.get(_NAMES[target.dtype])
-    # NumPy copies and not torch: `from_numpy` warns about memory that is read-only, as shared memory is for readers
-    np.copyto((target if seen is None else target.view(seen[0])).numpy(), array, casting="no")
+    view_dtypes = _VIEW_DTYPES.get(_NAMES[target.dtype])
+    # NumPy copies, not torch: `from_numpy` warns about read-only memory, and shared memory is read-only for readers
+    np.copyto((target if view_dtypes is None else target.view(view_dtypes[0])).numpy(), array, casting="no")
 
 
-def _named(array: NDArray[Any]) -> Leaf:
-    return Leaf(array, next(name for name, dtype in _DTYPES.items() if dtype is _BY_NUMPY[array.dtype]), "numpy")
+def _leaf(array: NDArray[Any]) -> Leaf:
+    return Leaf(array, next(name for name, dtype in _DTYPES.items() if dtype is _TORCH_DTYPES[array.dtype]), "numpy")
 
 
-_BY_NUMPY: dict[np.dtype[Any], torch.dtype] = {
-    torch.empty(0, dtype=dtype).numpy().dtype: dtype for name, dtype in _DTYPES.items() if name not in _SEEN_AS
+_TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
+    torch.empty(0, dtype=dtype).numpy().dtype: dtype for name, dtype in _DTYPES.items() if name not in _VIEW_DTYPES
 }
 
 
 def tensors(value: Any, device: torch.device) -> Any:
-    """Arrays of a batch as tensors on `device`: views on the host where memory is writable and 64-byte aligned, else
-    copies; misaligned inputs change the bits of `linear`."""
+    """Returns the arrays of a batch as tensors on `device`: views on the host where memory is writable and 64-byte
+    aligned, else copies, because misaligned inputs change the bits of `linear`."""
     if value is None:
         return None
     if isinstance(value, dict):
         return {name: tensors(item, device) for name, item in value.items()}
     if isinstance(value, torch.Tensor):
-        made = value
+        tensor = value
     elif value.flags.writeable and value.flags.c_contiguous:
-        made = torch.from_numpy(value)
-    else:  # torch warns about memory that is read-only, rightly: a module may work in place
-        made = torch.from_numpy(np.array(value, order="C"))
+        tensor = torch.from_numpy(value)
+    else:  # torch warns about read-only memory, rightly: a module may work in place
+        tensor = torch.from_numpy(np.array(value, order="C"))
     if device.type != "cpu":
-        return made.to(device)
-    return made.clone(memory_format=torch.contiguous_format) if made.data_ptr() % 64 else made
+        return tensor.to(device)
+    return tensor.clone(memory_format=torch.contiguous_format) if tensor.data_ptr() % 64 else tensor
 
 
 def outputs_to_numpy(outputs: Any) -> Any:
-    """Outputs of a module as NumPy arrays of their own on the host: tensor → array, dict → dict, list or tuple → dict
+    """Returns outputs of a module as new NumPy arrays on the host: tensor → array, dict → dict, list or tuple → dict
     by position ("0", "1", …). Half precision that NumPy lacks becomes float32."""
     if isinstance(outputs, dict):
         return {key: outputs_to_numpy(value) for key, value in outputs.items() if value is not None}

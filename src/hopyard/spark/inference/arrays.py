@@ -1,7 +1,7 @@
-"""Between the Arrow columns that Spark hands to Python and NumPy's arrays, in both directions.
+"""Converts Arrow columns, as Spark hands them to Python, to NumPy arrays and back.
 
-Runs in executors and knows nothing of pyspark. Spark's Arrow is a dialect: no fixed-size lists, no unsigned numbers, no
-half precision; a vector of pyspark.ml is a struct of (type, size, indices, values).
+It runs in executors and knows nothing of pyspark. Spark's Arrow is a dialect: no fixed-size lists, no unsigned numbers,
+no half precision; a vector of pyspark.ml is a struct of (type, size, indices, values).
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, is_list, is_text, null_rows, to_numpy
 from hopyard.formats.vectors import is_vector, lists
 
-_KEPT = ("bool", "int8", "int16", "int32", "int64", "float32", "float64")
+_SPARK_DTYPES = ("bool", "int8", "int16", "int32", "int64", "float32", "float64")
 """dtypes that Spark has."""
 _WIDENED = {"uint8": "int16", "uint16": "int32", "uint32": "int64", "float16": "float32", "bfloat16": "float32"}
-"""dtype → the least one of Spark that holds all its values."""
+"""dtype → the smallest dtype of Spark that holds all its values."""
 
 _DENSE = 1
 """`type` of a dense vector; 0 is a sparse one."""
 
 
 def column(array: Any, name: str) -> Array:
-    """Rows of one Arrow column for a user's function: numbers and booleans (rows,), lists of one length (rows, n, …),
-    vectors of pyspark.ml (rows, n) of float64, dates and times datetime64, text and bytes as objects.
+    """Returns one Arrow column as an array for a user's function: numbers and booleans (rows,), lists of one length
+    (rows, n, …), vectors of pyspark.ml (rows, n) of float64, dates and times datetime64, text and bytes as objects.
 
     Raises:
-        DataError: it has nulls, lists that differ in length, or a type that is no array; names the column.
+        DataError: the column has nulls, lists that differ in length, or a type that is no array; names the column.
     """
     if is_vector(array.type):
         parts = [batch.column(0) for batch in lists(pa.record_batch([array], [name]))]
         array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
     kind = array.type
-    bad = null_rows(array) if is_list(kind) or array.null_count else None
-    if bad is not None and bad.any():
+    nulls = null_rows(array) if is_list(kind) or array.null_count else None
+    if nulls is not None and nulls.any():
         raise DataError(
-            f"column {name!r}: {int(bad.sum())} of {len(array)} rows hold null, first row {int(np.argmax(bad))}; "
+            f"column {name!r}: {int(nulls.sum())} of {len(array)} rows hold null, first row {int(np.argmax(nulls))}; "
             "drop or fill them first (df.na.drop, df.na.fill), or leave the column out with columns="
         )
     if pa.types.is_nested(kind) and not is_list(kind):
@@ -49,7 +49,7 @@ def column(array: Any, name: str) -> Array:
 
 
 def to_vectors(values: Array) -> Any:
-    """Array of shape (rows, n) as dense vectors of pyspark.ml."""
+    """Returns an array of shape (rows, n) as dense vectors of pyspark.ml."""
     rows = len(values)
     parts = [
         pa.array(np.full(rows, _DENSE, np.int8)),
@@ -61,11 +61,11 @@ def to_vectors(values: Array) -> Any:
 
 
 def to_column(values: Any, name: str) -> Any:
-    """Array of shape (rows, …) as an Arrow column in Spark's dialect: lists in lists for each further axis; a dict of
-    arrays as a struct.
+    """Returns an array of shape (rows, …) as an Arrow column in Spark's dialect: lists in lists for each further axis;
+    a dict of arrays as a struct.
 
     Raises:
-        DataError: no array of rows, or a dtype that Spark lacks; names the column.
+        DataError: `values` is no array of rows, or has a dtype that Spark lacks; names the column.
     """
     if isinstance(values, dict):
         parts = {key: to_column(part, f"{name}.{key}") for key, part in values.items()}
@@ -74,17 +74,17 @@ def to_column(values: Any, name: str) -> Any:
     if array.ndim == 0:
         raise DataError(f"{name!r} must be an array of shape (rows, …), got a single value of type {array.dtype}")
     if array.dtype.kind in "USO" or (array.dtype.kind == "M" and array.ndim == 1):
-        return _others(array, name)
+        return _text_or_times(array, name)
     kind = _WIDENED.get(array.dtype.name, array.dtype.name)
-    if kind not in _KEPT:
-        allowed = ", ".join([*_KEPT, *_WIDENED])
+    if kind not in _SPARK_DTYPES:
+        allowed = ", ".join([*_SPARK_DTYPES, *_WIDENED])
         raise DataError(f"{name!r} has dtype {array.dtype}, which Spark lacks; {allowed}, text and times are allowed")
     return _lists(array.astype(kind, copy=False))
 
 
 def _lists(array: Array) -> Any:
-    """Lists in lists; of int32 offsets, the only ones that Spark takes."""
-    made = pa.array(np.ascontiguousarray(array).reshape(-1))
+    """Returns lists in lists with int32 offsets, the only ones that Spark takes."""
+    nested = pa.array(np.ascontiguousarray(array).reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         rows = int(np.prod(array.shape[:axis]))
         offsets = np.arange(rows + 1, dtype=np.int64) * array.shape[axis]
@@ -93,19 +93,19 @@ def _lists(array: Array) -> Any:
                 f"a block of shape {array.shape} is more than one Arrow list may hold; make blocks smaller with "
                 f"spark.sql.execution.arrow.maxRecordsPerBatch"
             )
-        made = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), made)
-    return made
+        nested = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), nested)
+    return nested
 
 
-def _others(array: Array, name: str) -> Any:
-    """Text, bytes, times: (rows,) only."""
+def _text_or_times(array: Array, name: str) -> Any:
+    """Returns an array of text, bytes or times, of shape (rows,) only, as an Arrow column."""
     if array.ndim > 1:
         raise DataError(f"{name!r} has shape {array.shape} and dtype {array.dtype}; arrays of text have shape (rows,)")
     try:
         if array.dtype.kind == "M":
             unit = np.datetime_data(array.dtype)[0]
             return pa.array(array.astype("datetime64[D]" if unit == "D" else "datetime64[us]"))
-        made = pa.array(array.tolist())
+        column = pa.array(array.tolist())
     except pa.ArrowException as error:
         raise DataError(f"{name!r} is an array of objects that are no column: {error}") from error
-    return made
+    return column

@@ -1,7 +1,6 @@
-"""A trained model as bytes that can travel: the files that `save` writes, and the transform that its data had.
+"""A trained model as bytes that can be sent: the files that `save` writes, and the transform that its data had.
 
-The driver makes them and sends them to executors once for each model and session; `opened` holds what executors make
-of them.
+The driver makes them and sends them to executors once for each model and session; the module `loaded` opens them there.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hopyard.sparkapi.session import is_connect
 from hopyard.system.scratch import scratch_folder
 
 TRANSFORM = "transform.pkl"
-"""The function of the training Dataset, where it had one; `save` does not write it."""
+"""File with the transform of the training Dataset, where it had one; `save` does not write it."""
 CONNECT_BYTES = 100 << 20
 """Largest model in a Connect session, where it is part of the query: servers refuse messages of more than 128 MiB."""
 
@@ -39,15 +38,15 @@ class Portable:
     """
 
     files: Mapping[str, bytes]
-    _sent: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary, repr=False)
+    _broadcasts: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary, repr=False)
     """SparkContext → the broadcast of `files` in it."""
 
     def __post_init__(self) -> None:
-        self.about  # noqa: B018 - files that are none of ours are refused here
+        self.about  # noqa: B018 - files that `save` did not write are refused here
 
     @property
     def about(self) -> Saved:
-        """What `config.json` says."""
+        """The content of `config.json`."""
         try:
             return msgspec.json.decode(self.files[CONFIG], type=Saved)
         except msgspec.MsgspecError as error:
@@ -63,10 +62,11 @@ class Portable:
         return hasher.hexdigest()
 
     def ticket(self, session: Any) -> Ticket:
-        """What a function of executors holds of it. In a classic session the bytes are broadcast, at the first call.
+        """Returns what a function sends of the model to executors. A classic session broadcasts the bytes, at the
+        first call.
 
         Raises:
-            ResourceError: too large for a Connect session.
+            ResourceError: the model is too large for a Connect session.
         """
         if is_connect(session):
             total = sum(map(len, self.files.values()))
@@ -78,38 +78,38 @@ class Portable:
                 )
             return Ticket(self.digest, dict(self.files), None)
         context = session.sparkContext
-        if context not in self._sent:
-            self._sent[context] = context.broadcast(dict(self.files))
-        return Ticket(self.digest, None, self._sent[context])
+        if context not in self._broadcasts:
+            self._broadcasts[context] = context.broadcast(dict(self.files))
+        return Ticket(self.digest, None, self._broadcasts[context])
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A model's digest, and where its files are to be had: with it, or in a broadcast."""
+    """A model's digest, and its files: here, or in a broadcast."""
 
     digest: str
     files: Mapping[str, bytes] | None
     broadcast: Any
 
     def fetch(self) -> Mapping[str, bytes]:
-        """The files; in an executor this may wait for them."""
+        """Returns the files; in an executor this may wait for them."""
         files: Mapping[str, bytes] = self.broadcast.value if self.files is None else self.files
         return files
 
 
 def portable(model: Any, which: Literal["best", "last"] = "best") -> Portable:
-    """The model of a Run (its best trial), of a Trial, or in a directory that `save` wrote.
+    """Returns the model of a Run (its best trial), of a Trial, or of a directory that `save` wrote.
 
     Raises:
-        SpecError: none of these.
+        SpecError: `model` is none of these.
         TrialFailed, RunFailed: there is no trained model.
-        RunDirectoryError: no saved model there.
+        RunDirectoryError: the directory has no saved model.
     """
     if isinstance(model, Run):
         model = model.best
     if isinstance(model, Trial):
-        with scratch_folder("model") as place:
-            files = _read(model.save(place / "model", which))
+        with scratch_folder("model") as folder:
+            files = _read(model.save(folder / "model", which))
         transform = model._models().transform
         return Portable(files if transform is None else {**files, TRANSFORM: dump(transform, "transform")})
     if isinstance(model, (str, Path)):

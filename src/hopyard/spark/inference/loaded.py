@@ -1,6 +1,6 @@
-"""A model that travelled, as it stands ready in a Python worker of Spark: opened once, used for every batch.
+"""Opens models in a Python worker of Spark: each is opened once and used for every batch.
 
-The state of this module is the few models that were used last in this process. It knows nothing of DataFrames.
+The state of this module is the few models that this process used last. It knows nothing of DataFrames.
 """
 
 from __future__ import annotations
@@ -33,66 +33,66 @@ from hopyard.system.scratch import scratch_folder
 from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.predicting import answers
 
-KEPT = 4
+CACHED_MODELS = 4
 """Models that a worker keeps: workers live as long as their executor, and a cross-validation brings many."""
 CHUNK_BYTES = 256 << 10
-"""Of inputs that a model is given at once, where its own batch size is smaller: calls cost more than rows then."""
+"""Bytes of inputs that a model gets at once, where its own batch size is smaller: calls cost more than rows then."""
 PROBES = 64
-"""Rows, of the data and made-up ones, from which is told what outputs mean."""
+"""Rows of the data, and as many made-up ones, whose outputs show what outputs mean."""
 
-_ready: OrderedDict[str, Opened] = OrderedDict()
+_cache: OrderedDict[str, LoadedModel] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class LoadedModel:
     """A model in memory."""
 
     trainable: Any
     manifest: Manifest
     tracker: RowTracker | None
-    """Of the Dataset's transform, where it had one."""
-    rows: int
-    """That it is given at once."""
+    """Runs the Dataset's transform, where it had one."""
+    batch_size: int
+    """Rows that the model gets at once."""
 
     def __call__(self, batch: Any) -> Any:
-        """Outputs for an Arrow record batch of at least one row: array of shape (rows, …) or a dict of such; NaN for
-        rows that the transform drops.
+        """Returns the outputs for an Arrow record batch of at least one row: an array of shape (rows, …) or a dict of
+        such; NaN for rows that the transform drops.
 
         Raises:
             DataError: the rows cannot be encoded as the training rows were; the transform doubles rows, or drops some
                 and does not tell which.
         """
-        made = []
+        outputs = []
         for part in lists(batch):
             columns = apply(self.manifest, part, self.tracker, targets=False)
-            made.append(answers(self.trainable, columns, self.rows, same_type=True))
-        return _together(made)
+            outputs.append(answers(self.trainable, columns, self.batch_size, same_type=True))
+        return _concatenate(outputs)
 
 
-def ready(ticket: Ticket) -> Opened:
-    """The model of a ticket in this worker; opened at the first call, which takes as long as the recipe does."""
-    if ticket.digest in _ready:
-        _ready.move_to_end(ticket.digest)
-        return _ready[ticket.digest]
+def cached_model(ticket: Ticket) -> LoadedModel:
+    """Returns the model of a ticket in this worker; the first call opens it, and takes as long as the recipe does."""
+    if ticket.digest in _cache:
+        _cache.move_to_end(ticket.digest)
+        return _cache[ticket.digest]
     for name, value in environment(1).items():
         os.environ.setdefault(name, value)
-    made = opened(ticket.fetch(), threads=1)
-    _ready[ticket.digest] = made
-    while len(_ready) > KEPT:
-        _ready.popitem(last=False)
-    return made
+    model = open_model(ticket.fetch(), threads=1)
+    _cache[ticket.digest] = model
+    while len(_cache) > CACHED_MODELS:
+        _cache.popitem(last=False)
+    return model
 
 
-def opened(files: Mapping[str, bytes], threads: int) -> Opened:
-    """The model in the files of a Portable.
+def open_model(files: Mapping[str, bytes], threads: int) -> LoadedModel:
+    """Returns the model in the files of a Portable.
 
     Args:
         files: name → content.
-        threads: of its framework; 0: as they are.
+        threads: number of threads of its framework; 0: it stays as it is.
 
     Raises:
-        SpecError: it cannot predict.
-        RunDirectoryError: of another Python version.
+        SpecError: the model cannot predict.
+        RunDirectoryError: another Python version wrote it.
         Exception: whatever the recipe raises.
     """
     about = msgspec.json.decode(files[CONFIG], type=Saved)
@@ -110,26 +110,27 @@ def opened(files: Mapping[str, bytes], threads: int) -> Opened:
     if not isinstance(built.trainable, SupportsPredict):
         raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
     tracker = RowTracker(cloudpickle.loads(files[TRANSFORM])) if TRANSFORM in files else None
-    least = max(1, CHUNK_BYTES // max(1, sum(info.row_bytes for info in about.manifest.inputs.values())))
-    return Opened(built.trainable, about.manifest, tracker, max(built.batch_size, least))
+    chunk_rows = max(1, CHUNK_BYTES // max(1, sum(info.row_bytes for info in about.manifest.inputs.values())))
+    return LoadedModel(built.trainable, about.manifest, tracker, max(built.batch_size, chunk_rows))
 
 
 def probe(model: Portable) -> Any:
-    """Outputs for two rows of zeros, which every model takes, in this process, which stays as it was: for their types.
+    """Returns the outputs for two rows of zeros, which every model takes, to see their types. It runs in this process,
+    which stays as it was.
 
     Returns:
         Array of shape (2, …), or a dict of such.
     """
-    made = {name: np.zeros((2, *info.shape), info.dtype) for name, info in model.about.manifest.inputs.items()}
+    zeros = {name: np.zeros((2, *info.shape), info.dtype) for name, info in model.about.manifest.inputs.items()}
     with undisturbed():
-        return opened(model.files, threads=0).trainable.predict(_batch(made, 2))
+        return open_model(model.files, threads=0).trainable.predict(_batch(zeros, 2))
 
 
-def tried(model: Portable, rows: Sequence[Any]) -> list[Any]:
-    """Outputs that show what they mean, in this process, which stays as it was.
+def sample_outputs(model: Portable, rows: Sequence[Any]) -> list[Any]:
+    """Returns outputs that show what they mean. It runs in this process, which stays as it was.
 
     Args:
-        model: whose.
+        model: the model.
         rows: Arrow record batches of the columns that the model needs.
 
     Returns:
@@ -139,18 +140,18 @@ def tried(model: Portable, rows: Sequence[Any]) -> list[Any]:
     rng = np.random.default_rng(0)
     scales = np.logspace(-1, 2, PROBES, dtype=np.float32)
 
-    def invented(info: ArrayInfo) -> Any:
+    def made_up(info: ArrayInfo) -> Any:
         if np.dtype(info.dtype).kind != "f":
             return np.zeros((PROBES, *info.shape), info.dtype)
         values = rng.standard_normal((PROBES, *info.shape), dtype=np.float32)
         return (values * scales.reshape(-1, *[1] * len(info.shape))).astype(info.dtype)
 
-    made = {name: invented(info) for name, info in model.about.manifest.inputs.items()}
+    inputs = {name: made_up(info) for name, info in model.about.manifest.inputs.items()}
     with undisturbed():
-        there = opened(model.files, threads=0)
-        outputs = [there(batch) for batch in rows if batch.num_rows]
+        loaded = open_model(model.files, threads=0)
+        outputs = [loaded(batch) for batch in rows if batch.num_rows]
         with suppress(Exception):  # whatever a framework raises
-            outputs.append(there.trainable.predict(_batch(made, PROBES)))
+            outputs.append(loaded.trainable.predict(_batch(inputs, PROBES)))
     return outputs
 
 
@@ -158,7 +159,7 @@ def _batch(inputs: dict[str, Any], rows: int) -> Batch:
     return Batch(inputs["inputs"] if list(inputs) == ["inputs"] else inputs, None, None, rows)
 
 
-def _together(parts: list[Any]) -> Any:
+def _concatenate(parts: list[Any]) -> Any:
     if isinstance(parts[0], dict):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

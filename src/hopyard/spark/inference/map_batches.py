@@ -1,7 +1,7 @@
-"""Any function of arrays over the blocks of a DataFrame: columns in as NumPy arrays, columns out.
+"""Applies any function of arrays to the blocks of a DataFrame: it gets columns as NumPy arrays and returns columns.
 
 Source: Databricks TensorFrames, `map_blocks`, 2016. We differ: the program is a plain function, the blocks are the
-record batches of Arrow, and the schema of what it gives is found by trying it on a few rows.
+record batches of Arrow, and the schema of its result is found by trying it on a few rows.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from hopyard.driver.pickling import dump
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.inference.arrays import column, to_column
 from hopyard.spark.inference.scoring import partition
-from hopyard.sparkapi.dataframe import mapped, new_columns, once, quoted
+from hopyard.sparkapi.dataframe import mapped, new_columns, quoted, require_unique
 
-TRIED = 8
-"""Rows on which a function is tried to find what it gives."""
+SAMPLE_ROWS = 8
+"""Rows on which a function is tried to find the schema of its result."""
 
 Function = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What executors do with each block."""
+    """A function, as executors apply it to each block."""
 
     code: bytes
     """The function's pickle, with modules of the user by value, as for recipes: executors have no copy of them."""
     columns: tuple[str, ...]
-    """That the function is given."""
+    """Columns that the function gets."""
     keep: bool
     types: dict[str, Any] | None
-    """Name → Arrow type of what it gives, in the order of the schema; None: as it comes."""
+    """Name → Arrow type of the function's columns, in the order of the schema; None: as they come."""
 
-    def over(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """What it makes of the blocks of one Spark partition."""
+    def apply(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields the result for each block of one Spark partition."""
         fn = cloudpickle.loads(self.code)
         for number, batch in enumerate(batches):
             if batch.num_rows:
                 try:
-                    yield self._made(fn, batch)
+                    yield self._apply_to_block(fn, batch)
                 except DataError as error:
                     raise DataError(f"map_batches, Spark partition {partition()}, block {number}: {error}") from None
 
-    def _made(self, fn: Function, batch: Any) -> Any:
-        found = fn({name: column(batch.column(name), name) for name in self.columns})
-        if not isinstance(found, Mapping) or not found:
-            raise DataError(f"the function must give a dict from column to array, gave {type(found).__name__}")
-        arrays = {str(name): to_column(values, str(name)) for name, values in found.items()}
+    def _apply_to_block(self, fn: Function, batch: Any) -> Any:
+        result = fn({name: column(batch.column(name), name) for name in self.columns})
+        if not isinstance(result, Mapping) or not result:
+            raise DataError(f"the function must give a dict from column to array, gave {type(result).__name__}")
+        arrays = {str(name): to_column(values, str(name)) for name, values in result.items()}
         if self.types is not None:
-            arrays = _fitted(arrays, self.types)
+            arrays = _cast_to_schema(arrays, self.types)
         rows = {name: len(array) for name, array in arrays.items()}
         if len(set(rows.values())) > 1 or (self.keep and set(rows.values()) != {batch.num_rows}):
             raise DataError(
@@ -75,7 +75,7 @@ class Blocks:
 def map_batches(
     fn: Function, df: Any, schema: Any = None, *, columns: Sequence[str] | None = None, keep: bool = False
 ) -> Any:
-    """A function of arrays over the blocks of a DataFrame; a lazy transformation.
+    """Applies a function of arrays to the blocks of a DataFrame; a lazy transformation.
 
     Args:
         fn: gets a dict from column to NumPy array of shape (rows, …): numbers and booleans (rows,), array columns
@@ -85,10 +85,10 @@ def map_batches(
             most spark.sql.execution.arrow.maxRecordsPerBatch rows (10,000) of one Spark partition; arrays may be
             read-only.
         df: a DataFrame, classic or Connect.
-        schema: of what `fn` returns, a StructType or text such as "score double, vector array<float>". None: found by a
-            Spark job that runs `fn` on the first rows, at most 8.
-        columns: that `fn` is given; None: all.
-        keep: True: what `fn` returns stands behind the columns of `df`, row by row.
+        schema: schema of what `fn` returns, a StructType or text such as "score double, vector array<float>". None: a
+            Spark job finds it by running `fn` on the first rows, at most 8.
+        columns: columns that `fn` gets; None: all.
+        keep: True: what `fn` returns is appended to the columns of `df`, row by row.
 
     Raises:
         SpecError: an argument is not allowed, or there are no rows to try `fn` on. What is wrong with rows is found
@@ -103,71 +103,71 @@ def map_batches(
         raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}")
     if isinstance(columns, str):
         raise SpecError(f"columns must be a list of names such as [{columns!r}], got {columns!r}")
-    chosen = tuple(df.columns if columns is None else columns)
-    if not chosen and not keep:
+    names = tuple(df.columns if columns is None else columns)
+    if not names and not keep:
         raise SpecError("columns must name at least one column, or be None for all, got []")
-    for name in chosen:
+    for name in names:
         if df.columns.count(name) != 1:
             raise SpecError(
                 f"columns names {name!r}, which is {df.columns.count(name)} times in the DataFrame"
                 f"{closest(name, df.columns)}"
             )
     if not keep:
-        once(df, chosen, "the DataFrame")
+        require_unique(df, names, "the DataFrame")
     code = dump(fn, "fn")
-    source = df if keep else df.select(*[quoted(name) for name in chosen])
+    source = df if keep else df.select(*[quoted(name) for name in names])
     if schema is None:
-        given = _tried(Blocks(code, chosen, keep=False, types=None), source)
+        result_schema = _result_schema(Blocks(code, names, keep=False, types=None), source)
     else:
         try:
-            given = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+            result_schema = DataType.fromDDL(schema) if isinstance(schema, str) else schema
         except Exception as error:
             raise SpecError(f'schema = {schema!r} is no such text; "score double, vector array<float>" is') from error
-        if not isinstance(given, StructType):
+        if not isinstance(result_schema, StructType):
             raise SpecError(f'schema must be a StructType or text such as "score double", got {schema!r}')
     if keep:
-        new_columns(df, [field.name for field in given.fields], "in what fn returns")
+        new_columns(df, [field.name for field in result_schema.fields], "in what fn returns")
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
-    types = {field.name: to_arrow_type(field.dataType, timezone=zone) for field in given.fields}
-    blocks = Blocks(code, chosen, keep, types)
+    types = {field.name: to_arrow_type(field.dataType, timezone=zone) for field in result_schema.fields}
+    blocks = Blocks(code, names, keep, types)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return blocks.over(batches)
+        return blocks.apply(batches)
 
-    whole = StructType([*df.schema.fields, *given.fields]) if keep else given
-    return mapped(source, run, whole)
+    full_schema = StructType([*df.schema.fields, *result_schema.fields]) if keep else result_schema
+    return mapped(source, run, full_schema)
 
 
-def _tried(blocks: Blocks, source: Any) -> Any:
-    """The schema of what the function gives for the first rows, found where it will run: in an executor."""
+def _result_schema(blocks: Blocks, source: Any) -> Any:
+    """Returns the schema of the function's result for the first rows, computed where it will run: in an executor."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        for made in blocks.over(batches):
-            data = base64.b64encode(cloudpickle.dumps(made.schema)).decode()
+        for result in blocks.apply(batches):
+            data = base64.b64encode(cloudpickle.dumps(result.schema)).decode()
             yield pa.RecordBatch.from_pydict({"schema": [data]})
 
-    found = mapped(source.limit(TRIED), run, "schema string").first()
-    if found is None:
+    row = mapped(source.limit(SAMPLE_ROWS), run, "schema string").first()
+    if row is None:
         raise SpecError(
             "the DataFrame has no rows to try the function on; say what it gives with schema=, for example "
             '"score double"'
         )
-    return from_arrow_schema(cloudpickle.loads(base64.b64decode(found[0])))
+    return from_arrow_schema(cloudpickle.loads(base64.b64decode(row[0])))
 
 
-def _fitted(arrays: dict[str, Any], types: dict[str, Any]) -> dict[str, Any]:
-    """In the order and types of the schema.
+def _cast_to_schema(arrays: dict[str, Any], types: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arrays in the order and types of the schema.
 
     Raises:
         DataError: a column is missing or too much, or its values do not fit the type.
     """
     if arrays.keys() != types.keys():
         raise DataError(f"the function gave the columns {sorted(arrays)}, the schema has {sorted(types)}")
-    made = {}
+    columns = {}
     for name, kind in types.items():
         try:
-            made[name] = arrays[name] if arrays[name].type == kind else arrays[name].cast(kind)
+            columns[name] = arrays[name] if arrays[name].type == kind else arrays[name].cast(kind)
         except pa.ArrowException as error:
             raise DataError(f"column {name!r} has type {arrays[name].type}, the schema has {kind}: {error}") from error
-    return made
+    return columns

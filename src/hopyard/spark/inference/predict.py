@@ -10,8 +10,8 @@ from hopyard.formats.vectors import is_vector
 from hopyard.spark.inference.bundle import TRANSFORM, Portable, portable
 from hopyard.spark.inference.loaded import probe
 from hopyard.spark.inference.map_batches import map_batches
-from hopyard.spark.inference.scoring import Score, added, scored
-from hopyard.sparkapi.dataframe import mapped, new_columns, once
+from hopyard.spark.inference.scoring import Score, score_batches, score_columns
+from hopyard.sparkapi.dataframe import mapped, new_columns, require_unique
 
 __all__ = ["map_batches", "predict", "with_scores"]
 
@@ -23,12 +23,12 @@ def predict(
     predictionCol: str = "prediction",
     which: Literal["best", "last"] = "best",
 ) -> Any:
-    """The DataFrame with one more column: the model's outputs, as `run.best.predict` gives them.
+    """Returns the DataFrame with one more column: the model's outputs, as `run.best.predict` gives them.
 
-    Lazy, as any transformation. The model goes to executors once, and each Python worker opens it once. The encoding of
-    the training data is applied; vectors of pyspark.ml may stand for lists. Rows are given to the model in blocks of at
-    least its own batch size and at most spark.sql.execution.arrow.maxRecordsPerBatch; each task uses one thread. Rows
-    that the data's transform= drops stay, and have NaN for a prediction.
+    It is lazy, as any transformation. The model goes to executors once, and each Python worker opens it once. The
+    encoding of the training data is applied; vectors of pyspark.ml may stand for lists. The model gets rows in blocks
+    of at least its own batch size and at most spark.sql.execution.arrow.maxRecordsPerBatch; each task uses one thread.
+    Rows that the data's transform= drops stay, and have NaN for a prediction.
 
     Args:
         model: a Run (its best trial), a Trial, or the directory that `run.best.save(directory)` wrote. Such a directory
@@ -36,26 +36,27 @@ def predict(
         df: a DataFrame, classic or Connect, with the feature columns of the training data.
         predictionCol: name of the new column: a double where the model gives one number a row, else an array; for a
             model of several outputs a struct of these.
-        which: whose weights, of a trial.
+        which: which weights of a trial, the best or the last.
 
     Raises:
-        SpecError, DataError: no such model, a column is missing or there already. What is wrong with rows (nulls, other
-            shapes, categories that training never saw) is found when they are computed; the message names the column.
+        SpecError, DataError: there is no such model, or a column is missing or exists already. What is wrong with rows
+            (nulls, other shapes, categories that training never saw) is found when they are computed; the message names
+            the column.
     """
-    made = portable(model, which)
-    check(df, made)
-    score = Score(made.ticket(df.sparkSession), "values", predictionCol)
-    return with_scores(df, made, score, added(score, probe(made)))
+    bundle = portable(model, which)
+    check(df, bundle)
+    score = Score(bundle.ticket(df.sparkSession), "values", predictionCol)
+    return with_scores(df, bundle, score, score_columns(score, probe(bundle)))
 
 
 def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) -> Any:
-    """`df` with the columns of a Score.
+    """Returns `df` with the columns of a Score.
 
     Args:
         df: the DataFrame.
-        model: whose predictions they are.
-        score: what is added.
-        fields: what `added` gave for some rows: name → Arrow array of the column's type.
+        model: the model that predicts.
+        score: the columns that are added.
+        fields: what `score_columns` returned for some rows: name → Arrow array of the column's type.
     """
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
@@ -68,7 +69,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
     schema = StructType([*df.schema.fields, *[StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]])
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return scored(score, batches)
+        return score_batches(score, batches)
 
     return mapped(df, run, schema)
 
@@ -80,11 +81,11 @@ def check(df: Any, model: Portable) -> None:
     if TRANSFORM in model.files:
         return  # only the transform knows which columns it makes the features from
     fields = [field for field in model.about.manifest.fields if field.role == "inputs"]
-    once(df, [column.name for field in fields for column in field.columns], "the DataFrame")
+    require_unique(df, [column.name for field in fields for column in field.columns], "the DataFrame")
 
 
 def _type(array: Any, from_arrow_type: Any) -> Any:
-    """Spark's type of an Arrow array; a vector of pyspark.ml is that, not a struct."""
+    """Returns Spark's type of an Arrow array; that of a vector of pyspark.ml is VectorUDT, not a struct."""
     from pyspark.ml.linalg import VectorUDT
 
     return VectorUDT() if is_vector(array.type) else from_arrow_type(array.type)

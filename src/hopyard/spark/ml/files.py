@@ -1,4 +1,4 @@
-"""Params and bytes in a folder that Spark can reach: how Estimator and Model are written and read.
+"""Writes and reads an Estimator or a Model as Params and bytes, in a folder that Spark can reach.
 
     metadata/   pyspark.ml's own: class, uid, Params as JSON; values that JSON lacks are left out
     files/      Parquet: group, name, part, bytes
@@ -30,39 +30,39 @@ class FileWriter(MLWriter):
         instance: what is written.
         groups: group → name → content.
         extra: more for the metadata.
-        left: names of Params that are not written as JSON.
+        excluded: names of Params that are not written as JSON.
     """
 
     def __init__(
-        self, instance: Any, groups: Groups, extra: dict[str, Any], left: frozenset[str] = frozenset()
+        self, instance: Any, groups: Groups, extra: dict[str, Any], excluded: frozenset[str] = frozenset()
     ) -> None:
         super().__init__()
-        self._instance, self._groups, self._extra, self._left = instance, groups, extra, left
+        self._instance, self._groups, self._extra, self._excluded = instance, groups, extra, excluded
 
     def save(self, path: str) -> None:
-        """To a folder, which must not be there unless `overwrite()` was said."""
+        """Write to a folder, which must not exist unless `overwrite()` was called."""
         if is_connect(self.sparkSession):
             self.saveImpl(path)  # what pyspark does first, to overwrite, needs the JVM
         else:
             super().save(path)
 
     def saveImpl(self, path: str) -> None:
-        """What `save` does once the folder is free."""
+        """Write, once the folder is free."""
         mode = "overwrite" if self.shouldOverwrite else "error"
-        given = {p.name: v for p, v in self._instance._paramMap.items() if p.name not in self._left}
+        params = {p.name: v for p, v in self._instance._paramMap.items() if p.name not in self._excluded}
         session: Any = self.sparkSession
         text = DefaultParamsWriter._get_metadata_to_save(
-            self._instance, session, {"hopyard": self._extra}, paramMap=given
+            self._instance, session, {"hopyard": self._extra}, paramMap=params
         )
         rows = [
-            (group, name, at // PART, bytearray(content[at : at + PART]))
+            (group, name, offset // PART, bytearray(content[offset : offset + PART]))
             for group, files in self._groups.items()
             for name, content in files.items()
-            for at in range(0, max(1, len(content)), PART)
+            for offset in range(0, max(1, len(content)), PART)
         ]
         session.createDataFrame([(text,)], "value string").coalesce(1).write.mode(mode).text(f"{path}/metadata")
-        made = session.createDataFrame(rows, "group string, name string, part int, bytes binary")
-        made.write.mode(mode).parquet(f"{path}/files")
+        table = session.createDataFrame(rows, "group string, name string, part int, bytes binary")
+        table.write.mode(mode).parquet(f"{path}/files")
 
 
 class FileReader(MLReader[Any]):
@@ -70,7 +70,7 @@ class FileReader(MLReader[Any]):
 
     Args:
         kind: the class that must have been written.
-        make: (group → name → content, extra) → the instance, its Params apart.
+        make: (group → name → content, extra) → the instance, without its Params.
     """
 
     def __init__(self, kind: type, make: Callable[[dict[str, dict[str, bytes]], dict[str, Any]], Any]) -> None:
@@ -78,7 +78,7 @@ class FileReader(MLReader[Any]):
         self._kind, self._make = kind, make
 
     def load(self, path: str) -> Any:
-        """The instance.
+        """Returns the instance.
 
         Raises:
             RunDirectoryError: something else was written there.
@@ -92,7 +92,7 @@ class FileReader(MLReader[Any]):
         for row in rows:
             files = groups.setdefault(row["group"], {})
             files[row["name"]] = files.get(row["name"], b"") + bytes(row["bytes"])
-        made = self._make(groups, metadata["hopyard"])
-        made._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(made, metadata)
-        return made
+        instance = self._make(groups, metadata["hopyard"])
+        instance._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(instance, metadata)
+        return instance

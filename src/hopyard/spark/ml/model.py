@@ -1,4 +1,4 @@
-"""`HopyardModel`: a trained model as a pyspark.ml Model, to transform DataFrames, in Pipelines, in files."""
+"""`HopyardModel`: a trained model as a pyspark.ml Model, for DataFrames, Pipelines and files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from hopyard.driver.runs.run import Run
 from hopyard.errors import SpecError
 from hopyard.spark.inference.bundle import Portable
-from hopyard.spark.inference.loaded import PROBES, probe, tried
+from hopyard.spark.inference.loaded import PROBES, probe, sample_outputs
 from hopyard.spark.inference.predict import check, with_scores
-from hopyard.spark.inference.scoring import Meaning, Score, added, told
+from hopyard.spark.inference.scoring import Meaning, Score, infer_meaning, score_columns
 from hopyard.spark.ml.files import FileReader, FileWriter
 from hopyard.spark.ml.params import begin, has, value
 from hopyard.sparkapi.dataframe import narrowed
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @has("predictionCol", "probabilityCol", "outputs")
 class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
-    """What `HopyardEstimator.fit` gives. `transform` adds a column of predictions; of classes also their probabilities.
+    """What `HopyardEstimator.fit` returns. `transform` adds predictions, and for classes also their probabilities.
 
     Param `outputs` says what the model's outputs mean. "values": they are the prediction, a double when they are one
-    number a row, else an array. "logits", "probabilities": they are of classes, one column for each or a single one for
+    number a row, else an array. "logits", "probabilities": they belong to classes, one to each or a single one to
     class 1 of two; the prediction is the number of the most probable class, as a double. "auto" decides once, when the
     model is made: classes when the label is a column of whole numbers from 0 or of encoded categories, and
     probabilities when the outputs for 64 rows of the data and as many made-up ones add up to 1 (a single output: lie
@@ -40,28 +40,28 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
 
     run: Run | None = None
     _model: Portable
-    _shown: Any = None
-    """Outputs for two made-up rows, from which columns get their types."""
-    _found: Meaning = "values"
+    _sample: Any = None
+    """Outputs for two made-up rows, which show the types of columns."""
+    _auto_meaning: Meaning = "values"
     """What "auto" decided."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **params: Any) -> None:
         super().__init__()
-        begin(self, given)
+        begin(self, params)
 
     @classmethod
-    def of(cls, model: Portable, found: Meaning | None = None, df: Any = None) -> HopyardModel:
-        """The Model of a trained model.
+    def of(cls, model: Portable, meaning: Meaning | None = None, df: Any = None) -> HopyardModel:
+        """Returns the Model of a trained model.
 
         Args:
             model: the trained model.
-            found: what "auto" decided; None: it is decided here.
+            meaning: what "auto" decided; None: it is decided here.
             df: the rows that it was trained on, a few of which show what outputs mean; None: made-up rows alone do.
         """
-        made = cls()
-        made._model = model
-        made._found = _meaning(model, df) if found is None else found
-        return made
+        instance = cls()
+        instance._model = model
+        instance._auto_meaning = _meaning(model, df) if meaning is None else meaning
+        return instance
 
     @property
     def bestConfig(self) -> dict[str, Any]:
@@ -82,34 +82,34 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
 
     @property
     def meaning(self) -> Meaning:
-        """What the outputs are taken for."""
-        given = value(self, "outputs")
-        return self._found if given == "auto" else cast(Meaning, given)
+        """What the outputs mean, as `outputs` says or "auto" decided."""
+        outputs = value(self, "outputs")
+        return self._auto_meaning if outputs == "auto" else cast(Meaning, outputs)
 
     def _transform(self, dataset: Any) -> Any:
         check(dataset, self._model)
-        if self._shown is None:
-            self._shown = _first(probe(self._model))
+        if self._sample is None:
+            self._sample = _first(probe(self._model))
         probability = value(self, "probabilityCol")
         score = Score(self._model.ticket(dataset.sparkSession), self.meaning, value(self, "predictionCol"), probability)
-        if score.meaning != "values" and (isinstance(self._shown, dict) or self._shown.ndim > 2):
-            what = "several outputs" if isinstance(self._shown, dict) else f"rows of shape {self._shown.shape[1:]}"
-            raise SpecError(f'outputs must be "values" or "auto" where the model gives {what}, got {self.meaning!r}')
-        return with_scores(dataset, self._model, score, added(score, self._shown))
+        if score.meaning != "values" and (isinstance(self._sample, dict) or self._sample.ndim > 2):
+            kind = "several outputs" if isinstance(self._sample, dict) else f"rows of shape {self._sample.shape[1:]}"
+            raise SpecError(f'outputs must be "values" or "auto" where the model gives {kind}, got {self.meaning!r}')
+        return with_scores(dataset, self._model, score, score_columns(score, self._sample))
 
     def write(self) -> MLWriter:
         """`model.write().overwrite().save(path)`: Params and, as Parquet, the files of the model. The recipe is among
         them as a pickle: only load what comes from people you trust."""
-        return FileWriter(self, {"model": self._model.files}, {"found": self._found})
+        return FileWriter(self, {"model": self._model.files}, {"found": self._auto_meaning})
 
     @classmethod
     def read(cls) -> MLReader[HopyardModel]:
         """`HopyardModel.load(path)`."""
 
-        def made(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardModel:
+        def restore(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardModel:
             return cls.of(Portable(files["model"]), extra["found"])
 
-        return FileReader(cls, made)
+        return FileReader(cls, restore)
 
 
 def _meaning(model: Portable, df: Any) -> Meaning:
@@ -119,7 +119,7 @@ def _meaning(model: Portable, df: Any) -> Meaning:
     if df is not None:
         names = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
         try:
-            return _shown_by(model, narrowed(df, names, "the DataFrame").limit(PROBES).toArrow().to_batches())
+            return _meaning_of_rows(model, narrowed(df, names, "the DataFrame").limit(PROBES).toArrow().to_batches())
         except Exception as error:  # noqa: BLE001 - any query may fail, and the model is trained
             log.warning(
                 "%d rows of the DataFrame, which show what the model's outputs mean, could not be read or predicted "
@@ -128,19 +128,19 @@ def _meaning(model: Portable, df: Any) -> Meaning:
                 type(error).__name__,
                 error,
             )
-    return _shown_by(model, [])
+    return _meaning_of_rows(model, [])
 
 
-def _shown_by(model: Portable, rows: Sequence[Any]) -> Meaning:
-    """What the outputs for these rows, and for made-up ones, are taken for."""
-    outputs = tried(model, rows)
+def _meaning_of_rows(model: Portable, rows: Sequence[Any]) -> Meaning:
+    """Returns what the outputs for these rows, and for made-up ones, look like."""
+    outputs = sample_outputs(model, rows)
     if not outputs or isinstance(outputs[0], dict):
         return "values"
-    return told(np.concatenate(outputs), model.about.manifest.classes)
+    return infer_meaning(np.concatenate(outputs), model.about.manifest.classes)
 
 
 def _first(outputs: Any) -> Any:
-    """Of two rows: the rest is not needed, and may be large."""
+    """Returns the outputs for two rows: the rest is not needed, and may be large."""
     if isinstance(outputs, dict):
         return {name: _first(part) for name, part in outputs.items()}
     return np.array(outputs[:2])

@@ -1,7 +1,7 @@
 """The Params of the Estimator and its Model: one table, from which Params, setters and getters are made.
 
 A Param of pyspark.ml takes any value and checks little. Here each has a check that says what is allowed; it runs when
-the value is set, also by a param map, so that nothing is trained on a slip.
+the value is set, also by a param map, so that nothing is trained with a wrong one.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def _recipe(name: str, value: Any) -> Any:
     return value
 
 
-def _of(kinds: type | tuple[type, ...], what: str, name: str, value: Any) -> Any:
+def _instance_of(kinds: type | tuple[type, ...], expected: str, name: str, value: Any) -> Any:
     if isinstance(value, kinds):
         return value
-    raise SpecError(f"{name} must be {what}, got {value!r}")
+    raise SpecError(f"{name} must be {expected}, got {value!r}")
 
 
 def _search(name: str, value: Any) -> Any:
@@ -113,16 +113,18 @@ TABLE: dict[str, Row] = {
         "auto",
     ),
     "recipe": Row("recipe(config) or recipe(config, ctx): returns a model that can train", _recipe),
-    "space": Row("hyperparameters to search", partial(_of, Space, "a hy.Space")),
-    "config": Row("the one configuration to train, in the place of space and search", partial(_of, dict, "a dict")),
+    "space": Row("hyperparameters to search", partial(_instance_of, Space, "a hy.Space")),
+    "config": Row(
+        "the one configuration to train, in the place of space and search", partial(_instance_of, dict, "a dict")
+    ),
     "search": Row("how to search the space", _search),
     "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
     "mode": Row('"min" or "max": which value of the metric is the best', partial(_one_of, ("min", "max"))),
     "validation": Row("fraction of the rows that validate", _fraction, 0.0),
     "validationCol": Row("column of true and false: the rows that validate", _text),
-    "seed": Row("of everything random", partial(_whole, None), 0),
-    "partitions": Row("into which the training rows are cut", partial(_whole, 1), 8),
-    "parallel": Row("how trials share the workers", partial(_of, Hopper, "hy.Hopper()")),
+    "seed": Row("seed of everything random", partial(_whole, None), 0),
+    "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
+    "parallel": Row("how trials share the workers", partial(_instance_of, Hopper, "hy.Hopper()")),
     "epochs": Row("passes over the training rows", partial(_whole, 1), 1),
     "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
     "engine": Row("an engine in the place of hopyard.Spark(session, workers)", _engine),
@@ -141,15 +143,19 @@ TABLE: dict[str, Row] = {
         "seconds within which a State is stored, or its maker is replaced", partial(_seconds, "durable_timeout"), 600.0
     ),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
-    "encode": Row("column → how categories become numbers", partial(_of, Mapping, "a dict from column to encoding")),
-    "standardize": Row("True, or a list of feature columns", partial(_of, (bool, list), "a boolean or a list"), False),
+    "encode": Row(
+        "column → how categories become numbers", partial(_instance_of, Mapping, "a dict from column to encoding")
+    ),
+    "standardize": Row(
+        "True, or a list of feature columns", partial(_instance_of, (bool, list), "a boolean or a list"), False
+    ),
 }
 
 
 def has(*names: str) -> Callable[[Class], Class]:
     """Gives a class the Params of these names, with `setName` and `getName` for each."""
 
-    def give(kind: Class) -> Class:
+    def decorate(kind: Class) -> Class:
         for name in names:
             row = TABLE[name]
             param = Param(Params._dummy(), name, row.doc, _converter(name))
@@ -158,25 +164,25 @@ def has(*names: str) -> Callable[[Class], Class]:
             setattr(kind, f"get{name[0].upper()}{name[1:]}", _getter(name, row))
         return kind
 
-    return give
+    return decorate
 
 
-def begin(instance: Any, given: Mapping[str, Any]) -> None:
-    """Sets the defaults of a new instance, and what its constructor was given.
+def begin(instance: Any, arguments: Mapping[str, Any]) -> None:
+    """Sets the defaults of a new instance, and the arguments of its constructor.
 
     Raises:
         SpecError: an unknown name, or a value that is not allowed.
     """
     names = [param.name for param in instance.params]
     instance._setDefault(**{name: TABLE[name].default for name in names if TABLE[name].default is not None})
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name not in names:
             raise SpecError(f"{type(instance).__name__}({name}=…): there is no such Param{closest(name, names)}")
         instance._set(**{name: value})
 
 
 def value(instance: Any, name: str) -> Any:
-    """What is set, or the default, or None."""
+    """Returns the value that is set, or the default, or None."""
     param = instance.getParam(name)
     return instance.getOrDefault(param) if instance.isDefined(param) else None
 

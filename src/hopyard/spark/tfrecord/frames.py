@@ -1,6 +1,6 @@
 """DataFrames to TFRecord files and back, in the executors, through Arrow: no Hadoop jar, no RDD, no TensorFlow.
 
-Tasks write under names that nobody reads, and the driver gives the files of the tasks that counted their own.
+Tasks write under temporary names; the driver gives their own to the files of those tasks whose result counted.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class _Report(msgspec.Struct, frozen=True):
     """What a task reports to the driver."""
 
     number: int
-    """Of its partition."""
+    """Number of its partition."""
     name: str = ""
-    """Of the file that it wrote."""
+    """Name of the file that it wrote."""
     rows: int = 0
     seen: dict[str, Seen] = {}
 
@@ -58,7 +58,7 @@ def save_tfrecords(df: Any, path: str | os.PathLike[str], *, mode: Literal["erro
     Raises:
         SpecError: the directory has files, or executors do not see it; a value is not allowed.
         DataError: a column has a type that TFRecord lacks, or an array has a null in it; names the column.
-        ResourceError: no room there. In each case nothing is left behind.
+        ResourceError: the directory has no room. In each case nothing is left behind.
     """
     if mode not in ("error", "overwrite"):
         raise SpecError(f'mode must be "error" or "overwrite", got {mode!r}')
@@ -102,41 +102,41 @@ def load_tfrecords(spark: Any, path: str | os.PathLike[str] | list[Any], binary_
     binary = listed(binary_features)
     files = _Files(tuple(find(path)))
     numbers = spark.range(0, len(files.paths), 1, min(len(files.paths), TASKS))
-    found: dict[str, Seen] = {}
+    features: dict[str, Seen] = {}
     rows = 0
     for report in report_each(numbers, files.look, _Report):
-        merge(found, report.seen)
+        merge(features, report.seen)
         rows += report.rows
     if not rows:
         raise DataError(f"{files}: there are no records, so no columns are known")
-    reading = _Reading(files, schema(found, binary, str(files)))
+    reading = _Reading(files, schema(features, binary, str(files)))
 
-    def read(given: Iterator[Any]) -> Iterator[Any]:
-        return reading.rows(given)
+    def read(record_batches: Iterator[Any]) -> Iterator[Any]:
+        return reading.rows(record_batches)
 
-    return numbers.mapInArrow(read, from_arrow_schema(reading.given))
+    return numbers.mapInArrow(read, from_arrow_schema(reading.spark_schema))
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What executors look through."""
+    """The files that executors read."""
 
     paths: tuple[str, ...]
 
     def __str__(self) -> str:
         return names_of(self.paths)
 
-    def of(self, given: Iterable[Any]) -> Iterator[str]:
-        """The files with these numbers."""
-        for batch in given:
+    def numbered(self, record_batches: Iterable[Any]) -> Iterator[str]:
+        """Yields the files with these numbers."""
+        for batch in record_batches:
             for number in batch.column(0).to_pylist():
                 yield self.paths[number]
 
-    def look(self, number: int, given: Iterable[Any]) -> _Report:
-        """What the features of some files are."""
-        found: dict[str, Seen] = {}
-        rows = sum(look(found, records(path), path) for path in self.of(given))
-        return _Report(number, rows=rows, seen=found)
+    def look(self, number: int, record_batches: Iterable[Any]) -> _Report:
+        """Returns the features of some files."""
+        features: dict[str, Seen] = {}
+        rows = sum(look(features, records(path), path) for path in self.numbered(record_batches))
+        return _Report(number, rows=rows, seen=features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +147,15 @@ class _Reading:
     columns: Any
 
     @property
-    def given(self) -> pa.Schema:
-        """The columns as Spark gets them: doubles."""
+    def spark_schema(self) -> pa.Schema:
+        """The columns as Spark gets them, with doubles."""
         return pa.schema([(field.name, doubled(field.type)) for field in self.columns])
 
-    def rows(self, given: Iterable[Any]) -> Iterator[Any]:
-        """The rows of some files."""
-        for path in self.files.of(given):
+    def rows(self, record_batches: Iterable[Any]) -> Iterator[Any]:
+        """Yields the rows of some files."""
+        for path in self.files.numbered(record_batches):
             for batch in batches(path, self.columns, ROWS):
-                yield batch.cast(self.given)
+                yield batch.cast(self.spark_schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,11 @@ class _Writing:
 
     url: str
 
-    def part(self, number: int, given: Iterable[Any]) -> _Report:
-        """All rows of a partition to one file."""
+    def part(self, number: int, record_batches: Iterable[Any]) -> _Report:
+        """Writes all rows of a partition to one file."""
         rows = 0
         with part(self.url, number) as (name, stream):
-            for batch in given:
+            for batch in record_batches:
                 try:
                     for data in encode(batch):
                         stream.write(framed(data))

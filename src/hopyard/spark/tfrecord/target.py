@@ -1,6 +1,6 @@
 """The directory that a DataFrame is written to: tasks write in a hidden folder in it, and at the end files get names.
 
-Knows nothing of what is in the files. `save_tfrecords` tells its user what it raises, so messages speak of `path`.
+It knows nothing of what is in the files. Its errors reach the user of `save_tfrecords`, so messages speak of `path`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Target:
     """A directory at a path or URL that driver and executors share. One job writes to it, by one object of this class.
 
     Args:
-        url: of the directory; it need not be there.
+        url: URL of the directory, which need not exist.
         overwrite: whether what is in it is removed when the new files get their names.
 
     Raises:
@@ -39,7 +39,7 @@ class Target:
             self._root = root.rstrip("/")
             self._new = not filesystems.is_there(self._system, self._root)
         self._hidden = f"{self._root}/{_HIDDEN}{secrets.token_hex(8)}"
-        self._vacant()
+        self._require_vacant()
 
     @property
     def hidden(self) -> str:
@@ -53,13 +53,13 @@ class Target:
             self._system.pipe_file(f"{self._hidden}/{_PROBE}", b"")
 
     def finish(self, names: Sequence[tuple[str, str]]) -> None:
-        """Gives files of the hidden folder their names: pairs of (name there, name here). At last makes _SUCCESS."""
+        """Gives files of the hidden folder their names: pairs of (hidden name, final name). At last makes _SUCCESS."""
         with reaching(self.url, "write to"):
-            self._vacant()
+            self._require_vacant()
             for entry in self._entries():
                 self._system.rm(entry, recursive=True)
-            for there, here in names:
-                self._system.mv(f"{self._hidden}/{there}", f"{self._root}/{here}")
+            for hidden, final in names:
+                self._system.mv(f"{self._hidden}/{hidden}", f"{self._root}/{final}")
             self._system.pipe_file(f"{self._root}/_SUCCESS", b"")
 
     def close(self) -> None:
@@ -71,34 +71,34 @@ class Target:
             if self._new and self._system.exists(self._root) and not self._system.ls(self._root, detail=False):
                 self._system.rmdir(self._root)
 
-    def _vacant(self) -> None:
+    def _require_vacant(self) -> None:
         with reaching(self.url, "read"):
             if self._system.isfile(self._root):
                 raise SpecError(f"path = {self.url!r} is a file; name a directory that is empty or not there")
-            there = [posixpath.basename(entry.rstrip("/")) for entry in self._entries()]
-        if not self._overwrite and (there := [name for name in there if not name.startswith(_HIDDEN)]):
+            names = [posixpath.basename(entry.rstrip("/")) for entry in self._entries()]
+        if not self._overwrite and (names := [name for name in names if not name.startswith(_HIDDEN)]):
             raise SpecError(
-                f"path = {self.url!r} holds {len(there)} files or folders, {sorted(there)[0]!r} and so on; name a "
+                f"path = {self.url!r} holds {len(names)} files or folders, {sorted(names)[0]!r} and so on; name a "
                 f'directory that is empty or not there, or remove what is in it with mode="overwrite"'
             )
 
     def _entries(self) -> list[str]:
-        """All that is in the directory but the own hidden folder, never from a cache."""
+        """Returns all that is in the directory but the own hidden folder, never from a cache."""
         self._system.invalidate_cache()
         if not self._system.isdir(self._root):
             return []
-        found = [str(entry).rstrip("/") for entry in self._system.ls(self._root, detail=False)]
+        entries = [str(entry).rstrip("/") for entry in self._system.ls(self._root, detail=False)]
         own = posixpath.basename(self._hidden)
-        return [entry for entry in found if posixpath.basename(entry) != own and entry != self._root]
+        return [entry for entry in entries if posixpath.basename(entry) != own and entry != self._root]
 
 
 @contextmanager
 def part(url: str, number: int) -> Iterator[tuple[str, Any]]:
-    """(name, stream) of a new file in the hidden folder `url`, by a task; it is removed unless the block ends well.
+    """Opens a file for a task in the hidden folder `url`, as (name, stream); removes it unless the block ends well.
 
     Raises:
-        SpecError: the folder is not seen here.
-        ResourceError: no room there.
+        SpecError: this host does not see the folder.
+        ResourceError: the folder has no room.
     """
     with reaching(url, "write to"):
         folder = shared_directory(url)
@@ -107,11 +107,11 @@ def part(url: str, number: int) -> Iterator[tuple[str, Any]]:
                 f"path must be a place that driver and executors share (a path on NFS, or a URL of HDFS, S3 and the "
                 f"like), got {url}: host {socket.gethostname()} does not see what the driver wrote there"
             )
-        name, whole = f"{number:05d}-{secrets.token_hex(6)}", False
+        name, complete = f"{number:05d}-{secrets.token_hex(6)}", False
         try:
             with folder.stream(name) as stream:
                 yield name, stream
-            whole = True
+            complete = True
         finally:
-            if not whole:
+            if not complete:
                 folder.remove(name)

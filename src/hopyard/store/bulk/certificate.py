@@ -1,8 +1,8 @@
 """The certificate of a run, by which both ends of a connection prove to each other that they belong to it.
 
 There is one for each run, made by its driver and used by everybody: as a server's, as a client's, and as the only
-authority that either trusts. So it proves "of this run", and not which slot it is. It is signed by its own key and
-travels with it, as one text, by the same ways as the run's other keys (`core.messages.Setup`).
+authority that either trusts. So it proves that its holder belongs to this run, and not which slot it is. It is signed
+by its own key and travels with it, as one text, by the same ways as the run's other keys (`core.messages.Setup`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59,
 
 
 def make_certificate() -> str:
-    """A new key and a certificate for it, as PEM. About 1 ms, and 50 ms for the first import of `cryptography`."""
+    """Return a new key and its certificate, as PEM. Takes about 1 ms, and 50 ms to import `cryptography` first."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -49,11 +49,11 @@ def make_certificate() -> str:
 
 
 def tls(certificate: str, *, server: bool) -> ssl.SSLContext:
-    """TLS 1.3 for who has this certificate, with who has it too.
+    """Return a context of TLS 1.3 between ends that both have this certificate.
 
     Args:
-        certificate: of `make_certificate`.
-        server: for the end that is dialled.
+        certificate: what `make_certificate` returned.
+        server: whether it is for the end that is dialled.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -84,8 +84,8 @@ def _public(certificate: str) -> str:
 
 @contextlib.contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """`ssl` reads keys from files alone: one in memory where the system has that, else one that only this user can
-    read, gone at once."""
+    """Yield the path of a file with this text, as `ssl` reads keys from files alone. The file is in memory where the
+    system has that; else only this user can read it, and it is gone at once."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("key", os.MFD_CLOEXEC), "w") as file:
             file.write(text)

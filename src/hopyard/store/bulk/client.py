@@ -1,10 +1,11 @@
-"""Bytes by network, for who shares neither memory nor disk: States from peer to peer, and to the driver's store.
+"""Bytes by network, for processes that share neither memory nor disk: States from peer to peer, and to the driver's
+store.
 
-A request is a frame of words; where it brings bytes, the server says when they may come, so that a sender waits for a
-slow disk in its own memory and not in the server's. While it waits or is worked at it hears a pulse now and then, so
-it need not guess how long a disk may take: who sends no pulse is not there. A request says how long it may wait for its
-turn, and is dropped after that, or when its asker hung up. The wire of words (`driver.wire`) takes nothing large, so
-that no answer waits behind a State.
+A request is one small frame; where it brings bytes, the server says when they may come, so that they wait for a slow
+disk in the client's memory and not in the server's. While the request waits or is worked on, the server sends a pulse
+now and then, so the client need not guess how long a disk may take: a server that sends no pulse is not there. A
+request says how long it may wait for its turn, and is dropped after that, or when its client hung up. The connection
+for messages (`driver.router`) carries nothing large, so that no answer waits behind a State.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _reply = msgspec.msgpack.Decoder(Reply)
 
 
 def always() -> bool:
-    """Bytes that nobody writes to."""
+    """Return True, as `intact` of bytes that nobody writes to."""
     return True
 
 
@@ -58,7 +59,7 @@ class Client:
     """Asks servers. Keeps connections for the next request; several threads may ask at once, each by one of its own.
 
     Args:
-        credentials: of the run.
+        credentials: the credentials of the run.
         moved: called with the bytes of each piece that went or came; with 0 when the server says that it is at work.
     """
 
@@ -67,12 +68,12 @@ class Client:
         self._moved = moved
         self._lock = threading.Lock()
         self._idle: list[tuple[str, Connection]] = []
-        """The one that was used last is the last."""
+        """(address, connection); the one that was used last is last."""
         self._busy: set[Connection] = set()
         self._open = True
 
     def ask(self, address: str, ask: Ask, data: memoryview | bytes | None = None) -> memoryview:
-        """The bytes of the answer.
+        """Send a request, and return the bytes of the answer.
 
         Raises:
             FileNotFoundError: the server has no such thing.
@@ -81,31 +82,31 @@ class Client:
                 damaged on the way. The same may work the next time.
         """
         try:
-            connection = self._connected(address)
+            connection = self._acquire(address)
         except (OSError, ValueError) as error:
             raise ConnectionError(f"{address} does not answer: {error}") from error
-        whole = False
+        complete = False
         try:
             try:
-                reply, found = _asked(connection, ask, data)
-                whole = True
+                reply, body = _exchange(connection, ask, data)
+                complete = True
             except FileNotFoundError as error:
-                whole = True
+                complete = True
                 raise FileNotFoundError(f"State {ask.ref} at {address}: {error}") from None
             except (OSError, ValueError, msgspec.MsgspecError) as error:
                 raise ConnectionError(f"{address} does not answer: State {ask.ref}: {error}") from error
         finally:
-            self._keep(address, connection, whole)
+            self._release(address, connection, complete)
         if reply.fault == "missing":
             raise FileNotFoundError(reply.text)
         if reply.fault == "room":
             raise ResourceError(reply.text)
         if reply.fault:
             raise ConnectionError(f"{address}: {reply.text}")
-        return found
+        return body
 
     def close(self) -> None:
-        """Hang up; who is asking gets a ConnectionError."""
+        """Hang up; requests that are under way get a ConnectionError."""
         with self._lock:
             self._open = False
             idle, self._idle = self._idle, []
@@ -114,15 +115,15 @@ class Client:
         for _, connection in idle:
             connection.close()
 
-    def _connected(self, address: str) -> Connection:
-        """A kept connection that still is one, else a new one."""
+    def _acquire(self, address: str) -> Connection:
+        """Return an idle connection that is still open, else a new one."""
         while True:
             with self._lock:
-                kept = next((pair for pair in reversed(self._idle) if pair[0] == address), None)
-                if kept is not None:
-                    self._idle.remove(kept)
-            connection = dial(address, self._credentials) if kept is None else kept[1]
-            if kept is not None and connection.gone():
+                idle = next((pair for pair in reversed(self._idle) if pair[0] == address), None)
+                if idle is not None:
+                    self._idle.remove(idle)
+            connection = dial(address, self._credentials) if idle is None else idle[1]
+            if idle is not None and connection.gone():
                 connection.close()
                 continue
             with self._lock:
@@ -133,19 +134,19 @@ class Client:
                 connection.moved = self._moved
             return connection
 
-    def _keep(self, address: str, connection: Connection, whole: bool) -> None:
-        """A request that was not answered to its end cannot be followed by another."""
-        spare: Connection | None = connection
+    def _release(self, address: str, connection: Connection, complete: bool) -> None:
+        """Keep a connection for the next request, or close it: none can follow an answer that was not complete."""
+        surplus: Connection | None = connection
         with self._lock:
             self._busy.discard(connection)
-            if whole and self._open:
+            if complete and self._open:
                 self._idle.append((address, connection))
-                spare = self._idle.pop(0)[1] if len(self._idle) > IDLE else None
-        if spare is not None:
-            spare.close()
+                surplus = self._idle.pop(0)[1] if len(self._idle) > IDLE else None
+        if surplus is not None:
+            surplus.close()
 
 
-def _asked(connection: Connection, ask: Ask, data: memoryview | bytes | None) -> tuple[Reply, memoryview]:
+def _exchange(connection: Connection, ask: Ask, data: memoryview | bytes | None) -> tuple[Reply, memoryview]:
     view = None if data is None else memoryview(data).cast("B")
     if view is not None:
         ask = msgspec.structs.replace(ask, size=len(view))

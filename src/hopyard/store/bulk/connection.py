@@ -1,7 +1,7 @@
-"""A connection for bytes between two processes of one run: who may be there, and frames.
+"""A connection for bytes between two processes of one run: the proof that both belong to it, and frames.
 
 First comes TLS 1.3 with the run's certificate, where the address says "tls://". Then each end shows that it knows the
-run's token, which itself never travels: 96 bytes in all, so that no length which a stranger tells is believed. Then
+run's token, which itself never travels: 96 bytes in all, so that no length which a stranger sends is believed. Then
 frames go both ways, a head of 5 bytes (kind, length) and at most `CHUNK` bytes. What takes longer goes on for as long
 as bytes move: every time-out is for one step without progress, never for the whole.
 """
@@ -24,27 +24,27 @@ from typing import Any
 from blake3 import blake3
 
 from hopyard.store.bulk.certificate import prove_same, tls
-from hopyard.store.bulk.tls import TlsLine
+from hopyard.store.bulk.tls import TlsSocket
 from hopyard.store.room import room
 from hopyard.system.network import keep_alive, parted
 
 ASK, GO, WAIT, DATA, END, REPLY = b"A", b"G", b"W", b"D", b"E", b"R"
-"""Kinds of frames: a request; send its bytes; it waits for its turn or is worked at; a chunk of bytes; the seal of the
+"""Kinds of frames: a request; send its bytes; it waits for its turn or is worked on; a chunk of bytes; the seal of the
 chunks, a digest where TLS has none; the answer."""
 
 CHUNK = 4 << 20
 """Bytes of the largest frame. (A thread that computes takes the interpreter back for up to 5 ms after each call.)"""
 STALL_SECONDS = 60.0
-"""An end that takes or gives no byte for so long is not there."""
+"""An end that receives and sends no byte for so long counts as gone."""
 DIAL_SECONDS = 5.0
 HANDSHAKE_SECONDS = 10.0
-"""For a stranger to show that it belongs to the run, all in all."""
+"""How long a stranger may take in all to show that it belongs to the run."""
 
 _HEAD = struct.Struct("<cI")
 _PIECE = 1 << 20
-"""Bytes of one call to send: what must go within one time-out."""
+"""Bytes of one call to send, which must go within one time-out."""
 _NONCE = 16
-Line = socket.socket | TlsLine
+Socket = socket.socket | TlsSocket
 _MAC = 32
 _POLL_GONE = select.POLLIN | select.POLLHUP | select.POLLERR
 
@@ -53,8 +53,8 @@ class Credentials:
     """What every process of a run has, and nobody else.
 
     Args:
-        token: of the run.
-        certificate: of `make_certificate`; empty: nothing goes by TLS.
+        token: the token of the run.
+        certificate: what `make_certificate` returned; empty: nothing goes by TLS.
     """
 
     def __init__(self, token: str, certificate: str = "") -> None:
@@ -63,17 +63,17 @@ class Credentials:
 
     @functools.cached_property
     def for_server(self) -> ssl.SSLContext:
-        """Of the end that is dialled."""
+        """The context of the end that is dialled."""
         return tls(self.certificate, server=True)
 
     @functools.cached_property
     def for_client(self) -> ssl.SSLContext:
-        """Of the end that dials."""
+        """The context of the end that dials."""
         return tls(self.certificate, server=False)
 
-    def mac(self, what: bytes, *nonces: bytes) -> bytes:
-        """Proof that one knows the token."""
-        return hmac.digest(self.token, b"hopyard bulk 1 " + what + b"".join(nonces), "sha256")
+    def mac(self, side: bytes, *nonces: bytes) -> bytes:
+        """Return the proof that this side knows the token."""
+        return hmac.digest(self.token, b"hopyard bulk 1 " + side + b"".join(nonces), "sha256")
 
 
 def dial(address: str, credentials: Credentials) -> Connection:
@@ -83,115 +83,115 @@ def dial(address: str, credentials: Credentials) -> Connection:
         OSError: nobody answers there, or somebody who does not belong to the run.
     """
     plain = socket.create_connection(parted(address), DIAL_SECONDS)
-    line: Line = plain
+    sock: Socket = plain
     try:
         keep_alive(plain)
         # its process may be busy with an import that lets no other thread run
         if address.startswith("tls://"):
-            line = _secure(line, credentials, server_side=False, seconds=STALL_SECONDS)
-        line.settimeout(STALL_SECONDS)
-        theirs, mine = _read(line, _NONCE), os.urandom(_NONCE)
-        _send(line, mine + credentials.mac(b"client", theirs, mine))
-        if not hmac.compare_digest(_read(line, _MAC), credentials.mac(b"server", mine, theirs)):
+            sock = _secure(sock, credentials, server_side=False, seconds=STALL_SECONDS)
+        sock.settimeout(STALL_SECONDS)
+        theirs, mine = _read(sock, _NONCE), os.urandom(_NONCE)
+        _send(sock, mine + credentials.mac(b"client", theirs, mine))
+        if not hmac.compare_digest(_read(sock, _MAC), credentials.mac(b"server", mine, theirs)):
             raise ConnectionError("who answers there does not know the token of this run")
     except BaseException:
-        line.close()
+        sock.close()
         raise
-    return Connection(line)
+    return Connection(sock)
 
 
-def admit(line: Line, credentials: Credentials, *, secure: bool) -> Connection:
-    """The other end of `dial`, within `HANDSHAKE_SECONDS`. Owns `line` from now on.
+def admit(sock: Socket, credentials: Credentials, *, secure: bool) -> Connection:
+    """Be the other end of `dial`, within `HANDSHAKE_SECONDS`. Owns `sock` from now on.
 
     Raises:
         OSError: who dialled does not belong to the run, or took too long to show it.
     """
-    until = monotonic() + HANDSHAKE_SECONDS
+    deadline = monotonic() + HANDSHAKE_SECONDS
     try:
-        line.settimeout(HANDSHAKE_SECONDS)
-        if isinstance(line, socket.socket):
-            keep_alive(line)
+        sock.settimeout(HANDSHAKE_SECONDS)
+        if isinstance(sock, socket.socket):
+            keep_alive(sock)
         if secure:
-            line = _secure(line, credentials, server_side=True, seconds=HANDSHAKE_SECONDS)
+            sock = _secure(sock, credentials, server_side=True, seconds=HANDSHAKE_SECONDS)
         mine = os.urandom(_NONCE)
-        _send(line, mine)
-        said = _read(line, _NONCE + _MAC, until)
-        theirs, mac = said[:_NONCE], said[_NONCE:]
+        _send(sock, mine)
+        answer = _read(sock, _NONCE + _MAC, deadline)
+        theirs, mac = answer[:_NONCE], answer[_NONCE:]
         if not hmac.compare_digest(mac, credentials.mac(b"client", mine, theirs)):
             raise ConnectionError("who dialled does not know the token of this run")
-        _send(line, credentials.mac(b"server", theirs, mine))
+        _send(sock, credentials.mac(b"server", theirs, mine))
     except BaseException:
-        line.close()
+        sock.close()
         raise
-    return Connection(line)
+    return Connection(sock)
 
 
-def _secure(line: Line, credentials: Credentials, *, server_side: bool, seconds: float) -> TlsLine:
-    assert isinstance(line, socket.socket)
+def _secure(sock: Socket, credentials: Credentials, *, server_side: bool, seconds: float) -> TlsSocket:
+    assert isinstance(sock, socket.socket)
     context = credentials.for_server if server_side else credentials.for_client
-    made = TlsLine(line, context, server_side=server_side, seconds=seconds)
-    prove_same(made.certificate(), credentials.certificate)
-    return made
+    tls_socket = TlsSocket(sock, context, server_side=server_side, seconds=seconds)
+    prove_same(tls_socket.certificate(), credentials.certificate)
+    return tls_socket
 
 
 class Connection:
-    """One end, let in. Used by one thread at a time; `pulse`, `still`, `gone` and `shut` may be called from any."""
+    """One admitted end. One thread at a time uses it; `pulse`, `still`, `gone` and `shut` may be called from any."""
 
-    def __init__(self, line: Line) -> None:
-        line.settimeout(STALL_SECONDS)
-        self._line = line
+    def __init__(self, sock: Socket) -> None:
+        sock.settimeout(STALL_SECONDS)
+        self._socket = sock
         self._lock = threading.Lock()
         self._working = False
         self._body_at: float | None = None
-        """When bytes of the body last moved that is on its way."""
+        """When bytes of the body that is on its way last moved; None: there is none."""
         self.moved: Callable[[int], None] = lambda count: None
         """Called with the bytes of each piece that went or came; 0: a pulse of the other end, which is at work."""
 
     def wait(self) -> None:
-        """Until something comes, however long that takes."""
+        """Wait until something comes, however long that takes."""
         self._poll(_POLL_GONE, None)
 
     def send(self, kind: bytes, body: bytes = b"") -> None:
-        """One frame."""
-        _send(self._line, _HEAD.pack(kind, len(body)) + body)
+        """Send one frame."""
+        _send(self._socket, _HEAD.pack(kind, len(body)) + body)
 
     def receive(self, *kinds: bytes) -> tuple[bytes, bytes]:
-        """The next frame, of one of these kinds; `WAIT` is taken for what it is.
+        """Return the next frame, of one of these kinds; a `WAIT` before it only shows that the other end is at work.
 
         Raises:
-            ConnectionError: the line ended, or something else came.
+            ConnectionError: the connection ended, or something else came.
             TimeoutError: nothing came for `STALL_SECONDS`.
         """
         while True:
             kind, size = self._head()
             if kind in kinds:
-                return kind, _read(self._line, size)
+                return kind, _read(self._socket, size)
             if kind != WAIT or size:
                 raise ConnectionError(f"a frame {kind!r} of {size} bytes came in place of {b' or '.join(kinds)!r}")
             self.moved(0)
 
     def send_body(self, data: memoryview, intact: Callable[[], bool]) -> None:
-        """Chunks and their seal. `data` may change meanwhile, as memory that is used again: `intact` says so after the
-        last chunk, and the other end is told."""
+        """Send chunks and their seal. `data` may change meanwhile, as memory that is used again: after the last chunk
+        `intact` tells whether it did, and the other end learns it from an empty seal."""
         seal = self._seal()
         with self._body():
             for at in range(0, len(data), CHUNK):
                 part = data[at : at + CHUNK]
                 seal.update(part)
-                _send(self._line, _HEAD.pack(DATA, len(part)))
+                _send(self._socket, _HEAD.pack(DATA, len(part)))
                 for start in range(0, len(part), _PIECE):
                     piece = part[start : start + _PIECE]
-                    _send(self._line, piece)
+                    _send(self._socket, piece)
                     self._body_at = monotonic()
                     self.moved(len(piece))
             self.send(END, seal.digest() if intact() else b"")
 
     def receive_body(self, size: int) -> memoryview:
-        """So many bytes, compared with their seal.
+        """Receive `size` bytes, and compare them with their seal.
 
         Raises:
             FileNotFoundError: they changed while they were sent.
-            ConnectionError: the line ended, or the bytes are not those that were sent.
+            ConnectionError: the connection ended, or the bytes are not those that were sent.
         """
         view, seal, at = room(size), self._seal(), 0
         with self._body():
@@ -201,7 +201,7 @@ class Connection:
                     raise ConnectionError(f"a frame {kind!r} of {count} bytes came at byte {at} of {size}")
                 part = view[at : at + count]
                 for start in range(0, count, _PIECE):
-                    _read_into(self._line, part[start : start + _PIECE])
+                    _read_into(self._socket, part[start : start + _PIECE])
                     self._body_at = monotonic()
                 seal.update(part)
                 at += count
@@ -214,7 +214,7 @@ class Connection:
         return view
 
     def still(self) -> float:
-        """For how many seconds the other end has neither given nor taken what is on its way; 0.0 while nothing is."""
+        """Return for how many seconds no byte of a body that is on its way has moved; 0.0: none is on its way."""
         at = self._body_at
         return 0.0 if at is None else monotonic() - at
 
@@ -228,7 +228,7 @@ class Connection:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """While this end works and sends nothing, `pulse` may."""
+        """Let `pulse` send in the block, while this end works and sends nothing itself."""
         with self._lock:
             self._working = True
         try:
@@ -241,65 +241,65 @@ class Connection:
         """Tell the other end that this one is at work, where it waits for that."""
         with self._lock, contextlib.suppress(OSError):
             if self._working and self._poll(select.POLLOUT, 0):
-                _send(self._line, _HEAD.pack(WAIT, 0))
+                _send(self._socket, _HEAD.pack(WAIT, 0))
 
     def gone(self) -> bool:
-        """Whether the other end hung up; to be asked only while it has nothing to say."""
+        """Whether the other end hung up; to be called only while it has nothing to send."""
         return self._poll(_POLL_GONE, 0)
 
     def shut(self) -> None:
         """Wake the thread that uses it with an error."""
         with contextlib.suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Hang up."""
-        self._line.close()
+        self._socket.close()
 
     def _poll(self, events: int, seconds: float | None) -> bool:
         poll = select.poll()
-        poll.register(self._line, events)
+        poll.register(self._socket, events)
         return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def _head(self) -> tuple[bytes, int]:
-        kind, size = _HEAD.unpack(_read(self._line, _HEAD.size))
+        kind, size = _HEAD.unpack(_read(self._socket, _HEAD.size))
         if size > CHUNK:
             raise ConnectionError(f"a frame of {size} bytes was announced; at most {CHUNK} are allowed")
         return kind, size
 
     def _seal(self) -> Any:
-        return Sealed() if isinstance(self._line, TlsLine) else blake3()
+        return Sealed() if isinstance(self._socket, TlsSocket) else blake3()
 
 
 class Sealed:
-    """In the place of a hash: TLS has one for each record."""
+    """It stands in the place of a hash: TLS has one for each record."""
 
     def update(self, part: memoryview) -> None:
         """Nothing to do."""
 
     def digest(self) -> bytes:
-        """What both ends have."""
+        """Return what both ends have."""
         return b"whole"
 
 
-def _send(line: Line, data: bytes | memoryview) -> None:
+def _send(sock: Socket, data: bytes | memoryview) -> None:
     view, at = memoryview(data), 0
     while at < len(view):  # not sendall, whose time-out is for all of it
-        at += line.send(view[at : at + _PIECE])
+        at += sock.send(view[at : at + _PIECE])
 
 
-def _read(line: Line, size: int, until: float | None = None) -> bytes:
+def _read(sock: Socket, size: int, deadline: float | None = None) -> bytes:
     data = bytearray(size)
-    _read_into(line, memoryview(data), until)
+    _read_into(sock, memoryview(data), deadline)
     return bytes(data)
 
 
-def _read_into(line: Line, view: memoryview, until: float | None = None) -> None:
+def _read_into(sock: Socket, view: memoryview, deadline: float | None = None) -> None:
     at = 0
     while at < len(view):
-        if until is not None:
-            line.settimeout(max(0.1, until - monotonic()))
-        count = line.recv_into(view[at:])
+        if deadline is not None:
+            sock.settimeout(max(0.1, deadline - monotonic()))
+        count = sock.recv_into(view[at:])
         if not count:
             raise ConnectionError("the line ended")
         at += count

@@ -1,4 +1,4 @@
-"""The end of `store.bulk` that answers: who is let in, whose turn it is, and a thread for each connection."""
+"""The end of `store.bulk` that answers: it lets connections in, gives turns, and has a thread for each connection."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 5.0
 STRANGERS = 64
-"""Connections at once that have not shown yet that they belong to the run; one more ends the oldest."""
+"""How many connections at once may not have shown yet that they belong to the run; one more ends the oldest."""
 HELD_SECONDS = 10.0
-"""For which a turn is kept by a client that gives or takes no byte, once others wait for it. It may ask again."""
+"""How long a client that sends and receives no byte keeps its turn, once others wait for it. It may ask again."""
 LARGEST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """Bytes that a request may bring: what it brings is in memory here."""
 CLOSE_SECONDS = 10.0
-"""For the requests that are being answered when a server closes."""
+"""How long the requests may take that are being answered when a server closes."""
 WARN_SECONDS = 60.0
-"""Strangers are told of no more often."""
+"""The least time between two warnings about strangers."""
 
 _ask = msgspec.msgpack.Decoder(Ask)
 
@@ -48,15 +48,15 @@ class Service:
     """(request, its bytes) → bytes of the answer; FileNotFoundError and ResourceError reach the client as such."""
     turns: Turns | None = None
     """How many at once; None: all that come."""
-    known: Callable[[Ask], bool] = lambda ask: False
-    """Whether it is done already, and needs neither turn nor bytes."""
+    already_done: Callable[[Ask], bool] = lambda ask: False
+    """Whether a request is done already, and needs neither turn nor bytes."""
     largest: int = LARGEST
     """Bytes that a request may bring."""
 
 
 def secured(encrypt: Encrypt, host: str) -> bool:
-    """Whether what a server sends and takes that is dialled by `host` is encrypted. "between hosts": unless its clients
-    are on its own host, where nobody else can listen."""
+    """Whether a server that is dialled by `host` encrypts what it sends and receives. "between hosts": unless its
+    clients are on its own host, where nobody else can listen."""
     return encrypt is True or (encrypt == "between hosts" and not is_loopback(host))
 
 
@@ -65,8 +65,8 @@ class Server:
 
     Args:
         host: name under which clients reach this one; see `network.address_to_bind`.
-        credentials: of the run.
-        services: what → how it is answered.
+        credentials: the credentials of the run.
+        services: what is asked → how it is answered.
         port: 0: any.
         encrypt: whether connections are encrypted, see `secured`.
 
@@ -95,12 +95,12 @@ class Server:
         self.address = f"{'tls' if self._secure else 'tcp'}://{joined(host, port)}"
         self._lock = threading.Lock()
         self._strangers: dict[int, socket.socket] = {}
-        """By number, the oldest first; a second descriptor of each, by which it can be ended."""
-        self._came = 0
+        """Number → a second descriptor of the connection, by which it can be ended; the oldest first."""
+        self._accepted_count = 0
         self._connections: dict[Connection, bool] = {}
-        """Those that were let in → whether a request is being answered."""
+        """Connections that were let in → whether a request is being answered."""
         self._turns: dict[Connection, Turns] = {}
-        """Those whose turn it is."""
+        """Connection → the turns of which it has one."""
         self._threads: set[threading.Thread] = set()
         self._open = True
         self._refused = 0
@@ -110,7 +110,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; a request that is being answered is answered."""
+        """Stop, after the requests that are being answered."""
         self._open = False
         os.write(self._waker, b"x")
         self._thread.join()
@@ -121,9 +121,9 @@ class Server:
                 if not answering:
                     connection.shut()
             threads = list(self._threads)
-        patience = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS
         for thread in threads:
-            thread.join(max(0.0, patience - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
             for connection in self._connections:
                 connection.shut()
@@ -144,18 +144,18 @@ class Server:
                 if time.monotonic() >= pulse:
                     pulse = time.monotonic() + PULSE_SECONDS
                     with self._lock:
-                        connections, turns = list(self._connections), list(self._turns.items())
+                        connections, holders = list(self._connections), list(self._turns.items())
                     for connection in connections:
                         connection.pulse()
-                    for connection, whose in turns:
-                        if connection.still() >= HELD_SECONDS and whose.wanted:
+                    for connection, turns in holders:
+                        if connection.still() >= HELD_SECONDS and turns.awaited:
                             log.warning("a worker that moves no byte lost its turn; it may ask again")
                             connection.shut()
 
     def _let_in(self) -> None:
         try:
-            line, _ = self._listener.accept()
-            second = line.dup()
+            sock, _ = self._listener.accept()
+            duplicate = sock.dup()
         except BlockingIOError:
             return
         except OSError as error:  # no more files may be open; the kernel keeps the connection until there are
@@ -165,10 +165,10 @@ class Server:
         with self._lock:
             if len(self._strangers) >= STRANGERS:
                 _shut(self._strangers.pop(next(iter(self._strangers))))
-            self._came += 1
-            number = self._came
-            self._strangers[number] = second
-            thread = threading.Thread(target=self._serve, args=(line, number), name="hopyard-bulk-line", daemon=True)
+            self._accepted_count += 1
+            number = self._accepted_count
+            self._strangers[number] = duplicate
+            thread = threading.Thread(target=self._serve, args=(sock, number), name="hopyard-bulk-line", daemon=True)
             self._threads.add(thread)
         try:
             thread.start()
@@ -176,28 +176,28 @@ class Server:
             with self._lock:
                 self._threads.discard(thread)
                 _shut(self._strangers.pop(number))
-            line.close()
+            sock.close()
             log.warning("a connection cannot be let in: %s", error)
 
     # ---------------------------------------------------------------- one thread for each connection
 
-    def _serve(self, line: socket.socket, number: int) -> None:
+    def _serve(self, sock: socket.socket, number: int) -> None:
         connection = None
         try:
             try:
-                connection = admit(line, self._credentials, secure=self._secure)
+                connection = admit(sock, self._credentials, secure=self._secure)
             except (OSError, ValueError) as error:
                 self._refuse(error)
                 return
             finally:
                 with self._lock:
-                    if second := self._strangers.pop(number, None):
-                        second.close()
+                    if duplicate := self._strangers.pop(number, None):
+                        duplicate.close()
                     if connection is not None:
                         self._connections[connection] = False
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 while self._open:
-                    self._next(connection)
+                    self._serve_request(connection)
         finally:
             with self._lock:
                 if connection is not None:
@@ -214,15 +214,15 @@ class Server:
             count, self._refused, self._warned = self._refused, 0, time.monotonic()
         log.warning("%d connections of strangers to the port of States were refused: %s", count, error)
 
-    def _next(self, connection: Connection) -> None:
+    def _serve_request(self, connection: Connection) -> None:
         connection.wait()
         with self._lock:
             self._connections[connection] = True
         try:
             ask = _ask.decode(connection.receive(ASK)[1])
             with contextlib.ExitStack() as turn:
-                reply, found = self._answer(connection, ask, turn)
-                body, intact = (found.data, found.intact) if isinstance(found, Taken) else (found, always)
+                reply, result = self._answer(connection, ask, turn)
+                body, intact = (result.data, result.intact) if isinstance(result, Taken) else (result, always)
                 data = memoryview(body).cast("B")
                 connection.send(REPLY, encode(msgspec.structs.replace(reply, size=len(data))))
                 if len(data):
@@ -233,15 +233,15 @@ class Server:
                 self._turns.pop(connection, None)
 
     def _answer(self, connection: Connection, ask: Ask, turn: contextlib.ExitStack) -> tuple[Reply, Any]:
-        """The reply and its bytes. `turn` is given back when they are sent."""
+        """Return the reply and its bytes. `turn` is released when they are sent."""
         service = self._services.get(ask.what)
         if service is None:
             return Reply("other", f"nobody here does {ask.what!r}"), b""
         if ask.size > service.largest:
             return _too_large(ask, service.largest), b""
 
-        def begun() -> bool:
-            if service.known(ask):
+        def prepare() -> bool:
+            if service.already_done(ask):
                 return True
             if service.turns is not None:
                 turn.enter_context(service.turns.one(ask.seconds, connection.gone))
@@ -249,17 +249,17 @@ class Server:
                     self._turns[connection] = service.turns
             return False
 
-        reply, known = _tried(connection, begun)
-        if reply.fault or known:
+        reply, already_done = _attempt(connection, prepare)
+        if reply.fault or already_done:
             return reply, b""
         data = memoryview(b"")
         if ask.size >= 0:
             try:
                 connection.send(GO)
                 data = connection.receive_body(ask.size)
-            except (OSError, MemoryError) as error:  # where the line is the reason, nobody hears it
+            except (OSError, MemoryError) as error:  # where the connection is the reason, nobody receives it
                 return Reply("other", f"{type(error).__name__}: {error}"), b""
-        return _tried(connection, lambda: service.answer(ask, data))
+        return _attempt(connection, lambda: service.answer(ask, data))
 
 
 def _too_large(ask: Ask, largest: int) -> Reply:
@@ -272,8 +272,8 @@ def _too_large(ask: Ask, largest: int) -> Reply:
     )
 
 
-def _tried(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, Any]:
-    """Its result; an error as the client is to hear it, since that must not wait for ever."""
+def _attempt(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, Any]:
+    """Return the result of `work`, or its error as a reply, since the client must not wait for ever."""
     try:
         with connection.working():
             return Reply(), work()
@@ -287,6 +287,6 @@ def _tried(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, Any]
         return Reply("other", f"{type(error).__name__}: {error}"), b""
 
 
-def _shut(line: socket.socket) -> None:
-    with line, contextlib.suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+def _shut(sock: socket.socket) -> None:
+    with sock, contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -15,12 +15,12 @@ _PIECE = 1 << 18
 """Bytes for one call of the system."""
 
 
-class TlsLine:
+class TlsSocket:
     """One end; the handshake is done when this is made. Owner of the socket.
 
     Args:
-        line: connected. Its time-out is that of every call here.
-        context: of this end.
+        sock: the connected socket. Its time-out is that of every call here.
+        context: the context of this end.
         server_side: whether this end was dialled.
         seconds: for the whole handshake.
 
@@ -28,36 +28,36 @@ class TlsLine:
         OSError: the other end does not speak TLS, is not trusted, does not trust this one, or takes too long.
     """
 
-    def __init__(self, line: socket.socket, context: ssl.SSLContext, *, server_side: bool, seconds: float) -> None:
-        self._line = line
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, seconds: float) -> None:
+        self._socket = sock
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=server_side)
         self._buffer = memoryview(bytearray(_PIECE))
-        until = monotonic() + seconds
+        deadline = monotonic() + seconds
         while True:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
-                line.settimeout(max(0.1, until - monotonic()))
-                if monotonic() >= until or not self._receive():
+                sock.settimeout(max(0.1, deadline - monotonic()))
+                if monotonic() >= deadline or not self._receive():
                     raise ConnectionError("the line ended, or time did, before TLS was agreed on") from None
             except ssl.SSLError:
-                self._flush()  # so that the other end hears why
+                self._flush()  # so that the other end learns why
                 raise
             else:
                 self._flush()
                 return
 
     def certificate(self) -> bytes:
-        """That of the other end, as DER."""
+        """Return the certificate of the other end, as DER."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     def recv_into(self, view: memoryview) -> int:
-        """Some bytes, as many as are there; 0: the line ended."""
+        """Read some bytes, as many as are there; returns how many, 0: the connection ended."""
         at = 0
         while at < len(view):
             try:
-                count: Any = self._tls.read(len(view) - at, view[at:])  # with a buffer: how many
+                count: Any = self._tls.read(len(view) - at, view[at:])  # with a buffer it returns how many
             except ssl.SSLWantReadError:
                 if at or not self._receive():
                     break
@@ -68,34 +68,34 @@ class TlsLine:
         return at
 
     def send(self, view: memoryview) -> int:
-        """How many of the bytes were sent."""
+        """Send some of the bytes; returns how many."""
         count = self._tls.write(view[:_PIECE])
         self._flush()
         return count
 
     def settimeout(self, seconds: float | None) -> None:
-        """For each call, until something moves."""
-        self._line.settimeout(seconds)
+        """Set the time-out of each call, until something moves."""
+        self._socket.settimeout(seconds)
 
     def fileno(self) -> int:
-        """Of the socket."""
-        return self._line.fileno()
+        """Return the descriptor of the socket."""
+        return self._socket.fileno()
 
     def shutdown(self, how: int) -> None:
-        """End the connection; wakes who waits for it."""
-        self._line.shutdown(how)
+        """End the connection, which wakes the threads that wait for it."""
+        self._socket.shutdown(how)
 
     def close(self) -> None:
         """Hang up."""
-        self._line.close()
+        self._socket.close()
 
     def _receive(self) -> bool:
-        """Whether more has come."""
+        """Receive what has come; returns whether the connection goes on."""
         self._flush()
-        count = self._line.recv_into(self._buffer)
+        count = self._socket.recv_into(self._buffer)
         self._in.write(self._buffer[:count])
         return bool(count)
 
     def _flush(self) -> None:
         if self._out.pending:
-            self._line.sendall(self._out.read())
+            self._socket.sendall(self._out.read())

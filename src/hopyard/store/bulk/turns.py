@@ -1,4 +1,4 @@
-"""Who may go on when only so many may at once: first come, first served, and nobody waits in vain."""
+"""Turns, for work that only so many may do at once: first come, first served, and nobody waits in vain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Late(Exception):
 
 
 class Turns:
-    """So many turns at once; used by many threads."""
+    """At most `count` turns at once; many threads may use it."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -25,32 +25,32 @@ class Turns:
         self._changed = threading.Condition()
 
     @property
-    def wanted(self) -> bool:
+    def awaited(self) -> bool:
         """Whether anybody waits for a turn."""
         with self._changed:
             return bool(self._queue)
 
     @contextlib.contextmanager
     def one(self, seconds: float, gone: Callable[[], bool]) -> Iterator[None]:
-        """A turn, waited for at most so many seconds, and no longer than somebody wants it.
+        """Hold a turn in the block. It is waited for at most so many seconds, and no longer than somebody wants it.
 
         Raises:
             Late: it did not come.
         """
-        until, mine = monotonic() + seconds, object()
+        deadline, turn = monotonic() + seconds, object()
         with self._changed:
-            self._queue.append(mine)
+            self._queue.append(turn)
             try:
-                while not self._free or self._queue[0] is not mine:
-                    left = until - monotonic()
-                    if left <= 0:
+                while not self._free or self._queue[0] is not turn:
+                    remaining = deadline - monotonic()
+                    if remaining <= 0:
                         raise Late(f"its turn did not come within {seconds:.0f} seconds")
-                    self._changed.wait(min(left, LOOK_SECONDS))
+                    self._changed.wait(min(remaining, LOOK_SECONDS))
                     if gone():
                         raise Late("who asked hung up")
                 self._free -= 1
             finally:
-                self._queue.remove(mine)
+                self._queue.remove(turn)
                 self._changed.notify_all()
         try:
             yield

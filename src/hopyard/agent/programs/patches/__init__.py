@@ -1,1 +1,1 @@
-"""What frameworks are told as they are imported."""
+"""Patches that are applied to frameworks when they are imported."""

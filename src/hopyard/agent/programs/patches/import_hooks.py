@@ -1,7 +1,7 @@
-"""What shall be done once a module is imported, in a process that may never import it.
+"""Calls functions once a module is imported, in a process that may never import it.
 
-A task's process knows things that frameworks want to know, or do badly, and does not know which framework it will see:
-`when_imported` waits for the import. The real module is loaded by its own loader, and then handed to the function.
+A task's process has settings and corrections for frameworks, but does not know which framework will be imported:
+`when_imported` waits for the import. The real module is loaded by its own loader, and then passed to the function.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from types import ModuleType
 from typing import Any
 
 
-def when_imported(name: str, do: Callable[[ModuleType], None]) -> None:
-    """Call `do(module)` right after the module of this full name has been loaded, once; now, where it is there already.
+def when_imported(name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call `callback(module)` once, right after the module of this full name is loaded, or now if it is loaded already.
 
-    Functions for one module are called in the order in which they were given. What they raise, the import raises.
+    Functions for one module are called in the order in which they were registered. The import raises what they raise.
     """
     if name in sys.modules:
-        do(sys.modules[name])
+        callback(sys.modules[name])
         return
-    finder = next((one for one in sys.meta_path if isinstance(one, _Finder)), None)
+    finder = next((entry for entry in sys.meta_path if isinstance(entry, _Finder)), None)
     if finder is None:
         finder = _Finder()
         sys.meta_path.insert(0, finder)
-    finder.waiting.setdefault(name, []).append(do)
+    finder.waiting.setdefault(name, []).append(callback)
 
 
 class _Finder(MetaPathFinder):
@@ -40,30 +40,30 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader, self.waiting)
+            spec.loader = _CallbackLoader(spec.loader, self.waiting)
         return spec
 
 
-class _Then(Loader):
-    """Loads the module as its own loader does, then calls those that wait for it."""
+class _CallbackLoader(Loader):
+    """Loads the module as its own loader does, then calls the functions that wait for it."""
 
     def __init__(self, real: Loader, waiting: dict[str, list[Callable[[ModuleType], None]]]) -> None:
         self._real, self._waiting = real, waiting
 
     def __getattr__(self, name: str) -> Any:
-        """Its source and resources, for who only looks for the module."""
+        """Get the real loader's attributes, for code that only reads the module's source or resources."""
         return getattr(self._real, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As its own loader does."""
+        """Create the module as its own loader does."""
         return self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Its own loader stands in the module afterwards, for those that look for its source. The import system returns
-        what stands in `sys.modules` then: a function may put something else there."""
+        """Load the module and call the functions. The module has its own loader afterwards, for code that looks for its
+        source. The import system returns what is in `sys.modules` then: a function may put something else there."""
         name = module.__name__
         if module.__spec__ is not None:
             module.__loader__ = module.__spec__.loader = self._real
         self._real.exec_module(module)
-        for do in self._waiting.pop(name, ()):
-            do(module)
+        for callback in self._waiting.pop(name, ()):
+            callback(module)

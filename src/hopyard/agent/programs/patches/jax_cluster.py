@@ -1,7 +1,7 @@
 """`jax.distributed.initialize()` without arguments, in a task of a program.
 
-JAX asks the kinds of cluster that it knows (Slurm, Open MPI, Kubernetes, …) who it is; a program is one more. It is
-asked first: a task on a Slurm node is a process of its program, not one of the Slurm job.
+JAX asks each kind of cluster that it knows (Slurm, Open MPI, Kubernetes, …) for the process's rank; a program is one
+more kind. It is asked first: a task on a Slurm node is a process of its program, not one of the Slurm job.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 from hopyard.agent.programs.patches.import_hooks import when_imported
 
 
-def known_to_jax() -> None:
-    """From now on, JAX finds coordinator, number and rank of processes in the task's environment
-    (`core.programs.placement.environment`). Costs nothing in a process that does not import JAX."""
+def register_with_jax() -> None:
+    """Let JAX find coordinator, number and rank of processes in the task's environment
+    (`core.programs.placement.environment`). This costs nothing in a process that does not import JAX."""
     when_imported("jax._src.clusters", _register)
 
 
 def _register(clusters: ModuleType) -> None:
     base: Any = getattr(clusters, "ClusterEnv", None)
-    known: Any = getattr(base, "_cluster_types", None)
-    if not isinstance(known, list):  # a version that is built in another way: its users say the three arguments
+    cluster_types: Any = getattr(base, "_cluster_types", None)
+    if not isinstance(cluster_types, list):  # another version of JAX, whose users must pass the three arguments
         return
 
     class HopyardCluster(base):  # type: ignore[misc]
-        """Making the class registers it."""
+        """Defining the class registers it."""
 
         name = "hopyard"
 
@@ -46,5 +46,5 @@ def _register(clusters: ModuleType) -> None:
         def get_process_id(cls) -> int:
             return int(os.environ["JAX_PROCESS_ID"])
 
-    known.remove(HopyardCluster)
-    known.insert(0, HopyardCluster)
+    cluster_types.remove(HopyardCluster)
+    cluster_types.insert(0, HopyardCluster)

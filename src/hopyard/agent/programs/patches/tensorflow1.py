@@ -1,11 +1,11 @@
-"""TensorFlow 1 programs as they were written: `import tensorflow` gives `tf.compat.v1` in this process.
+"""Runs TensorFlow 1 programs unchanged: `import tensorflow` gives `tf.compat.v1` in this process.
 
-`present()` is called before the user's code. It imports nothing: when TensorFlow is imported, the real one comes, what
-version 2 changed is turned off, and a front is put in its place. Only who wrote for version 1 shall see version 1:
-libraries that go by the same name, Keras before all, are given the real one by the front.
+`present()` is called before the user's code. It imports nothing: when TensorFlow is imported, the real one is loaded,
+version 2's behavior is turned off, and a front is put in its place. Only code written for version 1 may see version 1:
+to libraries that import `tensorflow` and mean version 2, above all Keras, the front gives the real one.
 
-What has left TensorFlow since (`tf.contrib`, `tf.estimator`, and what needs Keras 2) is answered with one sentence that
-says where its things are now.
+For parts that TensorFlow has removed since (`tf.contrib`, `tf.estimator`, and what needs Keras 2) the error has one
+sentence that says where they are now.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GONE = {
         "tensorflow.examples ended with TensorFlow 1: for its tutorials.mnist use tf.keras.datasets.mnist.load_data()"
     ),
 }
-"""What TensorFlow no longer has → the sentence that says so."""
+"""Part that TensorFlow no longer has → the sentence that says so."""
 
 KERAS_2 = (
     "{name} is part of Keras 2, which is the package tf_keras: install it in the version of TensorFlow "
@@ -52,12 +52,12 @@ KERAS_2 = (
 
 
 def present() -> None:
-    """From now on, `import tensorflow` and `from tensorflow… import …` give version 1 in this process. Costs nothing
-    until then. With tf_keras installed, `tf.keras` is Keras 2, which graphs and sessions need (TF_USE_LEGACY_KERAS=1),
+    """Let `import tensorflow` and `from tensorflow… import …` give version 1 in this process. It costs nothing until
+    then. With tf_keras installed, `tf.keras` is Keras 2, which graphs and sessions need (TF_USE_LEGACY_KERAS=1),
     unless the environment says otherwise.
 
     Raises:
-        ValueError: TensorFlow is imported already and has begun as version 2; says so in its own words.
+        ValueError: TensorFlow is imported already and has begun as version 2; the text is TensorFlow's own.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -84,27 +84,27 @@ class _Finder(MetaPathFinder):
             return None
         if part == "layers" and not _keras_2():
             raise ModuleNotFoundError(f"No module named {fullname!r}: {_keras_2_sentence('tf.layers')}", name=fullname)
-        found = front.part(rest)
-        return None if found is None else ModuleSpec(fullname, _There(found), is_package=True)
+        module = front.part(rest)
+        return None if module is None else ModuleSpec(fullname, _ExistingLoader(module), is_package=True)
 
 
-class _There(Loader):
-    """Gives a module that is there already under another name."""
+class _ExistingLoader(Loader):
+    """Loads a module that exists already, under another name."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """None: one of the import system's own, which nobody keeps (it would write its spec into ours)."""
+        """Return None: the import system creates a module that nobody keeps (it would write its spec into ours)."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """The import system returns what stands in `sys.modules` afterwards."""
+        """Put the module into `sys.modules`, from where the import system returns it."""
         sys.modules[module.__name__] = self._module
 
 
 class _Front(ModuleType):
-    """What `import tensorflow` gives. It has no attributes of its own but those that every package has."""
+    """The module that `import tensorflow` gives. Its only own attributes are those that every package has."""
 
     def __init__(self, real: ModuleType, v1: ModuleType) -> None:
         super().__init__(NAME, v1.__doc__)
@@ -117,12 +117,12 @@ class _Front(ModuleType):
             __file__=real.__file__,
             __package__=NAME,
             __version__=v1.__version__,
-            compat=real.compat,  # of version 1 it has copies that lack internals
+            compat=real.compat,  # version 1 has copies of it that lack internals
         )
 
     def __getattr__(self, name: str) -> Any:
-        asking = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
-        if asking in NEWER:
+        importer = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+        if importer in NEWER:
             return getattr(self._real, name)
         if name == "__all__":
             absent = () if _keras_2() else ("layers",)
@@ -138,7 +138,7 @@ class _Front(ModuleType):
         raise AttributeError(f"tensorflow {self._v1.__version__}, presented as version 1, has no {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """The import system binds parts that were imported; what version 1 has by that name is not to be hidden."""
+        """The import system sets imported parts as attributes; they must not hide what version 1 has by that name."""
         if getattr(self._v1, name, None) is not value:
             super().__setattr__(name, value)
 
@@ -152,17 +152,17 @@ class _Front(ModuleType):
         """The module of version 1 at `names` ("train", "nn.rnn_cell"); None where `tensorflow/` is to be searched."""
         if names.partition(".")[0] in {"compat", "keras"}:
             return None
-        found: Any = self._v1
+        module: Any = self._v1
         for name in names.split("."):
-            found = getattr(found, name, None)
-        return found if isinstance(found, ModuleType) else None
+            module = getattr(module, name, None)
+        return module if isinstance(module, ModuleType) else None
 
 
 def _switch(real: ModuleType) -> None:
     """Put the front in TensorFlow's place."""
     importlib.import_module(f"{NAME}.compat.v2")  # under this name, while its parent is the real one
     v1 = importlib.import_module(f"{NAME}.compat.v1")
-    with importlib.import_module(f"{NAME}.python.util.deprecation").silence():  # whoever calls for version 1 knows
+    with importlib.import_module(f"{NAME}.python.util.deprecation").silence():  # the program is for version 1
         v1.disable_v2_behavior()
     if not _keras_2():
         with suppress(ImportError):  # TensorFlow still has cells of its own, but not the layers
@@ -171,8 +171,8 @@ def _switch(real: ModuleType) -> None:
 
 
 def _keras_2() -> bool:
-    asked = os.environ.get("TF_USE_LEGACY_KERAS") in {"true", "True", "1"}
-    return asked and importlib.util.find_spec("tf_keras") is not None
+    enabled = os.environ.get("TF_USE_LEGACY_KERAS") in {"true", "True", "1"}
+    return enabled and importlib.util.find_spec("tf_keras") is not None
 
 
 def _keras_2_sentence(name: str) -> str:

@@ -1,1 +1,1 @@
-"""Going over rows with Keras, on each of its backends."""
+"""Loops over rows with Keras, one for each of its backends."""

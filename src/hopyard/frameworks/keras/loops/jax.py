@@ -1,7 +1,7 @@
-"""Going over rows with Keras on JAX: a compiled step, called batch by batch.
+"""Loops over rows with Keras on JAX: a compiled step, called batch by batch.
 
-XLA compiles for fixed shapes, so a short last batch is one compilation more; the arrays of model, optimizer and metrics
-stay on the device from the first batch of a partition to its last.
+XLA compiles for fixed shapes, so a short last batch costs one more compilation; the arrays of model, optimizer and
+metrics stay on the device from the first batch of a partition to its last.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hopyard.meter import Steps
 
 
 def buffers(model: keras.Model) -> list[Any]:
-    """None: all that a model holds is variables of Keras."""
+    """Returns an empty list: everything in a model is variables of Keras."""
     return []
 
 
 def host(variable: Any) -> Any:
-    """A variable's values, a view."""
+    """Returns a variable's values, as a view."""
     return np.asarray(variable.value)
 
 
 class Loop:
-    """The compiled steps of one model. Owner of its traces.
+    """The compiled steps of one model. It owns their traces.
 
     Args:
         model: compiled, and built as far as a batch builds it.
@@ -48,8 +48,8 @@ class Loop:
             self._test = jax.jit(self._test, donate_argnums=0)
 
     def train(self, rows: RowBatches, each: Callable[[Any], Any] | None = None) -> None:
-        """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
-        batch, when it is given, with the variables up to date before and after."""
+        """Trains over the rows; metrics and State stay in the model's variables. If set, `each(step)` runs around every
+        batch, with the variables up to date before and after."""
         model = self._model
         groups = [
             model.trainable_variables,
@@ -64,7 +64,7 @@ class Loop:
             each(partial(self._over, "train", self._train, groups, [batch]))
 
     def evaluate(self, rows: RowBatches) -> None:
-        """Loss and metrics over the rows, left in the variables of the metrics."""
+        """Computes loss and metrics over the rows, in the variables of the metrics."""
         model = self._model
         groups = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
         self._over("validate", self._test, groups, rows.batches())
@@ -77,19 +77,19 @@ class Loop:
         return traced
 
     def _over(self, phase: str, step: Callable[..., Any], groups: list[Any], batches: Any) -> None:
-        """JAX returns from a step before it is computed. Now and then it is waited for: else hundreds of steps, counted
-        already, would be computed after the last one was begun, and nothing would advance meanwhile."""
+        """Runs the steps. JAX returns from a step before it is computed, so this waits for it now and then: otherwise
+        hundreds of steps, counted already, would be computed after the last one has begun, without any progress."""
         state: Any = tuple([variable.value for variable in group] for group in groups)
-        ahead, begin = 0, time.perf_counter()
+        pending, start = 0, time.perf_counter()
         for batch in batches:
             with self._meter.step(phase, leaves(batch)[0].shape[0]):
                 state = step(state, batch)
-            ahead += 1
-            if ahead >= self._pace.batches:
+            pending += 1
+            if pending >= self._pace.batches:
                 jax.block_until_ready(state)  # type: ignore[no-untyped-call]
                 now = time.perf_counter()
-                self._pace.record(ahead, now - begin)
-                ahead, begin = 0, now
+                self._pace.record(pending, now - start)
+                pending, start = 0, now
         for group, values in zip(groups, state, strict=True):
             for variable, value in zip(group, values, strict=True):
                 variable.assign(value)

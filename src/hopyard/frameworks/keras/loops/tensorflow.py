@@ -1,8 +1,8 @@
-"""Going over rows with Keras on TensorFlow: many batches in one compiled call, for about ten seconds.
+"""Loops over rows with Keras on TensorFlow: many batches in one compiled call, for about ten seconds.
 
-The batches of a partition are a loop inside the graph, over rows that are gathered there: a step of a small model then
-costs 0.1 to 0.4 ms, where `fit` takes 1.1 to 1.9, and ends in the same bits. Shapes are traced with an open number of
-rows, and the size of a batch is an argument, so that there is one trace for training and one for evaluation.
+The loop over the batches of a partition is inside the graph, and gathers their rows there: a step of a small model then
+costs 0.1 to 0.4 ms, where `fit` takes 1.1 to 1.9, with the same bits as result. Shapes are traced with an open number
+of rows, and the size of a batch is an argument, so that there is one trace for training and one for evaluation.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _DRAWS = (
     "RandomShuffle",
     "Multinomial",
 )
-"""Operations whose generator lives in the process: nobody can carry it to another worker."""
+"""Operations whose generator is in the process, and so cannot be moved to another worker."""
 
 
 def buffers(model: keras.Model) -> list[Any]:
-    """None: all that a model holds is variables of Keras."""
+    """Returns an empty list: everything in a model is variables of Keras."""
     return []
 
 
 def host(variable: Any) -> Any:
-    """A variable's values, a copy."""
+    """Returns a variable's values, as a copy."""
     return np.asarray(variable.value.numpy())  # a scalar is an array too
 
 
@@ -51,7 +51,7 @@ class StepError(HopyardError):
 
 
 class Loop:
-    """The compiled steps of one model. Owner of its traces.
+    """The compiled steps of one model. It owns their traces.
 
     Args:
         model: compiled, and built as far as a batch builds it.
@@ -62,33 +62,33 @@ class Loop:
         self._steps: dict[tuple[bool, Any], Callable[..., Any]] = {}
         self._meter = Steps()
         self._paces = {True: Pace(), False: Pace()}
-        """Of training, and of evaluation."""
+        """Whether for training → the pace of training, or of evaluation."""
         self.traces = 0
         self.nondeterminism: list[str] = []
 
     def _call(self, train: bool, part: Part) -> None:
-        """Go over a part, in calls of about CALL_SECONDS."""
+        """Goes over a part, in calls of about CALL_SECONDS."""
         phase, pace = "train" if train else "validate", self._paces[train]
         data, ends = _tensors(part.data), np.asarray(part.ends, np.int64)
         order = (_index(part.order),) if train else ()
         done = 0
         while done < len(ends):
-            some = ends[done : done + pace.batches]
-            begin = time.perf_counter()
-            with self._meter.step(phase, count=len(some)):
+            chunk = ends[done : done + pace.batches]
+            start = time.perf_counter()
+            with self._meter.step(phase, count=len(chunk)):
                 step = self._compiled(train, part.data)
                 try:
-                    step(data, *order, _index(some), _index(ends[done - 1] if done else 0))
+                    step(data, *order, _index(chunk), _index(ends[done - 1] if done else 0))
                 except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
-                    raise StepError(_plainly(error)) from error  # whose class and text tell whether memory ran out
+                    raise StepError(_message(error)) from error  # its class and text show whether memory ran out
                 except tf.errors.OpError as error:
-                    raise StepError(_plainly(error)) from None
-            pace.record(len(some), time.perf_counter() - begin)
-            done += len(some)
+                    raise StepError(_message(error)) from None
+            pace.record(len(chunk), time.perf_counter() - start)
+            done += len(chunk)
 
     def train(self, rows: RowBatches, each: Callable[[Any], Any] | None = None) -> None:
-        """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
-        batch, when it is given; then a batch is a call."""
+        """Trains over the rows; metrics and State stay in the model's variables. If set, `each(step)` runs around every
+        batch, and then each batch is one call."""
         if self._model.run_eagerly:
             for batch in rows.batches():
                 with self._meter.step("train"):
@@ -98,7 +98,7 @@ class Loop:
             self._around(each, partial(self._call, True, part))
 
     def evaluate(self, rows: RowBatches) -> None:
-        """Loss and metrics over the rows, left in the variables of the metrics."""
+        """Computes loss and metrics over the rows, in the variables of the metrics."""
         if self._model.run_eagerly:
             for batch in rows.batches():
                 with self._meter.step("validate"):
@@ -114,21 +114,21 @@ class Loop:
     def _compiled(self, train: bool, data: Any) -> Callable[..., Any]:
         form = map_arrays(lambda array: (array.shape[1:], array.dtype.str), data)
         key = train, repr(form)
-        found = self._steps.get(key)
-        if found is None:
+        step = self._steps.get(key)
+        if step is None:
             spec = map_arrays(lambda a: tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)), data)
             index = tf.TensorSpec((None,), tf.int64)
             function = tf.function(self._train_unit if train else self._test_unit, autograph=False)
             start = tf.TensorSpec((), tf.int64)
-            made = function.get_concrete_function(*((spec, index, index, start) if train else (spec, index, start)))
+            concrete = function.get_concrete_function(*((spec, index, index, start) if train else (spec, index, start)))
             self.traces += 1
-            self._examine(made.graph)
-            found = self._steps[key] = made
-        return found
+            self._examine(concrete.graph)
+            step = self._steps[key] = concrete
+        return step
 
     def _train_unit(self, data: Any, order: Any, ends: Any, first: Any) -> Any:
-        """`data`: x, y and weights, each (n, …) or a dict of such; `order` (rows,): which of them; `ends` (batches,):
-        where in `order` each batch ends; `first` (): where the first one begins."""
+        """Trains in the graph. `data`: x, y and weights, each (n, …) or a dict of arrays; `order` (rows,): indices of
+        their rows; `ends` (batches,): the end of each batch in `order`; `first` (): the start of the first one."""
         step = self._step(self._model.train_step)
 
         def body(batch: Any, start: Any) -> Any:
@@ -159,13 +159,13 @@ class Loop:
         return tf.while_loop(lambda batch, _: batch < count, body, (zero, first), parallel_iterations=1)[0]
 
     def _examine(self, graph: Any) -> None:
-        """Note what a State cannot hold."""
+        """Notes what a State cannot hold."""
         model = self._model
-        known = {id(variable.value) for variable in (*model.variables, *model.optimizer.variables)}
-        known |= {id(variable.value) for variable in model.metrics_variables}
-        known |= {id(internals.global_generator().state.value)}
+        keras_ids = {id(variable.value) for variable in (*model.variables, *model.optimizer.variables)}
+        keras_ids |= {id(variable.value) for variable in model.metrics_variables}
+        keras_ids |= {id(internals.global_generator().state.value)}
         for variable in graph.variables:
-            if id(variable) not in known:
+            if id(variable) not in keras_ids:
                 self._note(
                     f"the step uses tf.Variable {variable.name!r}, of which Keras knows nothing, so it is no part of "
                     "the State: make it with self.add_weight(…), and random numbers with keras.random.SeedGenerator"
@@ -183,17 +183,17 @@ class Loop:
             self.nondeterminism.append(text)
 
 
-def _plainly(error: Any) -> str:
-    """What an operation complains of, without TensorFlow's account of where each of its nodes was made."""
+def _message(error: Any) -> str:
+    """Returns the message of a failed operation, without TensorFlow's list of where each of its nodes was created."""
     lines = [line.strip() for line in str(error.message).splitlines()]
-    told = [
+    messages = [
         line
         for line in lines
         if line
         and not line.startswith(("File ", "Detected at", "Graph execution error", "Stack trace", "[[{{", "<stdin>"))
         and not line.startswith(("Errors may have originated", "Hint:", "[Op:"))
     ]
-    return f"{type(error).__name__}: {told[-1] if told else lines[0]}"
+    return f"{type(error).__name__}: {messages[-1] if messages else lines[0]}"
 
 
 def _tensors(data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Going over rows with Keras on PyTorch: step by step, as PyTorch does."""
+"""Loops over rows with Keras on PyTorch: step by step, as PyTorch does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hopyard.meter import Steps
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """What a torch module keeps beside its parameters, such as the running mean of a batch norm, read and written as
-    Keras' variables are."""
+    """A buffer of a torch module, such as the running mean of a batch norm, which is read and written like Keras'
+    variables."""
 
     path: str
     value: torch.Tensor
@@ -26,31 +26,31 @@ class Buffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its values."""
+        """The shape of its values."""
         return tuple(self.value.shape)
 
     @property
     def dtype(self) -> str:
-        """NumPy's name of it, as Keras has it."""
+        """NumPy's name of the dtype, as in Keras."""
         return str(self.value.dtype).removeprefix("torch.")
 
     def assign(self, values: Any) -> None:
-        """Copy in."""
+        """Copies values in."""
         with torch.no_grad():
             self.value.copy_(keras.ops.convert_to_tensor(values, dtype=self.dtype))
 
 
 def buffers(model: keras.Model) -> list[Buffer]:
-    """Those of all torch modules in the model: training changes them, and Keras does not know of them."""
-    found: dict[int, Buffer] = {}
+    """Returns the buffers of all torch modules in the model: training changes them, and Keras does not know them."""
+    by_id: dict[int, Buffer] = {}
     for layer in internals.layers(model):
         for path, tensor in layer.named_buffers():
-            found.setdefault(id(tensor), Buffer(f"{layer.name}/{path}", tensor))
-    return list(found.values())
+            by_id.setdefault(id(tensor), Buffer(f"{layer.name}/{path}", tensor))
+    return list(by_id.values())
 
 
 def host(variable: Any) -> Any:
-    """A variable's values; a view where they are on the host."""
+    """Returns a variable's values; a view where they are on the host."""
     return keras.ops.convert_to_numpy(variable.value)
 
 
@@ -68,8 +68,8 @@ class Loop:
         self.nondeterminism: list[str] = []
 
     def train(self, rows: RowBatches, each: Callable[[Any], Any] | None = None) -> None:
-        """Train over the rows; metrics and State are left in the model's variables. `each(step)` runs around every
-        batch, when it is given."""
+        """Trains over the rows; metrics and State stay in the model's variables. If set, `each(step)` runs around every
+        batch."""
         self._model.train()
         for batch in rows.batches():
             call = partial(self._model.train_step, _tensors(batch))
@@ -77,7 +77,7 @@ class Loop:
                 call() if each is None else each(call)
 
     def evaluate(self, rows: RowBatches) -> None:
-        """Loss and metrics over the rows, left in the variables of the metrics."""
+        """Computes loss and metrics over the rows, in the variables of the metrics."""
         self._model.eval()
         with torch.no_grad():
             for batch in rows.batches():
