@@ -322,7 +322,7 @@ def test_metrics_of_several_numbers(tmp_path: Path) -> None:
         return compiled(model, "mse", metrics=[keras.metrics.F1Score(name="f1")])
 
     x, y = table(200)
-    words = ["metric 'f1' (F1Score) gives more than one number", 'average="macro"']
+    words = ["metric 'f1' (F1Score) must give one number, gives several", 'average="macro"']
     refused(tmp_path / "run", recipe, *words, data=numpy(x, np.eye(2, dtype=np.float32)[y]))
 
 

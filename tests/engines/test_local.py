@@ -37,14 +37,14 @@ def test_as_many_workers_as_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> No
         ({"workers": True}, r"Local\(workers=\) must be an integer >= 1, got True"),
         ({"workers": 1.5}, r"Local\(workers=\) must be an integer >= 1, got 1\.5"),
         ({"threads": 0}, r"Local\(threads=\) must be an integer >= 1, got 0"),
-        ({"devices": "cuda:0"}, r'devices=\'cuda:0\'\): "auto", None, or a list'),
+        ({"devices": "cuda:0"}, r'Local\(devices=…\) must be "auto", None or a list such as .*, got .cuda:0.'),
         ({"workers": 2, "devices": [0]}, r"must name one device for each of 2 workers, got .*; name one several times"),
         ({"env": {"A": 1}}, r"Local\(env=\)\['A'\] = 1: names and values are text"),
         ({"env": {"A=": "1"}}, r"names without ="),
         ({"env": None}, r"must be a mapping"),
         ({"env": [("A", "b")]}, r"Local\(env=\) must be a mapping"),
         ({"env": ""}, r"Local\(env=\) must be a mapping"),
-        ({"devices": 3}, r"devices=3\): \"auto\", None, or a list"),
+        ({"devices": 3}, r'must be "auto", None or a list such as .*, got 3'),
     ],
 )
 def test_values_that_are_not_allowed(arguments: dict[str, object], message: str) -> None:

@@ -255,7 +255,7 @@ def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
         ({"workers": 0}, r"Spark\(workers=\) must be an integer >= 1, got 0"),
         ({"workers": 1, "threads": True}, r"Spark\(threads=\) must be an integer >= 1, got True"),
         ({"workers": 1, "port": 65534}, r"Spark\(port=65534\): 0, or at most 65533"),
-        ({"workers": 1, "host": ""}, r"Spark\(host=''\): a name or address"),
+        ({"workers": 1, "host": ""}, r"Spark\(host=…\) must be a name or address .*, got ''"),
         ({"workers": 1, "env": {"A": 1}}, r"names and values are text"),
         ({"workers": 1, "start_timeout": 0}, r"Spark\(start_timeout=\) must be a finite number of seconds > 0, got 0"),
     ],

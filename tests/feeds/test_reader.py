@@ -328,7 +328,7 @@ def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], np.zeros(5), {"a": [1, 2], "b": [1]}, []])
 def test_wrong_answers_are_told_on_both_sides(tmp_path: Path, answer: Any) -> None:
-    words = r"answered .* values to a batch of 2 rows \(partition 6\)"
+    words = r"must be one value for each row, in their order, got .* values to a batch of 2 rows \(partition 6\)"
     with feed_server(tmp_path) as server:
         found = asked(server, 6, [numbers(0, 4)])
         feed = Feed(server.queue("infer"))

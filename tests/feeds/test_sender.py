@@ -285,7 +285,7 @@ def test_inference_with_a_wrong_answer_fails_the_job_and_says_why(spark: Any, se
             feed.answer(batch["id"][:-1])
 
     serve(servers, "infer", work)
-    with pytest.raises(Exception, match="answered 9 values to a batch of 10 rows"):
+    with pytest.raises(Exception, match="got 9 values to a batch of 10 rows"):
         spark.range(0, 100, 1, 2).mapInArrow(inferring(route(servers, "infer"), "a long"), "a long").collect()
 
 

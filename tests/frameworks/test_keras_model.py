@@ -832,7 +832,7 @@ def test_class_weight_needs_one_label() -> None:
     x, y, _ = forked_rows()
     with pytest.raises(SpecError, match=r"the data must have exactly one label, has 2"):
         trainable.train_partition(feed_of(x, y))
-    with pytest.raises(SpecError, match="this data has none"):
+    with pytest.raises(SpecError, match="must have exactly one label, has none"):
         Model(made(plain), class_weight={0: 2.0}).train_partition(feed_of(data(1, 8)[0], None))
 
 

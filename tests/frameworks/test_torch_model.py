@@ -342,16 +342,16 @@ def faulty() -> dict[str, tuple[dict[str, Any], str]]:
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     schedule = torch.optim.lr_scheduler
     return {
-        "loss": ({"loss": 3}, "loss = 3"),
+        "loss": ({"loss": 3}, r"loss must be a function .*, got 3"),
         "reserved": ({"metrics": {"loss": accuracy}}, "always there"),
-        "metric": ({"metrics": {"m": 3}}, r"metrics\['m'\] = 3"),
-        "every": ({"scheduler_every": "step"}, "scheduler_every = 'step'"),
+        "metric": ({"metrics": {"m": 3}}, r"metrics\['m'\] must be .*, got 3"),
+        "every": ({"scheduler_every": "step"}, r"scheduler_every must be .*, got 'step'"),
         "size": ({"batch_size": 0}, "batch_size must be an integer >= 1, or None, got 0"),
         "size bool": ({"batch_size": True}, "batch_size must be an integer >= 1, or None, got True"),
         "clip": ({"clip_norm": 0}, "clip_norm must be a number > 0, or None, got 0"),
         "clip text": ({"clip_norm": "1"}, "clip_norm must be a number > 0, or None, got '1'"),
-        "autocast": ({"autocast": "float8"}, "autocast = 'float8'"),
-        "autocast dtype": ({"autocast": torch.float64}, "autocast = torch.float64"),
+        "autocast": ({"autocast": "float8"}, r"autocast must be .*, got 'float8'"),
+        "autocast dtype": ({"autocast": torch.float64}, r"autocast must be .*, got torch.float64"),
         "augment": ({"augment": lambda inputs: inputs}, "augment"),
         "scheduler": ({"scheduler": schedule.StepLR(other, 1)}, "another optimizer"),
         "plateau": ({"scheduler": schedule.ReduceLROnPlateau(other)}, "ReduceLROnPlateau"),

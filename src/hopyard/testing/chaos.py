@@ -17,7 +17,6 @@ from random import Random
 
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
-    DECISIONS,
     Began,
     Check,
     Checked,
@@ -35,7 +34,6 @@ from hopyard.core.runs.events import (
     Joined,
     Keep,
     Left,
-    Line,
     Proposed,
     Release,
     Replace,
@@ -46,6 +44,7 @@ from hopyard.core.runs.events import (
     Warn,
     decode,
     encode,
+    journaled,
 )
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
@@ -320,7 +319,7 @@ class Chaos:
         event = agent.outbox.popleft()
         moment = self.choose(3)
         commands = self.machine.handle(event)
-        self.journal += [encode(line) for line in (_lines(event, commands) if moment else [event])]
+        self.journal += [encode(line) for line in (journaled(event, commands) if moment else [event])]
         if moment == 2:
             for command in commands[: self.choose(len(commands) + 1)]:
                 self._obey(command)
@@ -358,7 +357,7 @@ class Chaos:
         if isinstance(event, Durable):
             self.stored.add(event.ref)
         commands = self.machine.handle(event)
-        self.journal += [encode(line) for line in _lines(event, commands)]
+        self.journal += [encode(line) for line in journaled(event, commands)]
         for command in commands:
             self._obey(command)
 
@@ -520,17 +519,6 @@ class Chaos:
         at_the_end(self.machine, self.store, self.sick | self.unfit)
         for agent in self.agents.values():
             hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
-
-
-def _lines(event: Event, commands: list[Command]) -> list[Line]:
-    """Returns the lines that the driver journals, as `driver/runs/loop.py` does."""
-    lines: list[Line] = [event]
-    for command in commands:
-        if isinstance(command, DECISIONS):
-            lines.append(command)
-        elif isinstance(command, Replace):
-            lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
-    return lines
 
 
 _WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}

@@ -300,7 +300,7 @@ def test_who_waits_for_another_state_than_the_one_at_this_place_hears_that_it_is
     if busy:
         desk.gate.clear()
     where = desk.keep(Ref(0, 3, 4))
-    desk.until(lambda: desk.checkpoints._active == where if busy else where in desk.checkpoints._durable)
+    desk.until(lambda: desk.checkpoints._active_key == where if busy else where in desk.checkpoints._durable)
     desk.checkpoints.store_next(Ref(0, 1, 4), where)
     assert Forgotten(at=0.0, slot=0, ref=Ref(0, 1, 4)) in desk.hear(1 if busy else 2)
     desk.gate.set()

@@ -17,8 +17,8 @@ from hopyard.core.programs.feed_events import (
     Fail,
     Fed,
     Looked,
-    Say,
-    Send,
+    SendOrder,
+    SendRows,
     SourceFailed,
     TasksReplaced,
     Warn,
@@ -51,10 +51,10 @@ STOPPED = program(1, 2, phase="over", status="stopped", ended=True)
 def told(command: Any) -> str:
     """A command in a few words."""
     match command:
-        case Say():
+        case SendOrder():
             to = "all" if command.to is None else "".join(map(str, sorted(command.to)))
             return f"{type(command.message).__name__.removeprefix('Feed').lower()}>{to}"
-        case Send():
+        case SendRows():
             return f"send {command.source} as {command.epoch}"
         case Cancel():
             return f"cancel {command.source}"

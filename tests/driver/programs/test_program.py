@@ -359,7 +359,7 @@ class TestFailures:
         program = launch(tmp_path, programs.who, Hangs(), start_timeout=3.0)
         with pytest.raises(hy.ProgramFailed, match="begun its main within 3 seconds"):
             program.wait(60)
-        assert "time.sleep" in program.logs() or "_loaded" in program.logs()  # its stack
+        assert "time.sleep" in program.logs() or "_load_main" in program.logs()  # its stack
 
     def test_a_stopped_process_is_found(self, tmp_path: Path) -> None:
         program = launch(tmp_path, programs.idle, heartbeat_timeout=1.5)

@@ -36,6 +36,7 @@ from hopyard.driver.links import Gone
 from hopyard.driver.runs import deletions
 from hopyard.driver.runs import loop as loops
 from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
 from hopyard.spec import Part, Ref, RunSpec, Timeouts
@@ -104,17 +105,8 @@ class Stage:
         self.journal.append([began])
         self.seen: list[Any] = []
         sampler = Listed([{"n": n} for n in range(configs)])
-        self.loop = Loop(
-            self.machine,
-            self.journal,
-            self.link,
-            self.store,
-            sampler,
-            workers,
-            lambda s: folder / f"{s}.log",
-            [self],
-            **more,
-        )
+        self.workers = Workers(self.link, self.machine, workers, lambda s: folder / f"{s}.log", **more)
+        self.loop = Loop(self.machine, self.journal, self.link, self.store, sampler, self.workers, [self])
 
     def see(self, lines: list[Any], machine: Machine) -> None:
         self.seen += lines
@@ -421,7 +413,9 @@ def defective(stage: Callable[..., Stage], exact: Any) -> Stage:
 
 
 def test_a_slot_with_nothing_to_do_is_given_back_and_not_replaced(stage: Callable[..., Stage]) -> None:
-    it = stage([READY], [FIT], [Ready(1, "there", 11)], [], [Gone(1, "ended with exit code 0")], workers=2, idle=0.0)
+    it = stage(
+        [READY], [FIT], [Ready(1, "there", 11)], [], [Gone(1, "ended with exit code 0")], workers=2, idle_timeout=0.0
+    )
     it.link.receives += [answer(it), answer(it)]
     it.loop.run()
     assert [line.slot for line in it.lines() if isinstance(line, Left)] == [1]
@@ -432,7 +426,7 @@ def test_a_slot_with_nothing_to_do_is_given_back_and_not_replaced(stage: Callabl
 
 
 def test_the_last_slot_stays(stage: Callable[..., Stage]) -> None:
-    it = stage([READY], [FIT], idle=0.0)
+    it = stage([READY], [FIT], idle_timeout=0.0)
     it.link.receives += [answer(it), [], answer(it)]
     it.loop.run()
     assert not [line for line in it.lines() if isinstance(line, Left)]
@@ -469,7 +463,7 @@ def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.Log
 
 def test_slots_are_numbered_on_after_a_resume(tmp_path: Path) -> None:
     it = Stage(tmp_path)
-    it.loop._next_slot = 7
+    it.workers._next_slot = 7
     with pytest.raises(KeyboardInterrupt):
         it.loop.run()
     assert it.link.started == [7]

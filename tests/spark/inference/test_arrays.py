@@ -55,7 +55,7 @@ def test_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        (np.float64(1), "'x' is a single value of type float64"),
+        (np.float64(1), "'x' must be an array of shape .*, got a single value of type float64"),
         (np.zeros(2, np.complex64), "'x' has dtype complex64, which Spark lacks"),
         (np.zeros(2, np.uint64), "'x' has dtype uint64, which Spark lacks"),
         (np.array([["a"]]), r"'x' has shape \(1, 1\) and dtype <U1"),

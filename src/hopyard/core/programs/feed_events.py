@@ -68,7 +68,7 @@ FeedFact = Fed | EndAsked | EndpointsAsked | TasksReplaced | EpochSent | SourceF
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendOrder:
     """Send this message to the tasks of these incarnations; None: to all that are fed."""
 
     message: FeedOrder
@@ -76,7 +76,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRows:
     """Send all rows of this source once."""
 
     source: Any
@@ -113,4 +113,4 @@ class Fail:
     error: HopyardError | None
 
 
-FeedCommand = Say | Send | Cancel | Warn | Answer | Fail
+FeedCommand = SendOrder | SendRows | Cancel | Warn | Answer | Fail

@@ -27,8 +27,8 @@ from hopyard.core.programs.feed_events import (
     FeedFact,
     Incarnations,
     Looked,
-    Say,
-    Send,
+    SendOrder,
+    SendRows,
     SourceFailed,
     TasksReplaced,
     Warn,
@@ -169,7 +169,7 @@ class FeedMachine:
         allowed = self.progress.count(message.slot, Count(message.batches, message.final), status.slots)
         if allowed is not None:
             order = FeedAllowed(feed=self.name, batches=allowed.batches, final=allowed.ended)
-            out.append(Say(order, status.incarnations))
+            out.append(SendOrder(order, status.incarnations))
         if not self._warned and (empty := self.progress.ended_empty):
             self._warned = True
             out.append(
@@ -344,7 +344,7 @@ class FeedMachine:
         self.epochs += 1
         self._rows_before = self.progress.taken
         self._watch()
-        self._out.append(Send(epoch.source, self.epochs, endpoints))
+        self._out.append(SendRows(epoch.source, self.epochs, endpoints))
         return True
 
     def _send(self) -> bool:
@@ -421,7 +421,7 @@ class FeedMachine:
 
     def _say(self, message: FeedOrder, to: Incarnations | None = None) -> None:
         fed = self._receivers or frozenset()
-        self._out.append(Say(message, fed if to is None else to))
+        self._out.append(SendOrder(message, fed if to is None else to))
 
     def _fail(self, text: str, to: Incarnations | None = None, error: type[HopyardError] = HopyardError) -> bool:
         """Let the call raise an error. `to`: the tasks that wait for rows, which are sent the error."""

@@ -26,8 +26,8 @@ from hopyard.core.programs.feed_events import (
     FeedCommand,
     FeedFact,
     Looked,
-    Say,
-    Send,
+    SendOrder,
+    SendRows,
     SourceFailed,
     TasksReplaced,
     Warn,
@@ -120,7 +120,7 @@ class FeedSession:
                     for command in self._next_commands(sends):
                         if isinstance(command, Answer):
                             return command
-                        if isinstance(command, Send):
+                        if isinstance(command, SendRows):
                             room.close()
                             room.enter_context(self._room(command.source.spark))
                         self._do(command)
@@ -149,9 +149,9 @@ class FeedSession:
 
     def _do(self, command: FeedCommand) -> None:
         match command:
-            case Say():
+            case SendOrder():
                 self._loop.send(command.message, command.to)
-            case Send():
+            case SendRows():
                 self._error, machine = None, self.machine
                 route = Route(command.endpoints, self._token, machine.name, command.epoch, machine.uneven)
                 thread = threading.Thread(

@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from hopyard.core.facts import Lost, Tick
+from hopyard.core.facts import Tick
 from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
 from hopyard.core.messages import Store as StoreNow
 from hopyard.core.runs.events import (
@@ -32,14 +31,12 @@ from hopyard.core.runs.events import (
     Finished,
     Forgotten,
     Interrupted,
-    Joined,
     Keep,
     Left,
     Line,
     Proposed,
     Release,
     Replace,
-    Retried,
     StoreAway,
     StoreBack,
     Warn,
@@ -49,7 +46,8 @@ from hopyard.core.runs.machine import Machine
 from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Link
 from hopyard.driver.runs.deletions import DRAIN_SECONDS, Deletions
-from hopyard.driver.runs.recovery import EarlierDrivers, dispatched_refs
+from hopyard.driver.runs.recovery import dispatched_refs
+from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
 from hopyard.spec import Ref
@@ -62,8 +60,6 @@ AHEAD = 2
 """Open trials per slot, and for four slots more, where the search does not know how many trials there will be."""
 GLANCE = 1.0
 """Seconds after which views get the run again even if nothing happened."""
-FAILED_STARTS = 3
-"""Agents that may end before any was ready; then the run gives up."""
 
 
 class View(Protocol):
@@ -87,14 +83,9 @@ class Loop:
         link: to the agents.
         store: where States are deleted.
         sampler: proposes configurations.
-        workers: how many slots to keep up.
-        log_of: slot → its log.
+        workers: of this driver, over the same link.
         views: show what happens.
-        opening: the first event of this driver, `Began` or `Resumed`.
-        earlier: what earlier drivers did.
-        memory: the run's folder in shared memory; what an agent leaves there is deleted when the agent is ended.
-        idle: seconds after which an idle slot is given back, except the last slot; None: never.
-        retries: failed trials that are tried again.
+        opening: the facts that this driver begins with: `Began` or `Resumed`, and which failed trials are retried.
     """
 
     def __init__(
@@ -104,44 +95,20 @@ class Loop:
         link: Link,
         store: Store,
         sampler: Sampler,
-        workers: int,
-        log_of: Callable[[int], Path],
+        workers: Workers,
         views: Sequence[View] = (),
-        opening: Event | None = None,
-        earlier: EarlierDrivers | None = None,
-        memory: Path | None = None,
-        idle: float | None = None,
-        retries: Sequence[Retried] = (),
+        opening: Sequence[Event] = (),
     ) -> None:
         self.machine = machine
         self._journal = journal
         self._link = link
-        self._store = store
         self._sampler = sampler
         self._workers = workers
-        self._log_of = log_of
         self._views = list(views)
         self._opening = opening
-        self._retries = retries
-        self._memory = memory
-        self._next_slot = 0 if earlier is None else earlier.slots
-        """Slots of earlier drivers keep their numbers."""
-        self._fingerprint = None if earlier is None else earlier.fingerprint
-        self._idle = idle
-        self._starting: set[int] = set()
-        self._failed_starts = 0
-        self._any_ready = False
-        """Whether an agent of this driver was ever ready."""
-        self._releases: dict[int, list[str]] = {}
-        self._addresses: dict[int, tuple[str, str]] = {}
-        """Slot → the memory that it shares, and the address at which others ask for States in it."""
         self._early: dict[int, list[Durable]] = {}
         """Lease → States that became durable before the answer to their unit came."""
         self._deletions = Deletions(store)
-        self._unfit_slots: set[int] = set()
-        """Slots that could not start as their host has no room, or a broken disk; until they end."""
-        self._full_hosts: set[str] = set()
-        """Hosts that have no room for rows, or cannot read them."""
         self._logged_waits: set[tuple[str, str]] = set()
         self._finish: Finish | None = None
         self._clock = Clock()
@@ -168,14 +135,11 @@ class Loop:
         """
         completed = False
         try:
-            if self._opening is not None:
-                self._commit([self._opening])
-            if self._retries:
-                self._commit([msgspec.structs.replace(fact, at=self._clock.now()) for fact in self._retries])
+            self._commit(self._opening)
             self._sweep()
             self._propose()
-            for _ in range(self._workers):
-                self._start()
+            for _ in range(self._workers.count):
+                self._workers.start()
             while self._finish is None:
                 self.turn()
             self._commit([Finished(at=self._clock.now(), status=self._finish.status)])
@@ -225,8 +189,8 @@ class Loop:
         self._clock.skip(self._link.paused())
         self._commit(self._facts(messages))
         self._propose()
-        if self._idle is not None:
-            self._give_back(self._idle)
+        if self._workers.idle_timeout is not None:
+            self._give_back(self._workers.idle_timeout)
         if self._stop is not None:
             raise KeyboardInterrupt(self._stop[0])
 
@@ -246,7 +210,7 @@ class Loop:
             return
         events: list[Event] = []
         trial = len(self.machine.trials)
-        limit = math.inf if self._sampler.total is not None else AHEAD * (self._workers + 4)
+        limit = math.inf if self._sampler.total is not None else AHEAD * (self._workers.count + 4)
         while self.machine.open + len(events) < limit:
             config = self._sampler.ask(trial)
             if config is None:
@@ -274,25 +238,14 @@ class Loop:
         return () if read is None else read(self, message, self._clock.now())
 
     def _ready(self, message: Ready, now: float) -> list[Event]:
-        self._starting.discard(message.slot)
-        self._failed_starts = 0
-        self._any_ready = True
-        self._compare(message)
-        self._addresses[message.slot] = message.memory, message.peer
-        fields = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device")}
-        return [Joined(at=now, **fields)]
+        return [self._workers.ready(message, now)]
 
     def _unfit(self, message: Unfit, now: float) -> list[Event]:
-        others = self.machine.slots or self._starting - self._unfit_slots - {message.slot}
-        text = f"a worker cannot start: {message.error}{self._tail(message.slot)}"
-        if not self._any_ready and not (message.host and others):
-            raise PreflightError([text])
-        if message.host and not others:
-            raise ResourceError(f"{text}. No other worker is left; nothing is lost: `hopyard resume` goes on")
-        log.warning("slot %d cannot start: %s", message.slot, message.error)
-        if message.host:
-            self._unfit_slots.add(message.slot)  # its end follows
+        self._workers.unfit(message)
         return []
+
+    def _gone(self, message: Gone, now: float) -> Sequence[Event]:
+        return self._workers.gone(message, now)
 
     def _fact(self, message: Checked | Forgotten | StoreAway | StoreBack, now: float) -> list[Event]:
         """Return the message, which is the fact."""
@@ -313,73 +266,15 @@ class Loop:
         self._early.setdefault(message.ref.attempt, []).append(fact)
         return []
 
-    def _no_room(self, message: NoRoom, now: float) -> list[Event]:
+    def _no_room(self, message: NoRoom, now: float) -> Sequence[Event]:
         """No room for States: end the run, which can be resumed. No room for rows on one host: end the slot."""
-        slot = self.machine.slots.get(message.slot)
         resume = f"`hopyard resume {self._journal.path.parent}`"
         if message.what == "store":
             raise ResourceError(f"{message.error}. Nothing is lost: make room, then {resume}")
         if message.what == "error":
-            raise HopyardError(
-                f"{message.error}. {resume} goes on from the States that are stored{self._tail(message.slot)}"
-            )
-        if slot is None:
-            return []
-        if len(self.machine.slots) == 1 and not self._starting:
-            raise ResourceError(
-                f"{message.error}. No other worker is left; nothing is lost: make room there, or mend the disk, then "
-                f"{resume}"
-            )
-        if slot.host not in self._full_hosts:
-            self._full_hosts.add(slot.host)
-            log.warning(
-                "%s. The run goes on without worker %d, and others of this host that find the same; they are not "
-                "replaced",
-                *(message.error, message.slot),
-            )
-        self._end(message.slot)
-        return [Lost(at=now, slot=message.slot, reason=message.error, fault="data")]
-
-    def _compare(self, message: Ready) -> None:
-        """Compare fingerprints: equal digests are promised for equal versions and processors only."""
-        first, current = self._fingerprint, message.fingerprint
-        if first is None or first == current:
-            self._fingerprint = current
-            return
-        names = sorted(name for name in first.keys() | current.keys() if first.get(name) != current.get(name))
-        text = f"slot {message.slot} has " + ", ".join(
-            f"{name} {current.get(name)!r}, the run was begun with {first.get(name)!r}" for name in names
-        )
-        if self.machine.spec.exact is True:
-            raise Inexact(f"{text}: its results may differ in the last bits; exact=True does not go on")
-        if self.machine.spec.exact == "warn":
-            log.warning("%s: its results may differ in the last bits", text)
-        self._fingerprint = current
-
-    def _gone(self, message: Gone, now: float) -> list[Event]:
-        """A slot ended: start another, unless the slot was given back, is replaced already, or its host has no room for
-        it."""
-        was_starting = message.slot in self._starting
-        self._end(message.slot)
-        if message.slot in self._unfit_slots:  # another would most likely come to the same host
-            self._unfit_slots.discard(message.slot)
-        elif was_starting:
-            self._failed_starts += 1
-            limit = FAILED_STARTS * (4 if self._any_ready else 1)  # agents that were ready may be killed now
-            if self._failed_starts < limit:
-                self._start()
-            elif self.machine.slots:
-                log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._failed_starts)
-            else:
-                raise ResourceError(
-                    f"no worker comes up: {self._failed_starts} in a row ended before they were ready, the last one "
-                    f"{message.reason}{self._tail(message.slot)}"
-                )
-        elif message.slot in self.machine.slots:
-            self._start()
-            fault: Literal["memory", "system"] = "memory" if message.memory else "system"
-            return [Lost(at=now, slot=message.slot, reason=str(message.reason), fault=fault)]
-        return []
+            tail = self._workers.tail(message.slot)
+            raise HopyardError(f"{message.error}. {resume} goes on from the States that are stored{tail}")
+        return self._workers.no_room(message, now, resume)
 
     # ---------------------------------------------------------------- out
 
@@ -401,14 +296,14 @@ class Loop:
 
     def _dispatch(self, command: Dispatch) -> None:
         config = self.machine.trials[command.unit.trial].config
-        release = tuple(self._releases.pop(command.slot, ()))
+        release = self._workers.pop_releases(command.slot)
         self._link.send(command.slot, Work(command.unit, config, release, self._peer(command)))
 
     def _check(self, command: Check) -> None:
         self._link.send(command.slot, Examine(command.trial, self.machine.trials[command.trial].config))
 
     def _release(self, command: Release) -> None:
-        self._releases.setdefault(command.slot, []).append(command.memory_key)
+        self._workers.release(command.slot, command.memory_key)
 
     def _keep(self, command: Keep) -> None:
         self._link.send(command.slot, StoreNow(command.ref, command.memory_key))
@@ -417,8 +312,8 @@ class Loop:
         self._deletions.add(command.ref)
 
     def _replace(self, command: Replace) -> None:
-        self._end(command.slot)
-        self._start()
+        self._workers.end(command.slot)
+        self._workers.start()
 
     def _warn(self, command: Warn) -> None:
         if command.defect and self.machine.spec.exact is True:
@@ -449,34 +344,7 @@ class Loop:
         """Return the address of the agent with the unit's State, when the slot cannot see the memory where it lies."""
         unit = command.unit
         state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.memory_key else None
-        if state is None:
-            return None
-        peer_memory, peer = self._addresses.get(state.maker, ("", ""))
-        memory, _ = self._addresses.get(command.slot, ("", ""))
-        return peer if peer_memory != memory and peer else None
-
-    def _start(self) -> None:
-        slot = self._next_slot
-        self._next_slot += 1
-        self._starting.add(slot)
-        self._link.start(slot)
-
-    def _end(self, slot: int) -> None:
-        self._starting.discard(slot)
-        self._releases.pop(slot, None)
-        self._addresses.pop(slot, None)
-        self._link.end(slot)
-        if self._memory is not None:
-            for path in self._memory.glob(f"{slot}-*"):
-                path.unlink(missing_ok=True)
-
-    def _tail(self, slot: int) -> str:
-        """Return the last lines of an agent's log, to be appended to an error."""
-        path = self._log_of(slot)
-        if not path.exists():
-            return ""
-        lines = path.read_text(errors="replace").strip().splitlines()[-12:]
-        return "".join(f"\n    {line}" for line in lines) + (f"\n  (whole log: {path})" if lines else "")
+        return None if state is None else self._workers.peer(command.slot, state.maker)
 
 
 _RECEIVED: dict[type[Any], Callable[[Loop, Any, float], Sequence[Event]]] = {

@@ -31,6 +31,7 @@ from hopyard.driver.runs.loop import Loop, View
 from hopyard.driver.runs.ownership import Owned, location, store_errors
 from hopyard.driver.runs.recovery import EarlierDrivers
 from hopyard.driver.runs.run import Handle, Run, reasons
+from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores
 from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.ports import AgentEngine, Engine, Store, starts_agents
@@ -170,7 +171,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             "threads": engine.threads,
             "data": job.manifest.digest,
         }
-        opening = (
+        began = (
             Resumed(
                 at=clock.now(),
                 fingerprint=fingerprint,
@@ -194,21 +195,18 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         link = _link(engine, setup, layout, job.timeouts or spec.timeouts)
         with contextlib.ExitStack() as link_stack:
             link_stack.callback(link.close)
-            loop = Loop(
-                machine,
-                journal,
+            workers = Workers(
                 link,
-                store,
-                sampler,
+                machine,
                 engine.workers,
                 layout.log,
-                _views(spec, link),
-                opening,
-                earlier,
-                folder.path,
-                IDLE if engine.apart else None,
-                job.retries,
+                first=earlier.slots,
+                fingerprint=earlier.fingerprint,
+                memory=folder.path,
+                idle_timeout=IDLE if engine.apart else None,
             )
+            opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.retries)]
+            loop = Loop(machine, journal, link, store, sampler, workers, _views(spec, link), opening)
             link_stack.pop_all()  # the loop closes it
         handle.attach(loop.stop)
         try:
