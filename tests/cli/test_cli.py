@@ -384,8 +384,8 @@ def test_a_script_as_a_distributed_program(tmp_path):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--roles", "worker"], "worker=4,ps=1 is wanted"),
-        (["--roles", "worker=2", "--engine", "mesos"], "local or spark is wanted"),
+        (["--roles", "worker"], "must be such as worker=4,ps=1"),
+        (["--roles", "worker=2", "--engine", "mesos"], "must be local or spark, got mesos"),
         (["--roles", "worker=2", "--master", "yarn"], "it goes with --engine spark"),
         (["--master", "yarn"], "go with --roles"),
         (["--max-restarts", "2"], "go with --roles"),

@@ -48,18 +48,20 @@ class Item:
 def clean(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH", help="Also the rows that Dataset.spark(…, path=PATH) wrote: paths or URLs."),
+        typer.Argument(
+            metavar="PATH", help="Also the rows that Dataset.spark(…, path=PATH) wrote there: paths or URLs."
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it. Without this it is only listed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it; without this it is only listed.")] = False,
     older_than: Annotated[
         str | None,
         typer.Option(
             metavar="AGE",
-            help="Only what was last used longer ago: 12h, 30d, 8w. Default: any age, but 1d for rows at a PATH, as "
-            "who reads them leaves no lock; 0 removes these too.",
+            help="Only what was last used longer ago than this: 12h, 30d, 8w. Default: any age, but 1d for rows at a "
+            "PATH, as their readers hold no lock; 0 removes these too.",
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Where run directories are: they are counted, never removed.")] = Path(
+    runs: Annotated[Path, typer.Option(help="Folder of run directories, which are counted and never removed.")] = Path(
         "runs"
     ),
     as_json: AsJson = False,

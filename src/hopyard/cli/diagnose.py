@@ -17,12 +17,12 @@ def sim(
     trials: Annotated[int, typer.Option(min=1)] = 16,
     partitions: Annotated[int, typer.Option(min=1)] = 8,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
-    seconds: Annotated[float, typer.Option(min=1e-6, help="A trial takes over a partition, on average.")] = 1.0,
-    sigma: Annotated[float, typer.Option(min=0, help="Spread of the trials: of the logarithm of their seconds.")] = 0.0,
-    noise: Annotated[float, typer.Option(min=0, help="Spread of the units of a trial, relative.")] = 0.1,
+    seconds: Annotated[float, typer.Option(min=1e-6, help="Mean time of a trial for one partition.")] = 1.0,
+    sigma: Annotated[float, typer.Option(min=0, help="Deviation, over trials, of that time's logarithm.")] = 0.0,
+    noise: Annotated[float, typer.Option(min=0, help="Relative deviation over the units of a trial.")] = 0.1,
     as_json: AsJson = False,
 ) -> None:
-    """How long would it take? The scheduler itself, in virtual time."""
+    """Predict how long a run takes, by running the scheduler in virtual time."""
     from hopyard.sim import predict
 
     prediction = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise)
@@ -33,7 +33,7 @@ def sim(
 
     rows = [
         ("makespan", words.duration(prediction.makespan)),
-        ("lower bound", f"{words.duration(prediction.bound)}, {prediction.ratio:.3f} times that is needed"),
+        ("lower bound", f"{words.duration(prediction.bound)}, the makespan is {prediction.ratio:.3f} times that"),
         ("idle share", f"{prediction.idle_share:.1%}"),
         ("units", f"{prediction.units:,}"),
     ]

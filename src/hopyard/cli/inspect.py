@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @verb
 def list_runs(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs are.")] = Path("runs"),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the runs.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List runs."""
@@ -102,7 +102,7 @@ def _program_row(layout: Layout) -> dict[str, Any]:
 
 @verb
 def show(run: RunName, as_json: AsJson = False) -> None:
-    """The report of a run: the best, all trials, the account."""
+    """Show the report of a run: its best trial, all trials, how workers spent their time."""
     from hopyard.core.runs.events import CODEC
     from hopyard.store.journal import read
     from hopyard.store.layout import find
@@ -140,10 +140,10 @@ def _show_program(layout: Layout, as_json: bool) -> None:
 @verb
 def logs(
     run: RunName,
-    slot: Annotated[int | None, typer.Option(help="Only this slot's.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    slot: Annotated[int | None, typer.Option(help="Show only the log of this slot.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new lines until the run ends.")] = False,
 ) -> None:
-    """What the workers printed."""
+    """Show what the workers printed."""
     from hopyard.store.layout import find
     from hopyard.store.standing import held
 

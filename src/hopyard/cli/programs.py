@@ -29,11 +29,13 @@ def roles_of(text: str, gpus: int) -> dict[str, Any]:
             count = int(most)
             low = int(least) if least else None
         except ValueError:
-            raise UsageError(f"--roles {text!r}: {part.strip()!r} is no role; worker=4,ps=1 is wanted") from None
+            raise UsageError(
+                f"--roles must be such as worker=4,ps=1, got {text!r}: {part.strip()!r} is no role"
+            ) from None
         if count or low:
             roles[name] = Role(count, low, 0 if name in SERVING else gpus)
     if not roles:
-        raise UsageError(f"--roles {text!r}: no process at all; worker=4,ps=1 is wanted")
+        raise UsageError(f"--roles must be such as worker=4,ps=1, got {text!r}: no process at all")
     return roles
 
 
@@ -53,7 +55,7 @@ def engine_of(name: str, roles: dict[str, Any], master: str | None = None) -> It
 
     workers = sum(role.count for role in roles.values()) or 1
     if name not in ("local", "spark"):
-        raise UsageError(f"--engine {name}: local or spark is wanted")
+        raise UsageError(f"--engine must be local or spark, got {name}")
     if name == "local":
         if master is not None:
             raise UsageError(f"--master {master!r}: it goes with --engine spark, and the engine is local")

@@ -20,34 +20,38 @@ from hopyard.errors import HopyardError, UsageError
 def run(
     script: Annotated[
         Path,
-        typer.Argument(metavar="SCRIPT", help="A Python program that calls hy.select or hy.fit; with --roles, any."),
+        typer.Argument(metavar="SCRIPT", help="A script that calls hy.select or hy.fit; with --roles, any script."),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="For the script.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
     roles: Annotated[
-        str | None, typer.Option(help="Run it as a distributed program: worker=4,ps=1 (or worker=2:4 for a range).")
+        str | None,
+        typer.Option(help="Run it as a program of these tasks: worker=4,ps=1 (or worker=2:4 for a range)."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where its tasks run: local or spark.")] = "local",
+    engine: Annotated[str, typer.Option(help="Where the tasks run: local or spark.")] = "local",
     master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Of Spark: spark://host:7077, yarn; default: its own settings.")
+        str | None,
+        typer.Option(metavar="URL", help="Spark's master: spark://host:7077, yarn. Default: that of its settings."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(help="Which tasks must end for it to end: chief, workers, all, or one: worker:0.")
+        str | None,
+        typer.Option(help="Tasks that must finish: chief, workers, all, or one: worker:0."),
     ] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often it is started again when a task fails.")] = 0,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often to start again when a task fails.")] = 0,
     restart_scope: Annotated[
-        str, typer.Option(help="What is started again: program, or task, where the program can take that.")
+        str,
+        typer.Option(help="What starts again when a task fails: program, or task, if the others can wait for it."),
     ] = "program",
     max_time: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="After which it is ended, all restarts included.")
+        float | None, typer.Option(metavar="SECONDS", help="Time after which the program is ended, restarts included.")
     ] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="Of each chief and worker.")] = 0,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="TensorBoard on the program's directory.")] = False,
-    tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Show it tf.compat.v1 as tensorflow.")] = False,
-    directory: Annotated[Path | None, typer.Option(help="Of the program; default: a fresh one under runs/.")] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each chief and worker.")] = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Start TensorBoard on its directory.")] = False,
+    tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Give it tf.compat.v1 as tensorflow.")] = False,
+    directory: Annotated[Path | None, typer.Option(help="Default: a fresh one under runs/.")] = None,
 ) -> int:
     """Run a script; the exit code says how its runs ended. With --roles each task of a program runs it."""
     if not script.is_file():
-        raise UsageError(f"{script}: no such file; the path of a Python script is wanted")
+        raise UsageError(f"{script}: no such file; SCRIPT must be the path of a Python script")
     terminable()
     if roles is not None:
         program_roles = roles_of(roles, gpus)
@@ -114,12 +118,12 @@ def _exit_code() -> int:
 
 @verb
 def demo(
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
-    trials: Annotated[int, typer.Option(min=1, help="Configurations.")] = 16,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 2,
+    trials: Annotated[int, typer.Option(min=1, help="Number of configurations.")] = 16,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the flights.")] = 3,
-    directory: Annotated[Path | None, typer.Option(help="Of the run; default: a fresh one under runs/.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Default: a fresh one under runs/.")] = None,
 ) -> int:
-    """Which of 327,346 flights from New York come late? Finds a net that knows, in a minute or two."""
+    """Select a net that tells which of 327,346 flights from New York come late. Takes a minute or two."""
     from hopyard.demo import flights_late
 
     terminable()
@@ -130,22 +134,23 @@ def demo(
 def resume(
     run: RunName,
     workers: Annotated[
-        int | None, typer.Option(help="Go on with so many processes of this host, wherever the run was started.")
+        int | None, typer.Option(help="Go on with this many processes on this host, wherever the run was started.")
     ] = None,
     failed: Annotated[
-        bool, typer.Option("--failed", help="Also try again what failed, but for trials that the recipe ended.")
+        bool, typer.Option("--failed", help="Also try failed trials again, except those that the recipe ended.")
     ] = False,
     heartbeat_timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Without a sign of life, after which a worker is replaced.")
+        float | None, typer.Option(metavar="SECONDS", help="Time without a heartbeat after which a worker is replaced.")
     ] = None,
     stall_timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Without progress, after which a worker is replaced.")
+        float | None, typer.Option(metavar="SECONDS", help="Time without progress after which a worker is replaced.")
     ] = None,
     unit_timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="That one unit may take; inf: as long as it likes.")
+        float | None, typer.Option(metavar="SECONDS", help="Longest time for one unit; inf: no limit.")
     ] = None,
     durable_timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Without storing a State, after which a worker is replaced.")
+        float | None,
+        typer.Option(metavar="SECONDS", help="Time without a stored State after which a worker is replaced."),
     ] = None,
 ) -> int:
     """Go on with a run that was interrupted."""

@@ -125,7 +125,7 @@ def find(path: str | Path, programs: bool = False) -> Layout:
             run, program = layout.exists, layout.program.exists()
         except OSError as error:
             raise RunDirectoryError(
-                f"{candidate}: {error.strerror}; a run directory that this user may read is wanted"
+                f"{candidate}: {error.strerror}; it must be a run directory that this user may read"
             ) from error
         if run or (programs and program):
             return layout
@@ -135,5 +135,5 @@ def find(path: str | Path, programs: bool = False) -> Layout:
                 "hopyard.launch(…, directory=…, resume=True) goes on with its checkpoints"
             )
     raise RunDirectoryError(
-        f"{path}: no run here (no journal.jsonl); a run directory is wanted, `hopyard ls` lists those under runs/"
+        f"{path}: no run here (no journal.jsonl); give a run directory, `hopyard ls` lists those under runs/"
     )

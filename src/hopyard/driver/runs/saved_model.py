@@ -96,7 +96,7 @@ def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) 
     try:
         about = msgspec.json.decode((root / CONFIG).read_bytes(), type=Saved)
     except FileNotFoundError:
-        raise RunDirectoryError(f"{root}: no {CONFIG} here; a folder that run.best.save(…) wrote is wanted") from None
+        raise RunDirectoryError(f"{root}: no {CONFIG} here; it must be a folder that run.best.save(…) wrote") from None
     except msgspec.MsgspecError as error:
         raise RunDirectoryError(f"{root / CONFIG}: not written by run.best.save(…): {error}") from error
     quiet(about.backend)
