@@ -65,13 +65,13 @@ class Channel(RuleBasedStateMachine):
 
     @rule(end=ENDS)
     def tell(self, end: int) -> None:
-        if self.ends[end].untold:
+        if self.ends[end].unsent_confirmations:
             self.way[1 - end].append((self.ends[end].confirmation(), b""))
 
     @rule(end=ENDS)
     def beat(self, end: int) -> None:
         """A message without a number carries the confirmation as well."""
-        self.ends[1 - end].heard(self.ends[end].confirmed)
+        self.ends[1 - end].on_confirmation(self.ends[end].confirmed)
 
     @rule(seconds=st.floats(0.0, 20.0))
     def wait(self, seconds: float) -> None:
@@ -98,7 +98,7 @@ class Channel(RuleBasedStateMachine):
                 for frame in frames:
                     self.frame(to, *frame)
                 self.ends[to].confirm()
-                if self.ends[to].untold:
+                if self.ends[to].unsent_confirmations:
                     self.way[1 - to].append((self.ends[to].confirmation(), b""))
         assert self.got == [self.sent[1], self.sent[0]]
         assert [len(end) for end in self.ends] == [0, 0]
@@ -188,14 +188,14 @@ def test_a_confirmation_that_was_lost_is_told_again() -> None:
     one, other = Delivery(PATIENCE), Delivery(PATIENCE)
     head = one.send(b"one", 0.0)
     assert other.receive(head, b"one") == [b"one"]
-    assert other.untold == 0
+    assert other.unsent_confirmations == 0
     other.confirm()
-    assert other.untold == 1
+    assert other.unsent_confirmations == 1
     other.confirmation()  # lost
-    assert other.untold == 0
+    assert other.unsent_confirmations == 0
     ((head, body),) = one.overdue(6.0)
     assert other.receive(head, body) == []
-    assert other.untold == 1
+    assert other.unsent_confirmations == 1
     one.receive(other.confirmation(), b"")
     assert len(one) == 0
 

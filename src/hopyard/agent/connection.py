@@ -236,7 +236,7 @@ class Connection:
                 os.write(self._wake_writer, b"x")
         delivery.confirm()
         self._progress.taken = delivery.confirmed
-        if delivery.untold >= CONFIRM_AT:
+        if delivery.unsent_confirmations >= CONFIRM_AT:
             _put(self._side, framed(delivery.confirmation(), b""))
         self._confirmed.notify_all()
 

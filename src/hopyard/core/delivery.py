@@ -215,7 +215,7 @@ class Delivery:
         self._outbox.patience = seconds
 
     @property
-    def untold(self) -> int:
+    def unsent_confirmations(self) -> int:
         """How many messages this end has confirmed without having sent the confirmation."""
         return self.confirmed - self._sent_confirmation
 
@@ -236,7 +236,7 @@ class Delivery:
             self._sent_confirmation = head.number - 1
         return self._inbox.take(head.number, body)
 
-    def heard(self, confirmed: int) -> None:
+    def on_confirmation(self, confirmed: int) -> None:
         """Handle a confirmation that the other end sent in another way than by a frame."""
         self._outbox.confirm(confirmed)
 

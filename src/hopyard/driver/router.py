@@ -287,7 +287,7 @@ class Router:
             return  # its agent was ended
         self._timeouts.on_message(message.slot)
         if peer is not None:
-            peer.delivery.heard(message.taken)
+            peer.delivery.on_confirmation(message.taken)
         if not message.phase < len(PHASES):
             log.warning("dropped a heartbeat of slot %d: it has no phase %d", message.slot, message.phase)
             return
@@ -358,7 +358,7 @@ class Router:
     def _send_confirmations(self) -> None:
         """Send confirmations to the peers to which nothing else was sent since."""
         for peer in self._unconfirmed:
-            if peer.delivery.untold:
+            if peer.delivery.unsent_confirmations:
                 self._write(peer.side, peer.delivery.confirmation(), b"")
         self._unconfirmed.clear()
 

@@ -177,7 +177,7 @@ class FeedQueue:
                 stream.state = "over"
             elif self._current(epoch):
                 with self._failing_feed():
-                    self._ledger.over(partition, total)
+                    self._ledger.end_partition(partition, total)
             self._changed.notify_all()
 
     def abandon(self, stream: Stream) -> None:
@@ -352,7 +352,7 @@ class FeedQueue:
         return self._begun(epoch) and not self._unwanted
 
     def _begun(self, epoch: int) -> bool:
-        return self._ledger.begun(epoch) and not self._ended
+        return self._ledger.is_current(epoch) and not self._ended
 
     def _may_spill(self, stream: Stream) -> bool:
         """Whether blocks of a stream wait in a file rather than hold up their sender."""
@@ -370,7 +370,7 @@ class FeedQueue:
             return not (self._unwanted or block.stream.state == "lost")
         if not self._current(epoch) or self._is_duplicate(block.partition, number, digest):
             return False
-        self._ledger.take(block.partition, digest)
+        self._ledger.record(block.partition, digest)
         return True
 
     def _fail_disk(self, problem: str, error: OSError) -> HopyardError:
@@ -385,7 +385,7 @@ class FeedQueue:
 
     def _is_duplicate(self, partition: int, number: int, digest: bytes) -> bool:
         with self._failing_feed():
-            return self._ledger.seen(partition, number, digest)
+            return self._ledger.is_duplicate(partition, number, digest)
 
     @contextlib.contextmanager
     def _failing_feed(self) -> Iterator[None]:

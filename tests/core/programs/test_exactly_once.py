@@ -10,9 +10,9 @@ from hopyard.errors import DataError
 
 def send(ledger: DeliveryLedger, partition: int, number: int, digest: bytes) -> bool:
     """Whether the block was new."""
-    if ledger.seen(partition, number, digest):
+    if ledger.is_duplicate(partition, number, digest):
         return False
-    ledger.take(partition, digest)
+    ledger.record(partition, digest)
     return True
 
 
@@ -28,7 +28,7 @@ def test_any_mixture_of_attempts_takes_each_block_once(turns: list[int], blocks:
             if send(ledger, 7, number, b"%d" % number):
                 taken.append(number)
             if at[attempt] == blocks:
-                ledger.over(7, blocks)
+                ledger.end_partition(7, blocks)
     assert taken == list(range(blocks))
 
 
@@ -37,11 +37,11 @@ def test_another_attempt_with_other_blocks_is_told(again: list[bytes]) -> None:
     ledger = DeliveryLedger("train")
     for number, digest in enumerate([b"a", b"b"]):
         send(ledger, 3, number, digest)
-    ledger.over(3, 2)
+    ledger.end_partition(3, 2)
     with pytest.raises(DataError, match="'train': partition 3 was computed twice"):
         for number, digest in enumerate(again):
             send(ledger, 3, number, digest)
-        ledger.over(3, len(again))
+        ledger.end_partition(3, len(again))
 
 
 def test_an_attempt_that_broke_off_is_continued() -> None:
@@ -49,12 +49,12 @@ def test_an_attempt_that_broke_off_is_continued() -> None:
     assert send(ledger, 0, 0, b"a")
     assert not send(ledger, 0, 0, b"a")
     assert send(ledger, 0, 1, b"b")
-    ledger.over(0, 2)
+    ledger.end_partition(0, 2)
 
 
 def test_the_first_claim_counts_for_its_epoch() -> None:
     ledger = DeliveryLedger("train")
-    assert ledger.begun(0)
+    assert ledger.is_current(0)
     assert (ledger.claim(5, 1), ledger.claim(5, 0), ledger.claim(6, 0)) == (1, 1, 0)
-    assert ledger.begun(1) and not ledger.begun(0)
+    assert ledger.is_current(1) and not ledger.is_current(0)
     assert ledger.claim(5, 0) == 0

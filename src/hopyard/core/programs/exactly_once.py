@@ -20,7 +20,7 @@ class _Partition:
 
 
 class DeliveryLedger:
-    """Owner of the record of which blocks of one feed one worker took, and which worker takes which partition.
+    """Owner of the record of which blocks of one feed one worker received, and which worker takes which partition.
 
     Args:
         feed: its name, for errors.
@@ -34,7 +34,7 @@ class DeliveryLedger:
         self._partitions: dict[int, _Partition] = {}
         self._claims: dict[int, int] = {}
 
-    def begun(self, epoch: int) -> bool:
+    def is_current(self, epoch: int) -> bool:
         """Whether this is the present epoch. A later epoch ends the earlier ones: their tasks no longer count."""
         if epoch > self._epoch:
             self._epoch = epoch
@@ -46,7 +46,7 @@ class DeliveryLedger:
         """Returns which worker takes a partition: the one that the first attempt named."""
         return self._claims.setdefault(partition, worker)
 
-    def seen(self, partition: int, number: int, digest: bytes) -> bool:
+    def is_duplicate(self, partition: int, number: int, digest: bytes) -> bool:
         """Whether a block was taken already.
 
         Raises:
@@ -59,11 +59,11 @@ class DeliveryLedger:
             raise self._differs(partition)
         return True
 
-    def take(self, partition: int, digest: bytes) -> None:
+    def record(self, partition: int, digest: bytes) -> None:
         """Record that the next block of a partition was taken."""
         self._partitions.setdefault(partition, _Partition()).digests.append(digest)
 
-    def over(self, partition: int, total: int) -> None:
+    def end_partition(self, partition: int, total: int) -> None:
         """Record that an attempt came to the end of its partition, after `total` blocks.
 
         Raises:
