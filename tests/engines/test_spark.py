@@ -222,15 +222,19 @@ def test_a_port_of_its_own(tmp_path: Path, spark: Any, undisturbed: list[str]) -
         select(tmp_path / "again", engine=hy.Spark(spark, workers=2, port=port))
 
 
-def test_a_pickle_of_it_leaves_the_session_behind(spark: Any) -> None:
+def test_a_pickle_of_it_leaves_the_session_and_values_of_env_behind(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import cloudpickle
 
     engine = hy.Spark(spark, workers=3, env={"A": "b"}, threads=2, host="here", port=7, start_timeout=3.0)
+    assert cloudpickle.loads(dump(engine, "engine")).env.missing == ("A",)
+    monkeypatch.setenv("A", "c")
     copy = cloudpickle.loads(dump(engine, "engine"))
     assert copy.session is None
     assert (copy.workers, copy.env, copy.threads, copy.host, copy.port, copy.start_timeout) == (
         3,
-        {"A": "b"},
+        {"A": "c"},
         2,
         "here",
         7,

@@ -40,7 +40,7 @@ def _claim(directory: str | Path | None) -> tuple[Layout, Lock, bool]:
         layout = Layout(Path(directory) if directory is not None else fresh())
         with room(layout.root):
             try:
-                layout.root.mkdir(parents=True)
+                layout.root.mkdir(mode=0o700, parents=True)  # recipes, configurations and logs may hold secrets
                 created = True
             except FileExistsError:
                 if directory is None:  # another process has drawn the same name

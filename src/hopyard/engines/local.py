@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from hopyard.checks import environment, whole
+from hopyard.checks import whole
+from hopyard.engines.environment import worker_environment
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
@@ -73,7 +74,8 @@ class Local:
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         devices: "auto": each worker gets one GPU, in turn, where there are GPUs; a list such as [0, 0, 1, 1]: the GPU
             of each worker, sharing allowed; None: the CPU.
-        env: more environment for the workers.
+        env: more environment for the workers. Its values are in no file: whoever resumes the run has them in his own
+            environment, or gives an engine again.
 
     Raises:
         SpecError: a value is not allowed.
@@ -109,7 +111,7 @@ class Local:
         workers = self.workers if self.workers is not None else len(devices) or cores()
         workers = whole("Local(workers=)", workers, 1)
         object.__setattr__(self, "threads", whole("Local(threads=)", self.threads, 1))
-        object.__setattr__(self, "env", environment("Local(env=)", self.env))
+        object.__setattr__(self, "env", worker_environment("Local(env=)", self.env))
         if self.devices not in ("auto", None) and workers > len(devices):
             raise SpecError(
                 f"Local(devices=…) must name one device for each of {workers} workers, got {list(devices)!r}; name one "

@@ -21,7 +21,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hopyard.checks import environment, seconds, whole
+from hopyard.checks import seconds, whole
+from hopyard.engines.environment import worker_environment
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.split import Split
 from hopyard.engines.supervisor import UNREACHED, Ticket, supervise, supervise_in_rdd
@@ -62,7 +63,7 @@ class Spark:
         port: to listen on for agents, for their supervisors the next one, for States the one after that; 0: any that
             are free.
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
-        env: more environment for the workers.
+        env: more environment for the workers, as for `Local`.
         start_timeout: seconds to wait for the first worker, until the run ends with an error.
         driver_workers: so many of the workers, the last ones, are processes of this machine and take no slot of Spark:
             enough for the parameter servers of a program, which get them.
@@ -99,7 +100,7 @@ class Spark:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
             raise SpecError(f"Spark(host=…) must be a name or address that executors can dial, got {self.host!r}")
-        object.__setattr__(self, "env", environment("Spark(env=)", self.env))
+        object.__setattr__(self, "env", worker_environment("Spark(env=)", self.env))
         object.__setattr__(self, "start_timeout", seconds("Spark(start_timeout=)", self.start_timeout))
         if self.session is not None:
             _check_session(self.session)
@@ -130,7 +131,7 @@ class Spark:
 
     def __reduce__(self) -> tuple[Any, ...]:
         rest = self.start_timeout, self.driver_workers
-        return Spark, (None, self.workers, self.host, self.port, self.threads, dict(self.env), *rest)
+        return Spark, (None, self.workers, self.host, self.port, self.threads, self.env, *rest)
 
 
 class Executors:

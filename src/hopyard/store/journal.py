@@ -156,14 +156,19 @@ def retired(path: Path) -> dict[int, Path]:
     return {int(text): file for text, file in names.items() if text.isdecimal()}
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, private: bool = False) -> None:
     """Write the file with this content, or no file: temporary name, sync, rename, sync.
+
+    Args:
+        path: of the file.
+        data: its content.
+        private: nobody but this user may read it.
 
     Raises:
         ResourceError: there is no room.
     """
     try:
-        with replacing(path) as part, part.open("wb") as file:
+        with replacing(path) as part, open(part, "wb", opener=_private if private else None) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -172,3 +177,7 @@ def write_whole(path: Path, data: bytes) -> None:
         if error.errno in FULL:
             raise ResourceError(f"{path}: no room ({error.strerror}); make some, and start again") from error
         raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -113,7 +113,7 @@ def with_recipe(
     inputs = replace(inputs, recipe=joined(inputs.recipe, restarted[0].recipe, recipe))
     for_workers(inputs.recipe, machine, retries)
     about = msgspec.structs.replace(about, recipes={**about.recipes, restarted[0].recipe: _name(recipe)})
-    write_whole(layout.recipe, dump(inputs, "the run with its other recipe"))
+    write_whole(layout.recipe, dump(inputs, "the run with its other recipe"), private=True)
     write_whole(layout.about, msgspec.json.encode(about))
     return about, inputs
 

@@ -160,7 +160,8 @@ def resume(
 
     Args:
         run_directory: its directory, or its name under `runs/`.
-        engine: another than it was started with.
+        engine: another than it was started with. Give one where its engine had env=, whose values are in no file, and
+            this process has other values of these variables, or none.
         wait: as for `select`.
         heartbeat_timeout, stall_timeout, unit_timeout, durable_timeout: as for `select`; None: as they were.
             unit_timeout=math.inf: from now on a unit may take as long as it likes.

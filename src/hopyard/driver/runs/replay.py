@@ -11,8 +11,9 @@ import msgspec
 from hopyard.core.runs.events import CODEC, Durable, Retried
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.runs.request import RunRequest
-from hopyard.driver.runs.run import load
+from hopyard.driver.runs.run import about_of, load
 from hopyard.driver.runs.start import begin
+from hopyard.engines.environment import with_environment
 from hopyard.errors import PreflightError, RunFailed
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs
@@ -51,7 +52,8 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replay
     inputs, data, spec = run.inputs, run.checked_data(), run.spec
     configs = Configs([record.config for record in run.records])
     recipe = assigned(inputs.recipe, {record.id: record.recipe for record in run.records if record.recipe})
-    inputs = RunInputs(recipe, data, None, configs, engine or inputs.engine)
+    selected = engine or with_environment(inputs.engine, run.directory, about_of(Layout(run.directory)).backend)
+    inputs = RunInputs(recipe, data, None, configs, selected)
     with scratch_folder("replay") as folder:
         directory = folder / "run"
         replay_spec = msgspec.structs.replace(spec, trials=len(run.records), timeouts=Timeouts())

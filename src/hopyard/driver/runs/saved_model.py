@@ -16,6 +16,7 @@ from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.frameworks import framework_of, model_file, quiet, runtime
 from hopyard.frameworks.tree import capture, restore
 from hopyard.spec import Config, RunSpec
+from hopyard.store.journal import write_whole
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built, Plan, build, undisturbed
 from hopyard.training.recipes import recipe_of
@@ -65,7 +66,7 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, bu
     else:  # a Trainable of the user's own: its whole State
         framework = OWN
         (directory / WEIGHTS).write_bytes(encode(capture(built.trainable)))
-    (directory / RECIPE).write_bytes(dump(recipe_of(plan.recipe, record.id), "recipe"))
+    write_whole(directory / RECIPE, dump(recipe_of(plan.recipe, record.id), "recipe"), private=True)
     about = Saved(
         python=PYTHON,
         trial=record.id,

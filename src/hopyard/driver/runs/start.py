@@ -26,6 +26,7 @@ from hopyard.driver.runs.recovery import EarlierDrivers, recover
 from hopyard.driver.runs.request import RunRequest, check_shared
 from hopyard.driver.runs.run import About, Run, about_of, load, manifest_of, same_data
 from hopyard.driver.runs.session import Drive, drive
+from hopyard.engines.environment import with_environment
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.ports import Engine
@@ -65,7 +66,7 @@ def begin(request: RunRequest, resume: bool, wait: bool) -> Run:
         retire(layout.journal)  # of a run that trained nothing
         sweep_parts(layout.root)
         about, states = take_new(layout, _about(request, manifest, layout))
-        write_whole(layout.recipe, pickle)
+        write_whole(layout.recipe, pickle, private=True)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
         sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
@@ -128,7 +129,7 @@ def go_on(
         return load(layout.root)
     about = about_of(layout)
     inputs: RunInputs = unpickle(layout.recipe, about.python)
-    selected = engine or inputs.engine
+    selected = engine or with_environment(inputs.engine, layout.root, about.backend)
     check_shared(parent_of(about.store), selected)
     _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, inputs.data) if data is None else data[1]
@@ -180,7 +181,7 @@ def _with_data(layout: Layout, inputs: RunInputs, data: Dataset, manifest: Manif
     old_url, inputs = inputs.data.url, replace(inputs, data=data)
     if data.url != old_url:
         need(manifest, layout.root)
-        write_whole(layout.recipe, dump(inputs, WHOLE_RUN))
+        write_whole(layout.recipe, dump(inputs, WHOLE_RUN), private=True)
         spare(manifest_of(layout), layout.root)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
     return inputs
