@@ -99,7 +99,8 @@ def test_the_signature_of_fit() -> None:
 def test_the_signatures_of_resume_load_and_load_model() -> None:
     assert positional(hy.resume) == ["run_directory"]
     assert positional(hy.load) == ["run_directory"]
-    assert parameters(hy.load) == {}
+    assert parameters(hy.load) == parameters(hy.load_model) == {"trust": False}
+    assert parameters(hy.resume)["trust"] is False
     assert positional(hy.load_model) == ["directory", "recipe"]
 
 

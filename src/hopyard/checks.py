@@ -13,7 +13,7 @@ from hopyard.text import sendable, unwritable
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """Returns the end of an error message: what was probably meant, and the names that exist."""
+    """Return the end of an error message: what was probably meant, and the names that exist."""
     names = [str(candidate) for candidate in candidates]
     matches = get_close_matches(name, names, 1, 0.6)
     suggestion = f"; did you mean {matches[0]!r}?" if matches else ";"
@@ -22,7 +22,7 @@ def closest(name: str, candidates: Iterable[str]) -> str:
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Returns the argument `name`, an int of Python or NumPy in [least, most], as an int.
+    """Return the argument `name`, an int of Python or NumPy in [least, most], as an int.
 
     Raises:
         SpecError: it is no such int, or has more than 64 bits.
@@ -38,7 +38,7 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
 
 
 def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf, none: str = "") -> float:
-    """Returns the argument `name`, a finite number of seconds > 0 (or >= 0), as a float.
+    """Return the argument `name`, a finite number of seconds > 0 (or >= 0), as a float.
 
     Args:
         name: the name of the argument.
@@ -61,7 +61,7 @@ def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf
 
 
 def fraction(name: str, value: Any, also: str = "") -> float:
-    """Returns the argument `name`, a number in [0, 1), as a float.
+    """Return the argument `name`, a number in [0, 1), as a float.
 
     Args:
         name: the name of the argument.
@@ -78,7 +78,7 @@ def fraction(name: str, value: Any, also: str = "") -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Returns the argument `name`, which is True or False.
+    """Return the argument `name`, which is True or False.
 
     Raises:
         SpecError: it is neither.
@@ -89,7 +89,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
-    """Returns the argument `name`, which is one of `allowed`.
+    """Return the argument `name`, which is one of `allowed`.
 
     Raises:
         SpecError: it is none of them.
@@ -101,7 +101,7 @@ def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
 
 
 def environment(name: str, value: Any) -> dict[str, str]:
-    """Returns the argument `name` as environment variables.
+    """Return the argument `name` as environment variables.
 
     Raises:
         SpecError: it is not a mapping of text to text, or no process could have such variables.
@@ -117,7 +117,7 @@ def environment(name: str, value: Any) -> dict[str, str]:
 
 
 def _number(value: Any) -> float:
-    """Returns a number of Python or NumPy as a float; NaN for anything else."""
+    """Return a number of Python or NumPy as a float; NaN for anything else."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
         return math.nan
     try:

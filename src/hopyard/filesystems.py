@@ -31,14 +31,14 @@ SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
 
 
 def absolute(url: str | os.PathLike[str]) -> str:
-    """Returns a path as an absolute one, a URL unchanged; neither ends with a slash, except for the root "/"."""
+    """Return a path as an absolute one, a URL unchanged; neither ends with a slash, except for the root "/"."""
     text = os.fspath(url)
     protocol, separator, path = text.partition("://")
     return f"{protocol}{separator}{path.rstrip('/')}" if separator else str(Path(text).expanduser().absolute())
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """Returns (the file system at a path or URL, the path in it). Raises whatever its driver raises: see `reaching`."""
+    """Return (the file system at a path or URL, the path in it). Raises whatever its driver raises: see `reaching`."""
     import fsspec  # 30 ms, and not needed by data in memory
 
     if "://" not in url:  # a path may contain "::", which is special in a URL
@@ -87,28 +87,28 @@ class Directory:
             raise
 
     def get(self, name: str) -> bytes:
-        """Returns a whole file. Raises FileNotFoundError."""
+        """Return a whole file. Raises FileNotFoundError."""
         return bytes(self._system.cat_file(self._path(name)))
 
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
-        """Yields the bytes of a file, at most `size` at once. Raises FileNotFoundError."""
+        """Yield the bytes of a file, at most `size` at once. Raises FileNotFoundError."""
         self._system.invalidate_cache()  # or a file younger than the last listing counts as missing
         with self._system.open(self._path(name), "rb", block_size=size) as file:
             while block := file.read(size):
                 yield block
 
     def ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Returns the bytes of each (name, start, stop); object stores are asked for all of them at once."""
+        """Return the bytes of each (name, start, stop); object stores are asked for all of them at once."""
         names, starts, stops = (list(each) for each in zip(*ranges, strict=True))
         blocks = self._system.cat_ranges([self._path(name) for name in names], starts, stops, on_error="raise")
         return [bytes(block) for block in blocks]
 
     def sizes(self) -> dict[str, int]:
-        """Returns the bytes of each file, by name, from one fresh listing."""
+        """Return the bytes of each file, by name, from one fresh listing."""
         return {name: int(entry["size"] or 0) for name, entry in self._entries().items() if entry["type"] == "file"}
 
     def times(self) -> dict[str, float]:
-        """Returns when each file was written, by name, in seconds since the epoch of Unix. Files for which the file
+        """Return when each file was written, by name, in seconds since the epoch of Unix. Files for which the file
         system gives no time are left out.
         """
         times = {}
@@ -161,7 +161,7 @@ def is_there(system: Any, path: str) -> bool:
 
 
 def matching(system: Any, pattern: str) -> list[str]:
-    """Returns what a glob pattern matches, sorted. Unlike `system.glob` it raises when its folder cannot be read."""
+    """Return what a glob pattern matches, sorted. Unlike `system.glob` it raises when its folder cannot be read."""
     names = sorted(str(name) for name in system.glob(pattern))
     if not names:
         is_there(system, posixpath.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0]))
@@ -203,7 +203,7 @@ def reaching(url: str, verb: str, raises: type[HopyardError], argument: str, oth
 
 
 def why(url: str, error: BaseException) -> tuple[str, str] | None:
-    """Returns (cause, next step) of an error in reaching a file system; None for any other error."""
+    """Return (cause, next step) of an error in reaching a file system; None for any other error."""
     protocol = url.partition("://")[0] if "://" in url else ""
     text = line_of(error)
     if isinstance(error, ImportError):
@@ -236,7 +236,7 @@ _CAUSES: tuple[tuple[type[OSError], str, str], ...] = (
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields the error, its cause, the cause of that, and so on; the socket's own error is the last."""
+    """Yield the error, its cause, the cause of that, and so on; the socket's own error is the last."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -245,6 +245,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def line_of(error: BaseException) -> str:
-    """Returns the error in one line."""
+    """Return the error in one line."""
     first = (str(error).strip().splitlines() or [""])[0]
     return escaped(f"{type(error).__name__}: {first}"[:500])

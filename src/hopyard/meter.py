@@ -61,7 +61,7 @@ def moved(count: int) -> None:
 
 
 def moved_by(thread: int) -> int:
-    """Returns the bytes of States that this thread has moved so far."""
+    """Return the bytes of States that this thread has moved so far."""
     return _Process.moved.get(thread, 0)
 
 
@@ -93,7 +93,7 @@ class Steps:
             enter(phase)
 
     def over(self, batches: Iterable[Batch], phase: str) -> Iterator[Batch]:
-        """Yields the batches, and counts each when the next one is requested."""
+        """Yield the batches, and counts each when the next one is requested."""
         compiled = self._compiled
         for batch in batches:
             key = phase, batch.rows

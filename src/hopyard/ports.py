@@ -65,7 +65,7 @@ class Trainable(Protocol):
 
     @abstractmethod
     def state(self) -> Tree:
-        """Returns everything that training changes: a tree of tensors, numbers and strings."""
+        """Return everything that training changes: a tree of tensors, numbers and strings."""
 
     @abstractmethod
     def load(self, tree: Tree) -> None:
@@ -77,7 +77,7 @@ class Trainable(Protocol):
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Mapping[str, tuple[Any, float]]:
-        """Returns the same for a batch without changing anything."""
+        """Return the same for a batch without changing anything."""
 
 
 @runtime_checkable
@@ -129,7 +129,7 @@ class SupportsLabelCheck(Protocol):
     """A Trainable that can tell which labels it can learn."""
 
     def label_fault(self, batch: Batch, low: float, high: float) -> str:
-        """Returns what is wrong with a label column whose values lie in [low, high]; "" when nothing is."""
+        """Return what is wrong with a label column whose values lie in [low, high]; "" when nothing is."""
         ...
 
 
@@ -235,7 +235,7 @@ class Sampler(Protocol):
     """How many configurations it proposes in all; None when it does not know."""
 
     def ask(self, trial: int) -> Config | None:
-        """Returns the configuration of this trial; None when there is none left."""
+        """Return the configuration of this trial; None when there is none left."""
         ...
 
 
@@ -247,7 +247,7 @@ class Store(Protocol):
         ...
 
     def get(self, ref: Ref) -> bytearray | memoryview:
-        """Returns the bytes as stored, in memory that belongs to the caller. Raises FileNotFoundError."""
+        """Return the bytes as stored, in memory that belongs to the caller. Raises FileNotFoundError."""
         ...
 
     def has(self, ref: Ref) -> bool:
@@ -259,7 +259,7 @@ class Store(Protocol):
         ...
 
     def refs(self) -> set[Ref]:
-        """Returns the addresses of all stored States."""
+        """Return the addresses of all stored States."""
         ...
 
 
@@ -292,7 +292,7 @@ class Agents(Protocol):
         ...
 
     def lost(self) -> list[tuple[int, str]]:
-        """Returns (slot, reason) of agents that ended since the last call. A reason may be an `OutOfMemory`.
+        """Return (slot, reason) of agents that ended since the last call. A reason may be an `OutOfMemory`.
 
         Raises:
             ResourceError: no agent can ever start; says why.
@@ -300,7 +300,7 @@ class Agents(Protocol):
         ...
 
     def watch(self) -> list[int]:
-        """Returns file descriptors that become readable when an agent ends."""
+        """Return file descriptors that become readable when an agent ends."""
         ...
 
     def waits(self, slot: int) -> bool:
@@ -308,7 +308,7 @@ class Agents(Protocol):
         ...
 
     def device(self, slot: int) -> str:
-        """Returns "cpu" or "cuda"."""
+        """Return "cpu" or "cuda"."""
         ...
 
     def close(self) -> None:
@@ -392,7 +392,7 @@ class AgentEngine(Engine, Protocol):
         ...
 
     def open(self, launch: LaunchInfo) -> Agents:
-        """Returns the agents, with none started yet."""
+        """Return the agents, with none started yet."""
         ...
 
 

@@ -32,7 +32,7 @@ def _range(name: str, low: Any, high: Any, grid: Any) -> None:
 
 
 def plain(value: Any, label: str) -> Any:
-    """Returns the value as JSON has it: NumPy scalars become Python's, tuples lists.
+    """Return the value as JSON has it: NumPy scalars become Python's, tuples lists.
 
     Raises:
         SpecError: it cannot be written to a journal.
@@ -62,11 +62,11 @@ class Choice:
     values: tuple[Any, ...]
 
     def at(self, u: float) -> Any:
-        """Returns the value for `u` in [0, 1)."""
+        """Return the value for `u` in [0, 1)."""
         return self.values[min(int(u * len(self.values)), len(self.values) - 1)]
 
     def points(self) -> tuple[Any, ...]:
-        """Returns all values, for a grid."""
+        """Return all values, for a grid."""
         return self.values
 
 
@@ -81,7 +81,7 @@ class Uniform:
     grid: int | None = None
 
     def at(self, u: float) -> float:
-        """Returns the value for `u` in [0, 1)."""
+        """Return the value for `u` in [0, 1)."""
         if self.log:
             value = math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
             return min(max(value, self.low), math.nextafter(self.high, self.low))
@@ -91,7 +91,7 @@ class Uniform:
         return min(value, math.nextafter(self.high, self.low))
 
     def points(self) -> tuple[float, ...]:
-        """Returns `grid` values from low to high, both included."""
+        """Return `grid` values from low to high, both included."""
         if self.grid is None:
             raise SpecError(
                 f"a grid over the range {self.low:g} to {self.high:g} has no end: say how many points, for example "
@@ -117,11 +117,11 @@ class RandInt:
     grid: int | None = None
 
     def at(self, u: float) -> int:
-        """Returns the value for `u` in [0, 1)."""
+        """Return the value for `u` in [0, 1)."""
         return min(self.low + int(u * (self.high - self.low)), self.high - 1)
 
     def points(self) -> Sequence[int]:
-        """Returns every value, or `grid` of them, evenly spread."""
+        """Return every value, or `grid` of them, evenly spread."""
         if self.grid is None or self.grid >= self.high - self.low:
             return range(self.low, self.high)
         if self.grid == 1:
@@ -196,7 +196,7 @@ class Space:
         return f"Space({', '.join(f'{name}={value!r}' for name, value in self.parameters.items())})"
 
     def draw(self, u: Callable[[str], float]) -> Config:
-        """Returns one configuration; `u(name)` is a number in [0, 1) for each parameter."""
+        """Return one configuration; `u(name)` is a number in [0, 1) for each parameter."""
         config: Config = {}
         for name in self.parameters:
             parameter = self._distribution(name, config)
@@ -207,7 +207,7 @@ class Space:
         return config
 
     def grid(self) -> Iterator[Config]:
-        """Yields every configuration; the last parameter changes fastest.
+        """Yield every configuration; the last parameter changes fastest.
 
         Raises:
             SpecError: a range without `grid=n`.

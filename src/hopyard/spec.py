@@ -50,7 +50,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return cls(len(numbers), compressed if len(compressed) < len(data) else data)
 
     def numbers(self) -> list[float]:
-        """Returns the numbers as they were packed."""
+        """Return the numbers as they were packed."""
         data = self.data
         if len(data) != 8 * self.size:
             data = zlib.decompressobj().decompress(data, 8 * self.size)
@@ -62,7 +62,7 @@ PackedSums = dict[str, tuple[float | Array, float]]
 
 
 def packed(sums: Sums) -> PackedSums:
-    """Returns the sums with their arrays packed."""
+    """Return the sums with their arrays packed."""
     return {name: (Array.of(total) if isinstance(total, list) else total, rows) for name, (total, rows) in sums.items()}
 
 

@@ -28,7 +28,7 @@ def sendable(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Returns the text of an error as it can be written and shown: characters that UTF-8 lacks are escaped (\\udce9),
+    """Return the text of an error as it can be written and shown: characters that UTF-8 lacks are escaped (\\udce9),
     and so are control characters (\\x00) except ends of lines and tabs. Colours are left out."""
     if _CONTROLS.search(text):
         text = _COLOURS.sub("", text).replace("\r\n", "\n")
@@ -37,7 +37,7 @@ def escaped(text: str) -> str:
 
 
 def escaped_tree(tree: Any) -> Any:
-    """Returns plain values (lists, tuples, dicts and their contents) with all text escaped."""
+    """Return plain values (lists, tuples, dicts and their contents) with all text escaped."""
     if isinstance(tree, str):
         return escaped(tree)
     if isinstance(tree, dict):
@@ -48,7 +48,7 @@ def escaped_tree(tree: Any) -> Any:
 
 
 def unwritable(value: Any) -> str:
-    """Returns what is wrong with text or an integer that cannot be written; "" when it can, and for other values."""
+    """Return what is wrong with text or an integer that cannot be written; "" when it can, and for other values."""
     if isinstance(value, str) and not sendable(value):
         return "it has a character that UTF-8 lacks (of a file name, perhaps, in another encoding)"
     if isinstance(value, int) and not LEAST <= value <= MOST:

@@ -19,6 +19,7 @@ STATUS = {"completed": GOOD, "partial": SOME, "failed": FAILED}
 """How a run ended → exit code."""
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, or its name under runs/.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Open the run's pickle even where other users may write it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Plain values, for programs.")]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, say, terminable, verb
+from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, say, terminable, verb
 from hopyard.cli.programs import engine_of, roles_of, run_program
 from hopyard.errors import HopyardError, UsageError
 
@@ -139,6 +139,7 @@ def resume(
     failed: Annotated[
         bool, typer.Option("--failed", help="Also try failed trials again, except those that the recipe ended.")
     ] = False,
+    trust: Trust = False,
     heartbeat_timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time without a heartbeat after which a worker is replaced.")
     ] = None,
@@ -162,6 +163,7 @@ def resume(
         run,
         engine=None if workers is None else Local(workers=workers),
         failed=failed,
+        trust=trust,
         heartbeat_timeout=heartbeat_timeout,
         stall_timeout=stall_timeout,
         unit_timeout=unit_timeout,
@@ -172,12 +174,12 @@ def resume(
 
 
 @verb
-def replay(run: RunName) -> int:
+def replay(run: RunName, trust: Trust = False) -> int:
     """Do a run again from its journal and compare every State, bit by bit."""
     from hopyard.driver.runs.replay import replay as replay_run
 
     terminable()
-    result = replay_run(run)
+    result = replay_run(run, trust=trust)
     if result.different:
         say("\n".join([f"error: {len(result.different)} of {result.states} States differ", *result.different]))
         return FAILED

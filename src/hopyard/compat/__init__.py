@@ -52,7 +52,7 @@ def install(names: str = "tensorflowonspark") -> None:
 
 
 def installed() -> list[str]:
-    """Returns the names of the libraries that are replaced in this process."""
+    """Return the names of the libraries that are replaced in this process."""
     return [finder.name for finder in sys.meta_path if isinstance(finder, _Finder)]
 
 
@@ -66,7 +66,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec of this name and of what is in it; None for others."""
+        """Return the spec of this name and of what is in it; None for others."""
         if fullname != self.name and not fullname.startswith(f"{self.name}."):
             return None
         try:
@@ -79,7 +79,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Returns the module under its own name; keeps its spec, which the import in progress overwrites."""
+        """Return the module under its own name; keeps its spec, which the import in progress overwrites."""
         module = importlib.import_module(f"{__name__}.{spec.name}")
         self._specs[spec.name] = module.__spec__
         return module

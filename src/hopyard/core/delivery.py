@@ -122,7 +122,7 @@ class Outbox:
             self._bytes -= len(waiting.popleft().body)
 
     def overdue(self, now: float) -> list[tuple[int, bytes]]:
-        """Returns (number, body) of each message to be sent again, in order, and puts off when it is due next."""
+        """Return (number, body) of each message to be sent again, in order, and puts off when it is due next."""
         if now < self.due:
             return []
         messages = []
@@ -154,7 +154,7 @@ class Inbox:
         self._bytes = 0
 
     def take(self, number: int, body: bytes) -> list[bytes]:
-        """Returns the messages that can now be delivered, in order: none if this one came before or comes too early."""
+        """Return the messages that can now be delivered, in order: none if this one came before or comes too early."""
         if number != self.delivered + 1:
             ahead = number - self.delivered
             if 0 < ahead <= self._messages and number not in self._early and self._bytes + len(body) <= self._size:
@@ -228,7 +228,7 @@ class Delivery:
         return self._head(self._outbox.add(body, now))
 
     def receive(self, head: Head, body: bytes) -> list[bytes]:
-        """Returns the messages that can be delivered after this frame, in order."""
+        """Return the messages that can be delivered after this frame, in order."""
         self._outbox.confirm(head.confirmed)
         if not head.number:
             return []
@@ -245,11 +245,11 @@ class Delivery:
         self.confirmed = self._inbox.delivered
 
     def overdue(self, now: float) -> list[tuple[Head, bytes]]:
-        """Returns the frames that must be sent again."""
+        """Return the frames that must be sent again."""
         return [(self._head(number), body) for number, body in self._outbox.overdue(now)]
 
     def confirmation(self) -> Head:
-        """Returns the header of a frame that only confirms."""
+        """Return the header of a frame that only confirms."""
         return self._head(0)
 
     def _head(self, number: int) -> Head:

@@ -65,7 +65,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def as_json(fact: Any, finite: bool = True) -> bytes:
-    """Returns a fact as JSON. `finite`: whether all its numbers are finite; else the others become text."""
+    """Return a fact as JSON. `finite`: whether all its numbers are finite; else the others become text."""
     if not finite:
         return _encoder.encode(nonfinite_as_text(msgspec.to_builtins(fact)))
     try:
@@ -78,7 +78,7 @@ _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def nonfinite_as_text(tree: Any) -> Any:
-    """Returns the tree with NaN and infinities as text."""
+    """Return the tree with NaN and infinities as text."""
     if isinstance(tree, float) and not math.isfinite(tree):
         return "NaN" if math.isnan(tree) else "Infinity" if tree > 0 else "-Infinity"
     if isinstance(tree, dict):

@@ -60,7 +60,7 @@ class Card(msgspec.Struct, frozen=True):
     the slot that are still on their way are recognized by their socket's name."""
 
     def name(self, socket: str) -> bytes:
-        """Returns the name by which the driver knows one of the agent's sockets."""
+        """Return the name by which the driver knows one of the agent's sockets."""
         return f"{socket}{self.slot}.{self.incarnation}".encode()
 
 
@@ -202,7 +202,7 @@ _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 
 def pack(message: Up | Down) -> bytes:
-    """Returns the bytes of a message.
+    """Return the bytes of a message.
 
     Raises:
         SpecError: it is larger than LIMIT, so that nobody would take it; names what is large in it.
@@ -222,7 +222,7 @@ def pack(message: Up | Down) -> bytes:
 
 
 def largest(message: Up | Down) -> str:
-    """Returns which part of a message takes most bytes, as text for an error."""
+    """Return which part of a message takes most bytes, as text for an error."""
     if isinstance(message, Done):
         sizes: dict[str, int] = {}
         for part in message.parts:
@@ -236,12 +236,12 @@ def largest(message: Up | Down) -> str:
 
 
 def framed(head: Head, body: bytes) -> bytes:
-    """Returns the frame for the wire: two numbers of 8 bytes, then the message, if there is one."""
+    """Return the frame for the wire: two numbers of 8 bytes, then the message, if there is one."""
     return head.number.to_bytes(8, "little") + head.confirmed.to_bytes(8, "little") + body
 
 
 def unframed(data: bytes) -> tuple[Head, bytes]:
-    """Returns head and message of a frame.
+    """Return head and message of a frame.
 
     Raises:
         HopyardError: the bytes are no message of this version.
@@ -252,7 +252,7 @@ def unframed(data: bytes) -> tuple[Head, bytes]:
 
 
 def unpack_up(data: bytes) -> Up:
-    """Returns the message of an agent.
+    """Return the message of an agent.
 
     Raises:
         HopyardError: the bytes are no message of this version.
@@ -264,7 +264,7 @@ def unpack_up(data: bytes) -> Up:
 
 
 def unpack_down(data: bytes) -> Down:
-    """Returns the message of the driver.
+    """Return the message of the driver.
 
     Raises:
         HopyardError: the bytes are no message of this version.

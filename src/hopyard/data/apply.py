@@ -46,7 +46,7 @@ def apply(
     *,
     targets: bool = True,
 ) -> Columns:
-    """Returns the rows of `data` in memory as a model sees them, and for each of them the number of its source row.
+    """Return the rows of `data` in memory as a model sees them, and for each of them the number of its source row.
 
     Args:
         manifest: of the training data; its cache entry is not needed.
@@ -139,7 +139,7 @@ class Places:
         self.source_rows += before
 
     def result(self, rows: int, ordered: bool) -> Array | None:
-        """Returns the value of `Columns.places`.
+        """Return the value of `Columns.places`.
 
         Raises:
             DataError: some rows are duplicated; or, when `ordered`, it is not known which rows they are.
@@ -177,7 +177,7 @@ def _fields(manifest: Manifest, schema: pa.Schema, source_label: str, targets: b
 
 
 def _pieces(manifest: Manifest, data: Any, all_columns: bool) -> Iterator[tuple[Any, RowOrigin]]:
-    """Yields the rows before any transform. `all_columns`: whether to read more columns than the model needs."""
+    """Yield the rows before any transform. `all_columns`: whether to read more columns than the model needs."""
     names, encoded = None, []
     if isinstance(data, Dataset) and not all_columns:
         columns = [column for field in manifest.fields for column in field.columns]
@@ -199,7 +199,7 @@ def _source(manifest: Manifest, data: Any) -> Source:
 
 
 def _split(manifest: Manifest, array: Array) -> dict[str, Array]:
-    """Returns one array as the columns of the single input."""
+    """Return one array as the columns of the single input."""
     fields = [field for field in manifest.fields if field.role == "inputs"]
     names = [column.name for field in fields for column in field.columns]
     if len(fields) != 1 or any(column.encode for column in fields[0].columns):

@@ -15,7 +15,7 @@ ALIGN = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> Array:
-    """Returns an uninitialised C-contiguous array of `shape` whose first byte lies at a multiple of 64."""
+    """Return an uninitialised C-contiguous array of `shape` whose first byte lies at a multiple of 64."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     raw = np.empty(size + ALIGN, np.uint8)
@@ -53,12 +53,12 @@ class Columns:
 
 
 def own(part: Any) -> Any:
-    """Returns a copy of a dict of arrays, so that removing entries changes no other dict; anything else unchanged."""
+    """Return a copy of a dict of arrays, so that removing entries changes no other dict; anything else unchanged."""
     return dict(part) if isinstance(part, dict) else part
 
 
 def pack(arrays: dict[str, Array], single: str) -> Any:
-    """Returns arrays as Columns has them: None if there are none, one array if its name is `single`, else the dict."""
+    """Return arrays as Columns has them: None if there are none, one array if its name is `single`, else the dict."""
     if not arrays:
         return None
     return arrays[single] if list(arrays) == [single] else arrays

@@ -251,7 +251,7 @@ class Dataset:
     @classmethod
     @takes(ItemOptions)
     def _of(cls, source: Source, schema: pa.Schema | None, **options: Unpack[ItemOptions]) -> Dataset:
-        """Returns a Dataset of rows that this process reads. `schema`: that before any transform, if it is known."""
+        """Return a Dataset of rows that this process reads. `schema`: that before any transform, if it is known."""
         validation, assign = options["validation"], options["assign"]
         second = validation if isinstance(validation, Dataset) else None
         build = _build_options(options, validation, "a Dataset", second=second is not None, assign=assign)
@@ -263,7 +263,7 @@ class Dataset:
         return cls(rows, build, None if second is None else second.rows, options["cache_bytes"])
 
     def _check_validates(self, first: BuildOptions) -> None:
-        """Raises SpecError unless these rows can be the validation rows of `first`."""
+        """Raise SpecError unless these rows can be the validation rows of `first`."""
         if self.options is None:
             assert self.url is not None
             refuse(self.url)
@@ -305,14 +305,14 @@ class Dataset:
         return self
 
     def __deepcopy__(self, memo: Any) -> Dataset:
-        """Returns itself: nothing in it changes, and a copy by pickle would lose rows in memory."""
+        """Return itself: nothing in it changes, and a copy by pickle would lose rows in memory."""
         return self
 
 
 def _build_options(
     options: ItemOptions | FrameOptions, validation: Any, alternative: str, *, second: bool, assign: Assign
 ) -> BuildOptions:
-    """Returns the options of the keywords; `second`: whether `validation` is `alternative`, a source of its own."""
+    """Return the options of the keywords; `second`: whether `validation` is `alternative`, a source of its own."""
     column = validation if isinstance(validation, str) else None
     share = 0.0
     if column is None and not second:

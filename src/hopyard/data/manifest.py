@@ -238,7 +238,7 @@ def difference(then: Manifest, now: Manifest) -> str:
 
 
 def gone(manifest: Manifest) -> str:
-    """Returns the message for a cache entry that no longer exists."""
+    """Return the message for a cache entry that no longer exists."""
     return (
         f"the prepared partitions are gone: {manifest.path} (evicted, deleted, or made on another host); "
         f"call prepare() on the Dataset again, on this host"
@@ -246,23 +246,23 @@ def gone(manifest: Manifest) -> str:
 
 
 def folder_name(kind: str, partition: int) -> str:
-    """Returns the name of the folder of one partition within its cache entry."""
+    """Return the name of the folder of one partition within its cache entry."""
     return f"{kind}-{partition:05d}"
 
 
 def file_name(role: str, number: int) -> str:
-    """Returns the name of the file of one array within its partition: numbered, as names of inputs may be anything."""
+    """Return the name of the file of one array within its partition: numbered, as names of inputs may be anything."""
     return f"{role}-{number}.npy"
 
 
 def file_names(fields: Sequence[Field]) -> list[str]:
-    """Returns the names of the files of the arrays of these fields, in their order."""
+    """Return the names of the files of the arrays of these fields, in their order."""
     roles = [field.role for field in fields]
     return [file_name(role, roles[:at].count(role)) for at, role in enumerate(roles)]
 
 
 def content_digest(manifest: Manifest) -> str:
-    """Returns the digest of what decides the batches: row shapes, dtypes, digests of partitions, and the encoding."""
+    """Return the digest of what decides the batches: row shapes, dtypes, digests of partitions, and the encoding."""
     parts = (
         1,  # version of this tuple; another number changes the digest of every data set
         [(part.rows, part.digest) for part in manifest.train],

@@ -29,7 +29,7 @@ _VERIFIED: dict[tuple[int, int], tuple[int, int]] = {}
 
 
 def header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Returns the first HEADER bytes of a .npy file, format 1.0."""
+    """Return the first HEADER bytes of a .npy file, format 1.0."""
     text = f"{{'descr': {np.lib.format.dtype_to_descr(dtype)!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + text.ljust(HEADER - 11).encode() + b"\n"
 

@@ -15,6 +15,7 @@ import cloudpickle
 from hopyard.code.pickling import dumps
 from hopyard.driver.directory import not_whole
 from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.system.owners import other_writers
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -45,11 +46,26 @@ def dump(value: Any, name: str, function: str = "the recipe") -> bytes:
         ) from error
 
 
-def load(path: Path, python: str) -> Any:
+def refuse_others(path: Path, trust: bool) -> None:
+    """Raise RunDirectoryError where others than this user and root may write a pickle, unless they are trusted: opening
+    it runs code. OSError: it is not there."""
+    if not trust and (writers := other_writers(path)):
+        raise RunDirectoryError(
+            f"{path}: {writers}, and opening a pickle runs its code. Copy the folder to one of your own that nobody "
+            "else may write; or, if you trust them, give trust=True, `--trust` on the command line"
+        )
+
+
+def load(path: Path, python: str, trust: bool = False) -> Any:
     """Read what `dump` pickled from a file of a run that Python `python` wrote.
 
+    Args:
+        path: of the file.
+        python: its version, such as "3.12".
+        trust: open it whoever may have written it.
+
     Raises:
-        RunDirectoryError: another Python, no file, or a module that it needs is not there.
+        RunDirectoryError: another Python, no file, or a module that it needs is not there; others may write it.
     """
     if python != PYTHON:
         raise RunDirectoryError(
@@ -57,7 +73,10 @@ def load(path: Path, python: str) -> Any:
             f"Python {python}, or give recipe= to hy.load_model"
         )
     try:
+        refuse_others(path, trust)
         return cloudpickle.loads(path.read_bytes())
+    except RunDirectoryError:
+        raise
     except FileNotFoundError as error:
         raise not_whole(path, error) from error
     except Exception as error:

@@ -28,23 +28,23 @@ FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
 
 
 def imported() -> list[str]:
-    """Returns the frameworks that this process has imported."""
+    """Return the frameworks that this process has imported."""
     return [name for name in FRAMEWORKS if name in sys.modules]
 
 
 def runtime(framework: str) -> Runtime:
-    """Returns the `Runtime` of the framework; imports the framework."""
+    """Return the `Runtime` of the framework; imports the framework."""
     result: Runtime = importlib.import_module(f"{__name__}.{framework}.runtime").RUNTIME
     return result
 
 
 def runtimes() -> dict[str, Runtime]:
-    """Returns the `Runtime` of each framework that this process has imported, by name."""
+    """Return the `Runtime` of each framework that this process has imported, by name."""
     return {framework: runtime(framework) for framework in imported()}
 
 
 def model_file(framework: str) -> ModelFile:
-    """Returns how models of the framework are saved.
+    """Return how models of the framework are saved.
 
     Raises:
         ValueError: models of this framework cannot be saved.
@@ -56,7 +56,7 @@ def model_file(framework: str) -> ModelFile:
 
 
 def framework_of(trainable: Trainable) -> str | None:
-    """Returns the framework whose model the Trainable holds; None for a Trainable of the user's own."""
+    """Return the framework whose model the Trainable holds; None for a Trainable of the user's own."""
     return trainable.framework if isinstance(trainable, FrameworkModel) and trainable.framework in FRAMEWORKS else None
 
 
@@ -79,7 +79,7 @@ def quiet(backend: str = "") -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Returns environment variables that a worker needs before it imports a framework, where the user has not set them:
+    """Return environment variables that a worker needs before it imports a framework, where the user has not set them:
     the number of threads for frameworks that cannot change it later, and sharing of GPUs."""
     flags = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "NPROC": str(threads)}
     return flags | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})

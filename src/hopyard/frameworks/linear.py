@@ -48,7 +48,7 @@ class Linear:
         self.bias_velocity: Array = np.zeros(classes)
 
     def state(self) -> dict[str, Any]:
-        """Returns the live arrays and the number of steps."""
+        """Return the live arrays and the number of steps."""
         return {name: getattr(self, name) for name in _NAMES} | {"steps": self.steps}
 
     def load(self, tree: dict[str, Any]) -> None:
@@ -75,18 +75,18 @@ class Linear:
         return sums
 
     def evaluate(self, batch: Batch) -> dict[str, tuple[float, float]]:
-        """Returns the loss and, for classes, the accuracy; changes nothing."""
+        """Return the loss and, for classes, the accuracy; changes nothing."""
         return self._pass(batch)[2]
 
     def predict(self, batch: Batch) -> Array:
-        """Returns logits, or values, of shape (rows, classes)."""
+        """Return logits, or values, of shape (rows, classes)."""
         return np.asarray(self._flat(batch) @ self.weights + self.bias)
 
     def _flat(self, batch: Batch) -> Array:
         return np.asarray(batch.inputs, dtype=np.float64).reshape(batch.rows, -1)
 
     def _pass(self, batch: Batch) -> tuple[Array, Array, dict[str, tuple[float, float]]]:
-        """Returns (inputs, gradient of the mean loss by the outputs (rows, classes), sums)."""
+        """Return (inputs, gradient of the mean loss by the outputs (rows, classes), sums)."""
         inputs = self._flat(batch)
         outputs = inputs @ self.weights + self.bias
         weight = np.ones(batch.rows) if batch.weights is None else np.asarray(batch.weights, dtype=np.float64)

@@ -24,7 +24,7 @@ _EXTRA_DTYPES = {
 
 
 def on_host(value: Any) -> NDArray[Any]:
-    """Returns a tensor or variable of any framework as a NumPy array, perhaps a view. (`np.asarray` warns about
+    """Return a tensor or variable of any framework as a NumPy array, perhaps a view. (`np.asarray` warns about
     TensorFlow's.)"""
     if type(value).__module__.startswith("keras."):
         value = value.value
@@ -36,7 +36,7 @@ def on_host(value: Any) -> NDArray[Any]:
 
 
 def lower(tree: Tree) -> Tree:
-    """Returns the tree with NumPy arrays, or Leaves, instead of tensors. torch's tensors on the host are not copied, so
+    """Return the tree with NumPy arrays, or Leaves, instead of tensors. torch's tensors on the host are not copied, so
     the tree is valid until they change; those on a GPU, and other frameworks' tensors and variables, are copied.
 
     Raises:
@@ -51,7 +51,7 @@ def lower(tree: Tree) -> Tree:
 
 
 def lower_array(array: NDArray[Any]) -> NDArray[Any] | Leaf:
-    """Returns the array, or a Leaf when NumPy does not have its dtype by itself."""
+    """Return the array, or a Leaf when NumPy does not have its dtype by itself."""
     name = _EXTRA_DTYPES.get(str(array.dtype))
     if name is None:
         return array
@@ -59,7 +59,7 @@ def lower_array(array: NDArray[Any]) -> NDArray[Any] | Leaf:
 
 
 def lift_array(leaf: Leaf) -> NDArray[Any]:
-    """Returns the array that `lower_array` made into this Leaf, as a view."""
+    """Return the array that `lower_array` made into this Leaf, as a view."""
     import ml_dtypes
 
     name = next(name for name, stored in _EXTRA_DTYPES.items() if stored == leaf.dtype)
@@ -68,13 +68,13 @@ def lift_array(leaf: Leaf) -> NDArray[Any]:
 
 
 def lift(tree: Tree) -> Tree:
-    """Returns the tree with torch tensors (on the host) where they were before `lower`. Every array is a separate,
+    """Return the tree with torch tensors (on the host) where they were before `lower`. Every array is a separate,
     writable copy, tensors 64-byte aligned, so that nothing in it changes when the buffer is used again."""
     return _lift(tree)
 
 
 def capture(trainable: Trainable) -> Tree:
-    """Returns the State of `trainable`, ready for the codec; valid until it trains on."""
+    """Return the State of `trainable`, ready for the codec; valid until it trains on."""
     return lower(trainable.state())
 
 

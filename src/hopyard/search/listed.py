@@ -24,7 +24,7 @@ class Grid:
     """Every point of the space, the last parameter fastest."""
 
     def open(self, space: Space | None, seed: int) -> Listed:
-        """Returns the configurations of `space`."""
+        """Return the configurations of `space`."""
         configs: list[Config] = []
         for config in _needed(space, "Grid").grid():
             configs.append(config)
@@ -48,7 +48,7 @@ class Random:
         object.__setattr__(self, "trials", whole("Random: trials", self.trials, 1))
 
     def open(self, space: Space | None, seed: int) -> Listed:
-        """Returns the configurations of `space`."""
+        """Return the configurations of `space`."""
         run_seed = self.seed if self.seed is not None else seed
         space = _needed(space, "Random")
 
@@ -69,7 +69,7 @@ class Configs:
             raise SpecError("Configs(…) must be given a list of at least one dict")
 
     def open(self, space: Space | None, seed: int) -> Listed:
-        """Returns the list itself."""
+        """Return the list itself."""
         return Listed([{_name(k): plain(v, f"Configs, {k}") for k, v in config.items()} for config in self.configs])
 
 
@@ -84,7 +84,7 @@ class Listed:
         self.total: int | None = len(configs)
 
     def ask(self, trial: int) -> Config | None:
-        """Returns the configuration of this trial; None after the last."""
+        """Return the configuration of this trial; None after the last."""
         return dict(self.configs[trial]) if trial < len(self.configs) else None
 
 

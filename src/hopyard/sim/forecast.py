@@ -81,7 +81,7 @@ def predict(
 
 
 def lower_bound(spec: RunSpec, slots: int, seconds: Seconds) -> float:
-    """Returns the seconds that no schedule can beat: max(longest trial, even share of all work).
+    """Return the seconds that no schedule can beat: max(longest trial, even share of all work).
 
     Args:
         spec: the run's.

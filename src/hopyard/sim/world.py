@@ -36,7 +36,7 @@ _SUMS: PackedSums = {"loss": (1.0, 1.0)}
 
 
 def lengths(trials: int, sigma: float, noise: float, seed: int, check: float = 0.3) -> Seconds:
-    """Returns the times of trials whose partitions take lognormal(0, `sigma`) seconds on average, each unit with normal
+    """Return the times of trials whose partitions take lognormal(0, `sigma`) seconds on average, each unit with normal
     noise of relative width `noise`; a validation partition takes `check` of a training one."""
     stream = random.Random(seed)  # noqa: S311
     mean = [stream.lognormvariate(0, sigma) if sigma else 1.0 for _ in range(trials)]

@@ -23,7 +23,7 @@ def is_frame(value: Any) -> bool:
 
 
 def checked(df: Any, argument: str) -> Any:
-    """Returns `df` if it is a DataFrame whose rows can be read, else raises SpecError."""
+    """Return `df` if it is a DataFrame whose rows can be read, else raises SpecError."""
     if not is_frame(df):
         hint = "; df.to_spark() gives one" if type(df).__module__.startswith("pyspark.pandas") else ""
         raise SpecError(f"{argument} must be a pyspark.sql.DataFrame, got {type(df).__name__}{hint}")
@@ -34,7 +34,7 @@ def checked(df: Any, argument: str) -> Any:
 
 
 def alive(df: Any) -> None:
-    """Raises SpecError when the session of `df` was stopped."""
+    """Raise SpecError when the session of `df` was stopped."""
     if is_stopped(df.sparkSession):
         raise SpecError(
             "the Spark session of the DataFrame was stopped; make another with SparkSession.builder.getOrCreate(), and "
@@ -48,7 +48,7 @@ def on_this_host(df: Any) -> bool:
 
 
 def schema(df: Any) -> pa.Schema:
-    """Returns the Arrow schema of the batches that tasks get."""
+    """Return the Arrow schema of the batches that tasks get."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
@@ -61,7 +61,7 @@ def schema(df: Any) -> pa.Schema:
 
 
 def types(df: Any) -> dict[str, str]:
-    """Returns column → Spark's name of its type, for all columns."""
+    """Return column → Spark's name of its type, for all columns."""
     return {field.name: field.dataType.simpleString() for field in df.schema.fields}
 
 
@@ -77,13 +77,13 @@ def is_deterministic(df: Any) -> bool | None:
 
 
 def narrowed(df: Any, names: list[str], source_label: str) -> Any:
-    """Returns only the columns `names` of `df`. Raises DataError unless each exists exactly once."""
+    """Return only the columns `names` of `df`. Raises DataError unless each exists exactly once."""
     require_unique(df, names, source_label)
     return df.select([quoted(name) for name in names])
 
 
 def require_unique(df: Any, names: Iterable[str], source_label: str) -> None:
-    """Raises DataError unless each of `names` is one column of the DataFrame, to Spark too."""
+    """Raise DataError unless each of `names` is one column of the DataFrame, to Spark too."""
     names = list(names)
     require(pa.schema([(name, pa.null()) for name in df.columns]), names, source_label)
     key = name_key(df)
@@ -97,7 +97,7 @@ def require_unique(df: Any, names: Iterable[str], source_label: str) -> None:
 
 
 def new_columns(df: Any, names: Iterable[str], argument: str) -> None:
-    """Raises SpecError unless `names` can be appended to the columns of the DataFrame: each is new, to Spark too.
+    """Raise SpecError unless `names` can be appended to the columns of the DataFrame: each is new, to Spark too.
 
     Args:
         df: the DataFrame.
@@ -116,7 +116,7 @@ def new_columns(df: Any, names: Iterable[str], argument: str) -> None:
 
 
 def name_key(df: Any) -> Callable[[str], str]:
-    """Returns a function whose result is equal for names that are one to Spark: case counts only if
+    """Return a function whose result is equal for names that are one to Spark: case counts only if
     spark.sql.caseSensitive is true."""
     sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
     return str if sensitive else str.lower
@@ -143,7 +143,7 @@ def mapped(df: Any, work: Any, schema: Any) -> Any:
 
 
 def collected(df: Any) -> list[Any]:
-    """Returns the rows of `df`; raises SpecError in the place of errors of Spark whose cause is known."""
+    """Return the rows of `df`; raises SpecError in the place of errors of Spark whose cause is known."""
     try:
         return list(df.collect())
     except Exception as error:
@@ -154,7 +154,7 @@ def collected(df: Any) -> list[Any]:
 
 
 def _explained(df: Any, error: Exception) -> SpecError | None:
-    """Returns a SpecError where the cause of `error` is known, and would be hard to find in Java's stack traces."""
+    """Return a SpecError where the cause of `error` is known, and would be hard to find in Java's stack traces."""
     alive(df)
     if "No module named 'hopyard'" in str(error):
         return SpecError(
@@ -165,5 +165,5 @@ def _explained(df: Any, error: Exception) -> SpecError | None:
 
 
 def quoted(name: str) -> str:
-    """Returns a column's name as Spark's expressions take it."""
+    """Return a column's name as Spark's expressions take it."""
     return "`" + name.replace("`", "``") + "`"

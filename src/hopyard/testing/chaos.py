@@ -120,7 +120,7 @@ class Chaos:
         self._kinds = [kind for kind, weight in (_WEIGHTS | self.weights).items() for _ in range(weight)]
 
     def _unsettled(self, machine: Machine) -> Machine:
-        """Returns the machine with a scheduler that makes trials hop: no promise may depend on which slot gets what."""
+        """Return the machine with a scheduler that makes trials hop: no promise may depend on which slot gets what."""
         scheduler, assignments = machine.scheduler, machine.scheduler.assignments
 
         def elsewhere() -> Iterator[Assignment]:
@@ -134,7 +134,7 @@ class Chaos:
         return machine
 
     def _elsewhere(self, machine: Machine, assignment: Assignment) -> Assignment:
-        """Returns another slot for the unit, or a unit of another trial for the slot."""
+        """Return another slot for the unit, or a unit of another trial for the slot."""
         state = assignment.trial.states.get(assignment.trial.step)
         fixed = assignment.kind != "train" or assignment.trial.isolated or (state is not None and state.parked)
         if fixed or not self.restless or self.choose(self.restless):
@@ -526,7 +526,7 @@ _WEIGHTS |= {"leave": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0
 
 
 def drawn(seed: int) -> Chaos:
-    """Returns one of endlessly many bad worlds."""
+    """Return one of endlessly many bad worlds."""
     random = Random(seed)  # noqa: S311
     partitions = random.choice([1, 2, 3, 4, 5])
     validation = random.choice([0, 0, 1, 2, 3])

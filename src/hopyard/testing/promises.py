@@ -27,7 +27,7 @@ def hold(true: object, message: str) -> None:
 
 
 def sums_of(arrays: bool, kind: str, trial: int, epoch: int, partition: int) -> Sums:
-    """Returns sums that this partition gives and no other; with an additive array, if `arrays`."""
+    """Return sums that this partition gives and no other; with an additive array, if `arrays`."""
     value = float(Random(f"{kind}/{trial}/{epoch}/{partition}").randrange(1 << 20))  # noqa: S311
     sums: Sums = {"loss": (value, 1.0 + partition)}
     if arrays:
@@ -36,7 +36,7 @@ def sums_of(arrays: bool, kind: str, trial: int, epoch: int, partition: int) -> 
 
 
 def expected(spec: RunSpec, arrays: bool, trial: int, epoch: int) -> dict[str, float]:
-    """Returns the metrics of this epoch, by one pass in the order of partitions."""
+    """Return the metrics of this epoch, by one pass in the order of partitions."""
     metrics: dict[str, float] = {}
     for prefix, kind, count in (("", "train", spec.partitions), ("val_", "validate", spec.validation)):
         all_sums = [sums_of(arrays, kind, trial, epoch, partition) for partition in range(count)]
@@ -161,7 +161,7 @@ def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collecti
 
 
 def best_epoch(spec: RunSpec, history: dict[int, dict[str, float]]) -> int:
-    """Returns the best epoch, by a plain search."""
+    """Return the best epoch, by a plain search."""
     best = None
     for epoch in sorted(history):
         metric = spec.metric

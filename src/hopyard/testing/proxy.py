@@ -201,5 +201,5 @@ class Proxied:
 
 
 def _unproxied(engine: Engine) -> Engine:
-    """Returns the engine alone, which is what a pickle holds: a driver in another process has a network of its own."""
+    """Return the engine alone, which is what a pickle holds: a driver in another process has a network of its own."""
     return engine

@@ -82,7 +82,7 @@ def foresee(recipe: Callable[..., Any]) -> None:
 
 
 def named(recipe: Callable[..., Any]) -> frozenset[str]:
-    """Returns the frameworks that occur in the recipe's code, or in that of functions and classes that it names."""
+    """Return the frameworks that occur in the recipe's code, or in that of functions and classes that it names."""
     pending: list[Any] = [recipe]
     names: set[str] = set()
     visited: set[int] = set()
@@ -109,14 +109,14 @@ def named(recipe: Callable[..., Any]) -> frozenset[str]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Returns the names in a function's code and in that of its inner functions."""
+    """Return the names in a function's code and in that of its inner functions."""
     inner = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
     dotted = {name.partition(".")[0] for name in code.co_names}  # import keras.layers
     return dotted.union(code.co_names, *inner)
 
 
 def _referenced(function: FunctionType, names: set[str]) -> list[Any]:
-    """Returns the modules, functions and classes that a function's code names: in its module, in enclosing functions,
+    """Return the modules, functions and classes that a function's code names: in its module, in enclosing functions,
     in modules of the user."""
     if _installed(function):
         return []

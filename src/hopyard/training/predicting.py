@@ -18,7 +18,7 @@ EXACT = 1 << 53
 
 
 def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_type: bool = False) -> Any:
-    """Returns outputs for all rows, each at the position of its row, with NaN for rows that the transform dropped.
+    """Return outputs for all rows, each at the position of its row, with NaN for rows that the transform dropped.
 
     Args:
         trainable: the model.
@@ -64,7 +64,7 @@ def _at_source_rows(array: Array, columns: Columns, same_type: bool) -> Array:
 
 
 def _with_nan(array: Array, same_type: bool) -> Any:
-    """Returns the array's dtype, or float64 for numbers that lack NaN. Raises DataError where neither will do."""
+    """Return the array's dtype, or float64 for numbers that lack NaN. Raises DataError where neither will do."""
     if array.dtype.kind in "fc":
         return array.dtype
     exact = array.dtype.kind == "b" or (

@@ -32,20 +32,20 @@ class Recipes:
 
 
 def recipe_of(recipe: Recipe, trial: int) -> Recipe:
-    """Returns the recipe that this trial is trained with."""
+    """Return the recipe that this trial is trained with."""
     if not isinstance(recipe, Recipes) or trial not in recipe.trials:
         return all_of(recipe)[0]
     return recipe.others[recipe.trials[trial]]
 
 
 def joined(recipe: Recipe, digest: str, other: Recipe) -> Recipes:
-    """Returns the same recipes and another one, which no trial uses yet."""
+    """Return the same recipes and another one, which no trial uses yet."""
     recipes = recipe if isinstance(recipe, Recipes) else Recipes(recipe, {}, {})
     return Recipes(recipes.first, {**recipes.others, digest: other}, recipes.trials)
 
 
 def assigned(recipe: Recipe, trials: Mapping[int, str]) -> Recipe:
-    """Returns the recipes that trials are trained with, and no others.
+    """Return the recipes that trials are trained with, and no others.
 
     Args:
         recipe: the recipe of a run directory.
@@ -58,7 +58,7 @@ def assigned(recipe: Recipe, trials: Mapping[int, str]) -> Recipe:
 
 
 def all_of(recipe: Recipe) -> list[Recipe]:
-    """Returns every recipe, the first one first."""
+    """Return every recipe, the first one first."""
     return [recipe.first, *recipe.others.values()] if isinstance(recipe, Recipes) else [recipe]
 
 

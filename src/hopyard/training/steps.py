@@ -53,7 +53,7 @@ def over(built: Built, batches: PartitionBatches, train: bool) -> Sums:
 
 
 def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
-    """Returns metric → (sum, rows) over batches. A sum may be a number, a one-element tensor, or an additive array."""
+    """Return metric → (sum, rows) over batches. A sum may be a number, a one-element tensor, or an additive array."""
     numbers: dict[str, list[Any]] = {}
     rows: dict[str, float] = {}
     for report in reports:
@@ -72,7 +72,7 @@ def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
 
 
 def size_of(total: Any) -> int:
-    """Returns how many numbers the sum of a metric has."""
+    """Return how many numbers the sum of a metric has."""
     if (shape := getattr(total, "shape", None)) is not None:
         return math.prod(shape)
     return len(total) if isinstance(total, (list, tuple)) else 1
@@ -88,7 +88,7 @@ def _total(totals: list[Any]) -> float | list[float]:
 
 
 def finite(sums: Sums, location: str) -> None:
-    """Raises NotFinite when the loss is NaN or infinite, because training on would be in vain."""
+    """Raise NotFinite when the loss is NaN or infinite, because training on would be in vain."""
     loss = sums.get("loss")
     if loss is not None and not isinstance(loss[0], list) and not math.isfinite(loss[0]):
         raise NotFinite(

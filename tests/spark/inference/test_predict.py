@@ -93,6 +93,11 @@ class TestPredict:
         df = predict(saved, spread(spark, frame()), predictionCol="p")
         assert df.schema["p"].dataType.simpleString() == "array<float>"
         np.testing.assert_allclose(column(df, "p"), run.best.predict(frame()), rtol=1e-4, atol=1e-6)
+        (saved / "recipe.pkl").chmod(0o666)
+        with pytest.raises(hy.RunDirectoryError, match=r"all users may write it .* trust=True"):
+            predict(saved, spread(spark, frame()))
+        df = predict(saved, spread(spark, frame()), trust=True)
+        np.testing.assert_allclose(column(df), run.best.predict(frame()), rtol=1e-4, atol=1e-6)
 
     def test_other_columns_may_have_any_name(self, spark: Any, run: hy.Run) -> None:
         from pyspark.sql.functions import lit

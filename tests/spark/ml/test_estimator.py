@@ -270,6 +270,27 @@ class TestFiles:
         ):
             HopyardEstimator.load(str(tmp_path / "model"))
 
+    def test_what_others_may_write_is_read_by_who_trusts_them(
+        self, spark: Any, df: Any, make: Any, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "a model"
+        make().fit(df).save(str(path))
+        file = next((path / "files").glob("part-*"))
+        for place in (file, path / "files", path):
+            before = place.stat().st_mode
+            place.chmod(0o777)
+            with pytest.raises(RunDirectoryError, match=r"all users may write .* spark\.hopyard\.trust=true"):
+                HopyardModel.load(str(path))
+            with pytest.raises(RunDirectoryError, match="all users may write"):
+                HopyardModel.load(path.as_uri())
+            place.chmod(before)
+        path.chmod(0o777)
+        spark.conf.set("spark.hopyard.trust", "true")
+        try:
+            assert HopyardModel.load(str(path)).bestConfig == {"lr": 0.3}
+        finally:
+            spark.conf.unset("spark.hopyard.trust")
+
     def test_estimator(self, df: Any, make: Any, tmp_path: Path) -> None:
         space = hy.Space(lr=hy.choice([0.1, 0.3]))
         estimator = make(config=None, space=space, search=hy.Grid(), engine=None)

@@ -463,7 +463,7 @@ _RUN = {"train": Worker._train, "validate": Worker._validate, "fold": Worker._fo
 
 
 def sendable_sums(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
-    """Raises SpecError when the sums of a unit, one for each partition, are too large for one answer, or the name of a
+    """Raise SpecError when the sums of a unit, one for each partition, are too large for one answer, or the name of a
     metric cannot be sent. Sizes are those before packing: what packs well in one epoch may not in the next."""
     sizes: dict[str, int] = {}
     for partition_sums in sums:

@@ -90,7 +90,7 @@ class TFCluster:
             feed(dataRDD, num_epochs or EPOCHS)
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
-        """Returns an RDD of what the program answers, row by row; it is computed when an action asks for it.
+        """Return an RDD of what the program answers, row by row; it is computed when an action asks for it.
 
         Args:
             dataRDD: the rows.
@@ -134,12 +134,12 @@ class TFCluster:
                 logger.warning("all was fed, but tasks still run: %s", self.program.status())
 
     def tensorboard_url(self) -> str | None:
-        """Returns the URL of the TensorBoard, or None."""
+        """Return the URL of the TensorBoard, or None."""
         return self.program.tensorboard_url or None
 
     @contextmanager
     def stopped_by_errors(self) -> Iterator[None]:
-        """Returns a context in which an error, also the user's interrupt, stops the program and is raised again."""
+        """Return a context in which an error, also the user's interrupt, stops the program and is raised again."""
         try:
             yield
         except BaseException:
@@ -248,7 +248,7 @@ def run(
 
 
 def session(sc: Any) -> Any:
-    """Returns the session of a SparkContext."""
+    """Return the session of a SparkContext."""
     if hasattr(sc, "range") and hasattr(sc, "createDataFrame"):
         return sc
     from pyspark.sql import SparkSession
@@ -257,18 +257,18 @@ def session(sc: Any) -> Any:
 
 
 def default_fs(sc: Any) -> str:
-    """Returns Hadoop's default file system, without the slash of its root."""
+    """Return Hadoop's default file system, without the slash of its root."""
     name = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS"))
     return "file://" if name in ("file:///", "file:/") else name
 
 
 def compat_environment() -> dict[str, str]:
-    """Returns the environment of processes that replace the same libraries as this one."""
+    """Return the environment of processes that replace the same libraries as this one."""
     return {VARIABLE: ",".join(installed())} if installed() else {}
 
 
 def _roles(num_executors: int, num_ps: int, master_node: str | None, eval_node: bool) -> dict[str, int]:
-    """Returns role → number of tasks, in the order in which tasks are numbered."""
+    """Return role → number of tasks, in the order in which tasks are numbered."""
     chiefs, evaluators = int(bool(master_node)), int(bool(eval_node))
     workers = num_executors - num_ps - chiefs - evaluators
     if num_ps < 0 or workers < 0 or workers + chiefs < 1:

@@ -25,7 +25,7 @@ class TFManager:
         self._values: dict[str, Any] = {"state": "running"}
 
     def get(self, key: str) -> Any:
-        """Returns the value that was set, or None."""
+        """Return the value that was set, or None."""
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
@@ -33,11 +33,11 @@ class TFManager:
         self._values[key] = value
 
     def get_queue(self, qname: str) -> queue.Queue[Any] | None:
-        """Returns the queue of this name, or None."""
+        """Return the queue of this name, or None."""
         return self._queues.get(qname)
 
     def stream(self, qname_in: str, qname_out: str) -> QueueStream:
-        """Returns the stream that a `TFNode.DataFeed` reads and answers."""
+        """Return the stream that a `TFNode.DataFeed` reads and answers."""
         return QueueStream(self, qname_in, qname_out)
 
 
@@ -85,5 +85,5 @@ class QueueStream:
 
 
 def start(authkey: bytes, queues: Iterable[str], mode: str = "local") -> TFManager:
-    """Returns a manager of these queues, in this process; `authkey` and `mode` were for a server, which is gone."""
+    """Return a manager of these queues, in this process; `authkey` and `mode` were for a server, which is gone."""
     return TFManager(queues)

@@ -17,7 +17,7 @@ SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def hdfs_path(ctx: Any, path: str) -> str:
-    """Returns a whole URL for a path, as Hadoop would read it.
+    """Return a whole URL for a path, as Hadoop would read it.
 
     Args:
         ctx: has `defaultFS`, for example "hdfs://namenode:8020", and `working_dir`, the driver's.

@@ -57,7 +57,7 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
 
 
 def _member(map_fn: Callable[[Any, Any], Any], settings: dict[str, Any]) -> Callable[[Any, Any], Any]:
-    """Returns `map_fn` as the main of a program, whose engine assigns the GPUs."""
+    """Return `map_fn` as the main of a program, whose engine assigns the GPUs."""
 
     def main(args: Any, program: Any) -> Any:
         return map_fn(args, _context(program.index, settings))
@@ -68,7 +68,7 @@ def _member(map_fn: Callable[[Any, Any], Any], settings: dict[str, Any]) -> Call
 def _task(
     map_fn: Callable[[Any, Any], Any], tf_args: Any, settings: dict[str, Any], env: dict[str, str]
 ) -> Callable[[Iterable[int]], list[int]]:
-    """Returns `map_fn` as a task of a Spark job."""
+    """Return `map_fn` as a task of a Spark job."""
 
     def work(numbers: Iterable[int]) -> list[int]:
         install(env.get(VARIABLE, ""))

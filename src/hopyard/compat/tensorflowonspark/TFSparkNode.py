@@ -101,7 +101,7 @@ class Feeds:
         self._values: dict[str, Any] = {"state": "running"}
 
     def get(self, key: str) -> Any:
-        """Returns the value that was set in this process, or None."""
+        """Return the value that was set in this process, or None."""
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
@@ -120,7 +120,7 @@ class Feeds:
         )
 
     def stream(self, qname_in: str, qname_out: str) -> FeedStream:
-        """Returns the feed of that name; answers go back on it, whatever `qname_out`."""
+        """Return the feed of that name; answers go back on it, whatever `qname_out`."""
         if qname_in not in self._streams:
             self._streams[qname_in] = FeedStream(self, self._program.feed(qname_in))
         return self._streams[qname_in]
@@ -139,7 +139,7 @@ class FeedStream:
         return bool(self._feed.should_stop)
 
     def read(self, count: int, across_partitions: bool) -> list[Any]:
-        """Returns `count` rows, fewer at the end, and in inference at the end of a partition."""
+        """Return `count` rows, fewer at the end, and in inference at the end of a partition."""
         for rows in self._feed.rows(count):
             return list(rows)
         return []
@@ -157,7 +157,7 @@ class FeedStream:
 
 
 def program_main(map_fun: Callable[[Any, Any], Any], meta: Meta) -> Callable[[Any, Any], Any]:
-    """Returns `map_fun(args, TFNodeContext)` as the `main(args, ctx)` of a program."""
+    """Return `map_fun(args, TFNodeContext)` as the `main(args, ctx)` of a program."""
 
     def main(args: Any, program: Any) -> Any:
         if isinstance(args, list):
@@ -169,7 +169,7 @@ def program_main(map_fun: Callable[[Any, Any], Any], meta: Meta) -> Callable[[An
 
 
 def context(program: Any, meta: Meta) -> TFNodeContext:
-    """Returns the TFNodeContext of a program's task."""
+    """Return the TFNodeContext of a program's task."""
     peers = {role: list(program.peers[role]) for role in meta.order}
     first = sum(len(peers[role]) for role in meta.order[: meta.order.index(program.role)])
     ctx = TFNodeContext(
@@ -187,7 +187,7 @@ def context(program: Any, meta: Meta) -> TFNodeContext:
 
 
 def _bind_port(address: str) -> socket.socket:
-    """Returns a socket bound to the task's own address; the agent's is too, so that nobody else can take it."""
+    """Return a socket bound to the task's own address; the agent's is too, so that nobody else can take it."""
     host, port = address.rsplit(":", 1)
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -74,7 +74,7 @@ def _legacy(model: Any) -> bool:
 
 
 def _output_names(model: Any) -> list[str]:
-    """Returns a name for each output: its layer's, numbered where one layer gives several."""
+    """Return a name for each output: its layer's, numbered where one layer gives several."""
     names: list[str] = []
     for tensor in model.outputs:
         layer = tensor._keras_history.operation.name  # what Keras 2 called `output_names`

@@ -35,7 +35,7 @@ def saveAsTFRecords(df: Any, output_dir: str) -> None:
 
 
 def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
-    """Returns the records of TFRecord files as a DataFrame, with the schema of all records, not of the first.
+    """Return the records of TFRecord files as a DataFrame, with the schema of all records, not of the first.
 
     Args:
         sc: a SparkContext, or a session.
@@ -51,7 +51,7 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
 
 
 def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Any]], list[tuple[bytearray, None]]]:
-    """Returns a function for `rdd.mapPartitions` over Rows: (bytes of an Example, None) for each.
+    """Return a function for `rdd.mapPartitions` over Rows: (bytes of an Example, None) for each.
 
     Args:
         dtypes: `df.dtypes`: (column, type).
@@ -71,7 +71,7 @@ def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Any]], 
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
-    """Returns the Spark schema of one tf.train.Example."""
+    """Return the Spark schema of one tf.train.Example."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     fields = _schema(example.SerializeToString(), binary_features)
@@ -79,7 +79,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
 
 
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Any]:
-    """Returns a Row for each, with its features by name; for `rdd.mapPartitions` over (bytes of an Example, …)."""
+    """Return a Row for each, with its features by name; for `rdd.mapPartitions` over (bytes of an Example, …)."""
     from pyspark.sql import Row
 
     rows = []
@@ -98,12 +98,12 @@ def _schema(data: bytes, binary: Sequence[str]) -> pa.Schema:
 
 
 def _values(row: Any, names: Sequence[str]) -> Sequence[Any]:
-    """Returns the values of these columns: of a Row by name, whatever their order in it, else by position."""
+    """Return the values of these columns: of a Row by name, whatever their order in it, else by position."""
     return [row[name] for name in names] if hasattr(row, "__fields__") else row
 
 
 def _plain(column: Iterable[Any]) -> list[Any]:
-    """Returns values as Arrow takes them: no bytearray, whole numbers for booleans, floats for decimals."""
+    """Return values as Arrow takes them: no bytearray, whole numbers for booleans, floats for decimals."""
     converters: dict[type, Callable[[Any], Any]] = {bytearray: bytes, bool: int, Decimal: float}
 
     def convert(value: Any) -> Any:

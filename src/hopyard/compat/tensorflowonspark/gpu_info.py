@@ -35,7 +35,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: Literal["string"]
 @overload
 def get_gpus(num_gpu: int = 1, worker_index: int = -1, *, format: Literal["list"]) -> list[str]: ...
 def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: Literal["string", "list"] = "string") -> str | list[str]:
-    """Returns GPUs on which no process computes.
+    """Return GPUs on which no process computes.
 
     Args:
         num_gpu: how many.
@@ -61,7 +61,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: Literal["string",
 
 
 def _free() -> list[str]:
-    """Returns the numbers of the GPUs without a process."""
+    """Return the numbers of the GPUs without a process."""
     numbers = dict(line.split(", ") for line in _lines("--query-gpu=uuid,index", "--format=csv,noheader"))
     used = set(_lines("--query-compute-apps=gpu_uuid", "--format=csv,noheader"))
     return [number for uuid, number in numbers.items() if uuid not in used]

@@ -19,7 +19,7 @@ class TFTypeConverters:
 
     @staticmethod
     def toDict(value: Any) -> dict[Any, Any]:
-        """Returns a dict. Raises TypeError, as the converters of pyspark.ml do."""
+        """Return a dict. Raises TypeError, as the converters of pyspark.ml do."""
         if isinstance(value, Mapping):
             return dict(value)
         raise TypeError(f"must be a dict, got {value!r}")
@@ -183,7 +183,7 @@ class TFParams(Params):
     args: Any = None
 
     def merge_args_params(self) -> Namespace:
-        """Returns a copy of `args` in which each Param that has a value, also by default, has that."""
+        """Return a copy of `args` in which each Param that has a value, also by default, has that."""
         merged = copy.copy(self.args)
         for param in self.params:
             if self.isDefined(param):

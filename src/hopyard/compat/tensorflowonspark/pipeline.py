@@ -117,7 +117,7 @@ class TFEstimator(
         )
 
     def _fit(self, dataset: Any) -> TFModel:
-        """Raises SpecError for Params with wrong values, and what the cluster raises."""
+        """Raise SpecError for Params with wrong values, and what the cluster raises."""
         assert self.train_fn is not None
         if self.export_fn is not None:
             raise SpecError(
@@ -202,7 +202,7 @@ class TFModel(
 
 
 def _kinds(scoring: Scoring, df: Any, look: bool) -> list[tuple[str, int]]:
-    """Returns (dtype, number of dimensions, −1 where only rows would show it) of each output, found by one task."""
+    """Return (dtype, number of dimensions, −1 where only rows would show it) of each output, found by one task."""
     rows = mapped(df, partial(Scoring.kinds, scoring, look=look), "kinds array<string>").collect()
     pairs = [text.split() for text in rows[0].kinds]
     return [(kind, int(rank)) for kind, rank in pairs]
@@ -217,7 +217,7 @@ def single_node_env(args: Any) -> None:
 
 
 def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
-    """Returns the MetaGraphDef with these tags, comma separated, of a SavedModel."""
+    """Return the MetaGraphDef with these tags, comma separated, of a SavedModel."""
     from tensorflow.core.protobuf import saved_model_pb2
     from tensorflow.io import gfile
 
@@ -232,7 +232,7 @@ def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
 
 
 def yield_batch(iterable: Iterable[Any], batch_size: int, num_tensors: int = 1) -> Iterator[list[list[Any]]]:
-    """Yields rows as lists of columns, `batch_size` of them at a time; the last may be shorter."""
+    """Yield rows as lists of columns, `batch_size` of them at a time; the last may be shorter."""
     columns: list[list[Any]] = [[] for _ in range(num_tensors)]
     for row in iterable:
         for column, value in zip(columns, row, strict=False):

@@ -29,7 +29,7 @@ class Scoring:
     num_gpus: int = 1
 
     def kinds(self, batches: Iterator[Any], look: bool) -> Iterator[Any]:
-        """Yields one row: for each output its dtype and its number of dimensions, −1 where that is open, as text. They
+        """Yield one row: for each output its dtype and its number of dimensions, −1 where that is open, as text. They
         are those of the signature, or (`look`) of the model's outputs for the rows."""
         kinds = {}
         specs = _signature(self).structured_outputs
@@ -46,7 +46,7 @@ class Scoring:
         yield pa.RecordBatch.from_arrays([pa.array([texts], pa.list_(pa.string()))], ["kinds"])
 
     def rows(self, batches: Iterator[Any], schema: pa.Schema) -> Iterator[Any]:
-        """Yields the new columns, with as many rows as came."""
+        """Yield the new columns, with as many rows as came."""
         for outputs in self._scores(batches):
             columns = [
                 _arrow(outputs[tensor], field.type) for (tensor, _), field in zip(self.outputs, schema, strict=True)
@@ -54,7 +54,7 @@ class Scoring:
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _scores(self, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        """Yields outputs by tensor, for at most `batch_size` rows at a time."""
+        """Yield outputs by tensor, for at most `batch_size` rows at a time."""
         import tensorflow as tf
 
         predict = _signature(self)
@@ -93,7 +93,7 @@ class Scoring:
 
 
 def column_type(kind: str, rank: int) -> Any:
-    """Returns a column's Arrow type: double, bigint, boolean or binary, or arrays of it for each dimension but rows."""
+    """Return a column's Arrow type: double, bigint, boolean or binary, or arrays of it for each dimension but rows."""
     letter = np.dtype(kind).kind
     arrow_type = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_()}.get(letter, pa.binary())
     for _ in range(rank - 1):
@@ -103,7 +103,7 @@ def column_type(kind: str, rank: int) -> Any:
 
 @functools.lru_cache(2)
 def _signature(scoring: Scoring) -> Any:
-    """Returns the signature, with its model as an attribute: a signature alone does not keep its variables alive."""
+    """Return the signature, with its model as an attribute: a signature alone does not keep its variables alive."""
     util.single_node_env(scoring.num_gpus)
     import tensorflow as tf
 
@@ -119,7 +119,7 @@ def _signature(scoring: Scoring) -> Any:
 
 
 def _values(array: Any, name: str) -> Any:
-    """Returns a column as an array (rows, …): lists of one length become dimensions."""
+    """Return a column as an array (rows, …): lists of one length become dimensions."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     shape = [len(array)]
@@ -136,7 +136,7 @@ def _values(array: Any, name: str) -> Any:
 
 
 def _cast(values: Any, dtype: Any, name: str, tensor: str) -> Any:
-    """Returns values as the dtype of a tensor. Raises DataError where whole numbers would become others."""
+    """Return values as the dtype of a tensor. Raises DataError where whole numbers would become others."""
     with np.errstate(invalid="ignore"):
         cast = values.astype(dtype, copy=False)
     if cast.dtype.kind in "iu" and values.dtype.kind in "iufO" and not np.array_equal(cast, values):
@@ -149,7 +149,7 @@ def _cast(values: Any, dtype: Any, name: str, tensor: str) -> Any:
 
 
 def _arrow(values: Any, kind: Any) -> Any:
-    """Returns an array (rows, …) as a column of the type that `column_type` returned."""
+    """Return an array (rows, …) as a column of the type that `column_type` returned."""
     inner = kind
     for _ in range(values.ndim - 1):
         inner = inner.value_type

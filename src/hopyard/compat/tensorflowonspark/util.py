@@ -42,7 +42,7 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
 
 
 def get_ip_address() -> str:
-    """Returns the address by which this host reaches others."""
+    """Return the address by which this host reaches others."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("8.8.8.8", 80))  # nothing is sent: only the route is looked up
@@ -54,7 +54,7 @@ def get_ip_address() -> str:
 
 
 def find_in_path(path: str, file: str) -> str | Literal[False]:
-    """Returns the first file of that name in the folders of a PATH, or False."""
+    """Return the first file of that name in the folders of a PATH, or False."""
     for folder in path.split(os.pathsep):
         candidate = Path(folder, file)
         if candidate.is_file():
@@ -68,7 +68,7 @@ def write_executor_id(num: int) -> None:
 
 
 def read_executor_id() -> int:
-    """Returns the number that `write_executor_id` wrote.
+    """Return the number that `write_executor_id` wrote.
 
     Raises:
         RunDirectoryError: no number was written here.

@@ -63,7 +63,7 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec_of(roles: object, until: object, **fields: object) -> ProgramSpec:
-    """Returns the spec, with every value checked.
+    """Return the spec, with every value checked.
 
     Raises:
         SpecError: names the argument, the value, what is allowed.
@@ -77,7 +77,7 @@ def spec_of(roles: object, until: object, **fields: object) -> ProgramSpec:
 
 
 def _until(until: object, roles: dict[str, Role]) -> str:
-    """Returns which tasks must end for the program to end. Without a chief, the task of rank 0 takes its part."""
+    """Return which tasks must end for the program to end. Without a chief, the task of rank 0 takes its part."""
     has_chief = any(name in roles for name in CHIEFS)
     target = until if until is not None else "chief" if has_chief else "workers"
     if target == "all" or (target == "chief" and has_chief):
@@ -109,7 +109,7 @@ def _until(until: object, roles: dict[str, Role]) -> str:
 
 
 def fitted(spec: ProgramSpec, slots: int) -> ProgramSpec:
-    """Returns the spec for an engine with so many slots: elastic roles are cut to them."""
+    """Return the spec for an engine with so many slots: elastic roles are cut to them."""
     counts = shares(spec.wanted, slots)
     roles = {name: (counts[name], least, gpus) for name, (_, least, gpus) in spec.roles.items()}
     return msgspec.structs.replace(spec, roles=roles)
@@ -281,7 +281,7 @@ ProgramCommand = Decision | Begin | Halt | Warned | Renew | Finish
 
 
 def journaled(event: ProgramEvent, commands: Iterable[ProgramCommand]) -> list[ProgramLine]:
-    """Returns the lines for an event: itself, unless it is a `Tick`, and the decisions behind it."""
+    """Return the lines for an event: itself, unless it is a `Tick`, and the decisions behind it."""
     lines: list[ProgramLine] = [] if isinstance(event, Tick) else [event]
     return lines + [command for command in commands if isinstance(command, Fact)]
 
@@ -290,12 +290,12 @@ _decoder: msgspec.json.Decoder[ProgramLine] = msgspec.json.Decoder(ProgramLine)
 
 
 def encode(line: ProgramLine) -> bytes:
-    """Returns one line of a program's journal, without its newline."""
+    """Return one line of a program's journal, without its newline."""
     return as_json(line, not isinstance(line, Reported) or all(map(math.isfinite, line.values.values())))
 
 
 def decode(text: bytes) -> ProgramLine:
-    """Returns the fact in a line of a program's journal.
+    """Return the fact in a line of a program's journal.
 
     Raises:
         JournalError: the line is no fact of this version.

@@ -43,7 +43,7 @@ class DeliveryLedger:
         return epoch == self._epoch
 
     def claim(self, partition: int, worker: int) -> int:
-        """Returns which worker takes a partition: the one that the first attempt named."""
+        """Return which worker takes a partition: the one that the first attempt named."""
         return self._claims.setdefault(partition, worker)
 
     def is_duplicate(self, partition: int, number: int, digest: bytes) -> bool:

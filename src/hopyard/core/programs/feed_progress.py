@@ -48,7 +48,7 @@ class FeedProgress:
         return allowance
 
     def silent(self, fed: Sequence[int]) -> list[int]:
-        """Returns the workers that hold up the others: they have reported no batches, as they ask for none."""
+        """Return the workers that hold up the others: they have reported no batches, as they ask for none."""
         return [] if self.uneven == "join" else [slot for slot in fed if slot not in self._counts]
 
     @property

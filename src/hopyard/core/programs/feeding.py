@@ -72,7 +72,7 @@ class _Epoch(NamedTuple):
 
 
 def feed_named(name: Any, caller: str) -> str:
-    """Returns the name of a feed, checked.
+    """Return the name of a feed, checked.
 
     Raises:
         SpecError: `name` is no valid name; the message begins with `caller`.
@@ -182,7 +182,7 @@ class FeedMachine:
         return out
 
     def handle(self, fact: FeedFact, status: ProgramStatus, at: float) -> list[FeedCommand]:
-        """Returns what follows from a fact, the program's status, and the time `at` in seconds."""
+        """Return what follows from a fact, the program's status, and the time `at` in seconds."""
         self._status, self._at, self._out, self.due = status, at, [], None
         match fact:
             case Fed():
@@ -416,7 +416,7 @@ class FeedMachine:
     # ------------------------------------------------------------------------------------------- helpers
 
     def _lacked(self, incarnations: Incarnations) -> list[tuple[Any, int]]:
-        """Returns the sources of former calls that these tasks lack: all of them, or none."""
+        """Return the sources of former calls that these tasks lack: all of them, or none."""
         return [] if self._complete_tasks == incarnations else self._replay_sources.copy()
 
     def _say(self, message: FeedOrder, to: Incarnations | None = None) -> None:
@@ -490,7 +490,7 @@ class FeedMachine:
 
 
 def _epochs(lacked: Iterable[tuple[Any, int]], new: Iterable[tuple[Any, int]]) -> Iterator[_Epoch]:
-    """Yields the epochs to send, in order."""
+    """Yield the epochs to send, in order."""
     for sources, is_new in ((lacked, False), (new, True)):
         for source, epochs in sources:
             for number in range(epochs):

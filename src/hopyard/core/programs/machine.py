@@ -153,7 +153,7 @@ class ProgramMachine:
             _APPLY[type(line)](self, line)
 
     def due(self, now: float) -> float | None:
-        """Returns when the next timeout ends, of those that had not at `now`, the time of the last event. A `Tick` may
+        """Return when the next timeout ends, of those that had not at `now`, the time of the last event. A `Tick` may
         lead to a decision then, and not before. None: there is no timeout.
         """
         spec, deadlines = self.spec, []
@@ -178,7 +178,7 @@ class ProgramMachine:
         return min((deadline for deadline in deadlines if deadline >= now), default=None)
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns all state as plain values: equal for equal journals."""
+        """Return all state as plain values: equal for equal journals."""
         own = {name.lstrip("_"): value for name, value in vars(self).items() if name not in ("spec", "_out", "tasks")}
         tasks = {
             slot: {name: getattr(record, name) for name in TaskRecord.__slots__} for slot, record in self.tasks.items()
@@ -304,7 +304,7 @@ class ProgramMachine:
         self._phase_began = at
 
     def _record(self, slot: int, incarnation: int) -> TaskRecord | None:
-        """Returns the task in this slot; None: it has another incarnation."""
+        """Return the task in this slot; None: it has another incarnation."""
         record = self.tasks.get(slot)
         return record if record is not None and record.incarnation == incarnation else None
 
@@ -512,7 +512,7 @@ _APPLY: dict[type, Callable[[ProgramMachine, Any], None]] = {
 
 
 def begun(first: ProgramLine) -> ProgramMachine:
-    """Returns the machine of a program whose journal begins with this line, which is not yet applied.
+    """Return the machine of a program whose journal begins with this line, which is not yet applied.
 
     Raises:
         JournalError: the line is not `Launched`.
@@ -523,7 +523,7 @@ def begun(first: ProgramLine) -> ProgramMachine:
 
 
 def fold(lines: Iterable[ProgramLine]) -> ProgramMachine:
-    """Returns the machine after all lines of a journal.
+    """Return the machine after all lines of a journal.
 
     Raises:
         JournalError: there is no line, or the first is not `Launched`.

@@ -59,7 +59,7 @@ class Role:
 
 
 def roles_of(roles: Any) -> dict[str, Role]:
-    """Returns name → Role, in the order of tasks, from {"worker": 2}, {"worker": (2, 4)} or
+    """Return name → Role, in the order of tasks, from {"worker": 2}, {"worker": (2, 4)} or
     {"worker": hy.Role(2, gpus=1)}.
 
     Raises:
@@ -133,7 +133,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ...]:
-    """Returns the tasks with their slots. Ranks of one host follow each other; roles that ask for GPUs get slots that
+    """Return the tasks with their slots. Ranks of one host follow each other; roles that ask for GPUs get slots that
     have them; parameter servers get the last slots.
 
     Args:
@@ -192,7 +192,7 @@ def _priority(roles: Mapping[str, Role], task: tuple[str, int]) -> tuple[int, in
 
 
 def shares(roles: Mapping[str, Role], places: int) -> dict[str, int]:
-    """Returns role → how many tasks it has on so many places: elastic roles are cut, the largest first."""
+    """Return role → how many tasks it has on so many places: elastic roles are cut, the largest first."""
     counts = {name: role.count for name, role in roles.items()}
     while sum(counts.values()) > places:
         shrinkable = [name for name, role in roles.items() if counts[name] > (role.least or role.count)]
@@ -207,7 +207,7 @@ def _gpus(place: Place) -> int:
 
 
 def peers(tasks: Sequence[Task], places: Mapping[int, Place]) -> dict[str, list[str]]:
-    """Returns role → "address:port" of each of its tasks: what TensorFlow calls the cluster."""
+    """Return role → "address:port" of each of its tasks: what TensorFlow calls the cluster."""
     addresses: dict[str, list[str]] = {}
     for task in tasks:
         place = places[task.slot]
@@ -218,7 +218,7 @@ def peers(tasks: Sequence[Task], places: Mapping[int, Place]) -> dict[str, list[
 def environment(
     task: Task, tasks: Sequence[Task], places: Mapping[int, Place], restarts: int, max_restarts: int, run_id: str
 ) -> dict[str, str]:
-    """Returns the environment variables for a task's process, whatever framework it uses.
+    """Return the environment variables for a task's process, whatever framework it uses.
 
     Args:
         task: the task of the process.

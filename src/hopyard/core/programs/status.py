@@ -88,13 +88,13 @@ class ProgramStatus:
         return self.ended and self.status == "done" and self.error is None
 
     def names(self, slots: list[int]) -> str:
-        """Returns the names of the tasks in these slots, as text."""
+        """Return the names of the tasks in these slots, as text."""
         names = {task.task.slot: task.task.name for task in self.tasks}
         return ", ".join(names.get(slot, f"slot {slot}") for slot in slots)
 
 
 def status_of(machine: ProgramMachine, endpoints: Mapping[int, Endpoint]) -> ProgramStatus:
-    """Returns the program's status. `endpoints`: incarnation → where it takes rows."""
+    """Return the program's status. `endpoints`: incarnation → where it takes rows."""
     tasks = []
     for slot, record in sorted(machine.tasks.items()):
         place = machine.known.get(slot)

@@ -24,7 +24,7 @@ class Count(NamedTuple):
 
 
 def allowed(uneven: Uneven, counts: Sequence[Count]) -> Count:
-    """Returns how many batches each worker may give out so far, and whether that is all.
+    """Return how many batches each worker may give out so far, and whether that is all.
 
     Args:
         uneven: the rule. For "join" there is nothing to allow: a worker gives out what it has.

@@ -39,11 +39,11 @@ class _Owing:
         """Seconds before `since` in which it could not reach the store."""
 
     def own(self, at: float) -> float:
-        """Returns the slot's time at this wall time."""
+        """Return the slot's time at this wall time."""
         return (at if self.since is None else self.since) - self.apart
 
     def late(self, timeout: float) -> float:
-        """Returns the wall time from which it is late; infinity: it owes nothing, or perhaps none reaches the store."""
+        """Return the wall time from which it is late; infinity: it owes nothing, or perhaps none reaches the store."""
         if not self.states:
             return math.inf
         if self.since is not None:
@@ -143,16 +143,16 @@ class Durability:
             self._look(slot, owing)
 
     def oldest(self, slot: int) -> Ref | None:
-        """Returns the awaited State that the slot has had for the longest time."""
+        """Return the awaited State that the slot has had for the longest time."""
         owing = self._slots.get(slot)
         return None if owing is None else next(iter(owing.states), None)
 
     def times(self, ref: Ref) -> float:
-        """Returns how many times the timeout an awaited State may take."""
+        """Return how many times the timeout an awaited State may take."""
         return self._slots[self._makers[ref]].states[ref][1]
 
     def earliest(self) -> float | None:
-        """Returns when the next slot is late; None: none can be. Amortized O(log slots)."""
+        """Return when the next slot is late; None: none can be. Amortized O(log slots)."""
         queue, queued = self._queue, self._queued
         while queue:
             when, slot = queue[0]
@@ -170,7 +170,7 @@ class Durability:
         return None
 
     def expired(self, at: float) -> list[tuple[int, Ref]]:
-        """Returns (slot, the State that it has owed for the longest time) for all slots that are late at this time, in
+        """Return (slot, the State that it has owed for the longest time) for all slots that are late at this time, in
         order of their deadlines."""
         late = sorted((owing.late(self._timeout), slot) for slot, owing in self._slots.items())
         return [(slot, next(iter(self._slots[slot].states))) for until, slot in late if until <= at]

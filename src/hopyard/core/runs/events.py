@@ -274,7 +274,7 @@ Command = Decision | Keep | Release | Delete | Replace | Warn | Finish
 
 
 def journaled(event: Event, commands: Iterable[Command]) -> list[Line]:
-    """Returns the lines for an event: itself, and the commands behind it that change the machine's state."""
+    """Return the lines for an event: itself, and the commands behind it that change the machine's state."""
     lines: list[Line] = [event]
     for command in commands:
         if isinstance(command, DECISIONS):
@@ -307,7 +307,7 @@ _decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
 
 
 def encode(line: Line) -> bytes:
-    """Returns one line of the journal, without its newline."""
+    """Return one line of the journal, without its newline."""
     if isinstance(line, Dispatch):
         unit = line.unit
         short = _JournalUnit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
@@ -318,7 +318,7 @@ def encode(line: Line) -> bytes:
 
 
 def decode(text: bytes) -> Line:
-    """Returns the fact in a line.
+    """Return the fact in a line.
 
     Raises:
         JournalError: the line is no fact of this version; says what is wrong with it.

@@ -44,7 +44,7 @@ Key = tuple[str, str, int, int]
 
 
 def key(fault: str, unit: Unit) -> Key:
-    """Returns the key under which faults of a unit are counted: the next time units may be grouped otherwise."""
+    """Return the key under which faults of a unit are counted: the next time units may be grouped otherwise."""
     return fault, unit.kind, unit.epoch, unit.partitions[0] if unit.partitions else 0
 
 
@@ -64,17 +64,17 @@ def ends(fault: str, count: int, spec: RunSpec) -> bool:
 
 
 def pause(troubles: int) -> float:
-    """Returns the seconds to wait after so many faults in a row."""
+    """Return the seconds to wait after so many faults in a row."""
     return min(MOST, FIRST * 2.0 ** min(troubles - 1, 30))
 
 
 def brief(error: str) -> str:
-    """Returns the first line of an error, cut to `REASON`."""
+    """Return the first line of an error, cut to `REASON`."""
     return (error.strip().splitlines() or [""])[0][:REASON]
 
 
 def out_of_memory(error: str, on_device: bool) -> str:
-    """Returns the error of a trial that ran out of memory again."""
+    """Return the error of a trial that ran out of memory again."""
     kind = "device" if on_device else "host"
     return (
         f"out of memory, also in a new worker while the others of its {kind} rested: {error}. Give fewer workers to "

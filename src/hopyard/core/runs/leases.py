@@ -72,11 +72,11 @@ class Leases:
         return lease in self._standing
 
     def unit(self, lease: int) -> Unit:
-        """Returns the unit of a standing lease."""
+        """Return the unit of a standing lease."""
         return self._standing[lease].unit
 
     def earliest(self) -> float | None:
-        """Returns the next deadline; None: there is none. Amortized O(log slots)."""
+        """Return the next deadline; None: there is none. Amortized O(log slots)."""
         queue, queued = self._queue, self._queued
         while queue:
             deadline, slot = queue[0]
@@ -92,15 +92,15 @@ class Leases:
         return None
 
     def expired(self, at: float) -> list[int]:
-        """Returns the slots whose deadline has passed at `at`, in order of their deadlines."""
+        """Return the slots whose deadline has passed at `at`, in order of their deadlines."""
         return [slot for _, slot in sorted((until, slot) for slot, until in self._until.items() if until <= at)]
 
     def standing(self) -> dict[int, tuple[int, Unit]]:
-        """Returns lease → (slot, unit)."""
+        """Return lease → (slot, unit)."""
         return {lease: (line.slot, line.unit) for lease, line in self._standing.items()}
 
     def deadlines(self) -> dict[int, float]:
-        """Returns slot → the time by which it must answer."""
+        """Return slot → the time by which it must answer."""
         return dict(self._until)
 
     def clear(self) -> None:

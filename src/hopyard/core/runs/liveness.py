@@ -83,7 +83,7 @@ class Watch:
         return Stall(self._last.phase, self._last.at - self._progress_at)
 
     def hung(self, stall_timeout: float) -> str:
-        """Returns why the worker counts as hung; "": it does not."""
+        """Return why the worker counts as hung; "": it does not."""
         phase, seconds = self.stall
         if seconds < stall_timeout:
             return ""

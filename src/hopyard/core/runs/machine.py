@@ -157,7 +157,7 @@ class Machine:
         self._run.commands = []
 
     def earliest(self) -> float | None:
-        """Returns when a `Tick` changes something next; None: never. Amortized O(log n)."""
+        """Return when a `Tick` changes something next; None: never. Amortized O(log n)."""
         first = None
         for time in (self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest()):
             if time is not None and (first is None or time < first):
@@ -170,7 +170,7 @@ class Machine:
         return first is not None and first <= at
 
     def spare(self, at: float, seconds: float) -> list[int]:
-        """Returns the slots that may be given back at this time: those idle for so many seconds, with no State in their
+        """Return the slots that may be given back at this time: those idle for so many seconds, with no State in their
         memory alone. Never all of them, and none while a trial waits for something other than a slot. The work that
         remains only gets less, so no slot is needed again."""
         idle = [
@@ -186,11 +186,11 @@ class Machine:
         return [] if any(map(_held_up, self.trials.values())) else spare
 
     def kept(self) -> set[Ref]:
-        """Returns every State that the store must hold."""
+        """Return every State that the store must hold."""
         return {state.ref for trial in self.trials.values() for state in trial.states.values() if state.digest}
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns all state that matters as plain values: equal for equal journals. For tests."""
+        """Return all state that matters as plain values: equal for equal journals. For tests."""
         return {
             **self._run.snapshot(),
             **self._preflight.snapshot(),
@@ -251,7 +251,7 @@ class Machine:
             self.scheduler.withdraw_fold(unit.trial, unit.epoch)
 
     def _accept(self, event: Done | Failed) -> Unit | None:
-        """Returns the unit that a slot answered for, and sets the slot idle; None: the answer counts no longer."""
+        """Return the unit that a slot answered for, and sets the slot idle; None: the answer counts no longer."""
         slot = self.slots.get(event.slot)
         if slot is None:
             return None
@@ -518,7 +518,7 @@ def _held_up(trial: TrialRecord) -> bool:
 
 
 def fold(lines: Iterable[Line]) -> Machine:
-    """Returns the machine after all lines of a journal. The first line is `Began`."""
+    """Return the machine after all lines of a journal. The first line is `Began`."""
     machine: Machine | None = None
     for line in lines:
         if machine is None:

@@ -10,39 +10,39 @@ import hashlib
 
 
 def keyed(seed: int, purpose: str, *parts: int | str) -> int:
-    """Returns a 63-bit number that depends on every argument and on nothing else. Its encoding must never change, as
+    """Return a 63-bit number that depends on every argument and on nothing else. Its encoding must never change, as
     results would change with it."""
     text = "/".join([str(seed), purpose, *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"hopyard").digest(), "big") >> 1
 
 
 def fraction(seed: int, purpose: str, *parts: int | str) -> float:
-    """Returns a number in [0, 1), 53 bits of `keyed`."""
+    """Return a number in [0, 1), 53 bits of `keyed`."""
     return (keyed(seed, purpose, *parts) >> 10) / (1 << 53)
 
 
 def build_seed(seed: int, trial: int) -> int:
-    """Returns the seed of a trial's recipe, for its first weights."""
+    """Return the seed of a trial's recipe, for its first weights."""
     return keyed(seed, "build", trial)
 
 
 def partition_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
-    """Returns the seed of dropout, augmentation and all else that is drawn while a trial goes over one partition."""
+    """Return the seed of dropout, augmentation and all else that is drawn while a trial goes over one partition."""
     return keyed(seed, "partition", trial, epoch, partition)
 
 
 def shuffle_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
-    """Returns the seed of the order of the rows of one partition in one epoch of one trial."""
+    """Return the seed of the order of the rows of one partition in one epoch of one trial."""
     return keyed(seed, "shuffle", trial, epoch, partition)
 
 
 def validation_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
-    """Returns the seed of what a model draws while it is validated on one partition."""
+    """Return the seed of what a model draws while it is validated on one partition."""
     return keyed(seed, "validation", trial, epoch, partition)
 
 
 def visit(trial: int, step: int, partitions: int) -> tuple[int, int]:
-    """Returns (epoch, partition) that `trial` visits after `step` partitions, by the Latin rotation (i + k) mod P.
+    """Return (epoch, partition) that `trial` visits after `step` partitions, by the Latin rotation (i + k) mod P.
 
     Source: Cerebro, VLDB 2020, §4; there the rotation is over workers, here over partitions.
     """

@@ -34,7 +34,7 @@ def critical(waiting: TrialRecord | None, mine: TrialRecord, share: float) -> bo
 
 
 def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
-    """Returns the consecutive partitions that a training unit covers: at least one, of one epoch.
+    """Return the consecutive partitions that a training unit covers: at least one, of one epoch.
 
     Args:
         trial: the trial of the unit.
@@ -54,7 +54,7 @@ def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
 
 
 def portion(pending: list[int], seconds: float, spec: RunSpec) -> tuple[int, ...]:
-    """Returns the validation partitions of one unit, out of `pending`. One takes about `seconds`; 0: not known."""
+    """Return the validation partitions of one unit, out of `pending`. One takes about `seconds`; 0: not known."""
     if spec.group:
         return tuple(pending[: spec.group])
     if seconds <= 0:
@@ -63,7 +63,7 @@ def portion(pending: list[int], seconds: float, spec: RunSpec) -> tuple[int, ...
 
 
 def sharers(slot: SlotRecord, slots: Mapping[int, SlotRecord], on_device: bool) -> set[int]:
-    """Returns the other slots that share memory with this one: that of its device, or that of its host. A slot that
+    """Return the other slots that share memory with this one: that of its device, or that of its host. A slot that
     does not say which device it has may have any."""
     return {
         number
@@ -75,7 +75,7 @@ def sharers(slot: SlotRecord, slots: Mapping[int, SlotRecord], on_device: bool) 
 
 
 def slot_for_retry(candidates: Mapping[int, SlotRecord], new: bool) -> SlotRecord | None:
-    """Returns the slot for a unit that ran out of memory, out of those that can take it: one that has done nothing yet,
+    """Return the slot for a unit that ran out of memory, out of those that can take it: one that has done nothing yet,
     whose memory holds nothing of other units; else, unless it must be `new`, any slot, idle ones first."""
     unused = [slot for slot in candidates.values() if not slot.used]
     if not unused and new:

@@ -47,7 +47,7 @@ class Preflight:
         """Digest of the newest recipe; empty: there is only the first one."""
 
     def decide(self) -> Check | None:
-        """Returns the next check, of the first trial that may be fit; trials of the newest recipe and without a State
+        """Return the next check, of the first trial that may be fit; trials of the newest recipe and without a State
         come first. A trial that ran out of memory needs a new slot."""
         run = self._run
         idle = [slot for slot in run.slots.values() if not slot.busy]
@@ -110,7 +110,7 @@ class Preflight:
         self._checking = None
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns all state that matters, as plain values."""
+        """Return all state that matters, as plain values."""
         return {"faults": self.faults, "names": self.names, "checking": self._checking}
 
     def _again(self, trial: TrialRecord, fault: Fault, error: str, on_device: bool) -> Verdict:

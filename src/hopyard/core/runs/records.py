@@ -41,7 +41,7 @@ class EpochRecord(msgspec.Struct, eq=False):
     """All sums are in, and a fold unit was asked for."""
 
     def totals(self) -> tuple[dict[str, float], dict[str, tuple[Array, float]]]:
-        """Returns (metric → value, metric → (additive array, rows) that a fold unit must turn into a value).
+        """Return (metric → value, metric → (additive array, rows) that a fold unit must turn into a value).
 
         Raises:
             ValueError: a metric has another shape in one partition than in another.
@@ -58,7 +58,7 @@ class EpochRecord(msgspec.Struct, eq=False):
 
 
 def add(parts: dict[int, PackedSums]) -> dict[str, tuple[float | list[float], float]]:
-    """Returns the sums of all partitions, added in the order of their numbers, as floating point needs one order.
+    """Return the sums of all partitions, added in the order of their numbers, as floating point needs one order.
 
     Raises:
         ValueError: a metric has another shape in one partition than in another.
@@ -172,7 +172,7 @@ class TrialRecord(msgspec.Struct, eq=False):
         return self.history[max(self.history)] if self.history else {}
 
     def value(self, metric: str | None) -> float | None:
-        """Returns the best epoch's value of `metric`."""
+        """Return the best epoch's value of `metric`."""
         return self.history[self.best].get(metric) if metric and self.best is not None else None
 
     def good(self, metric: str | None) -> bool:

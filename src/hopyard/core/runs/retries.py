@@ -155,7 +155,7 @@ class Retries:
                 self.wake(trial)
 
     def earliest(self) -> float | None:
-        """Returns when the next wait is over; None: no trial waits. Amortized O(log n)."""
+        """Return when the next wait is over; None: no trial waits. Amortized O(log n)."""
         while self._times:
             until, number = self._times[0]
             trial = self._run.trials[number]

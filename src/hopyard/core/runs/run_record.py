@@ -41,7 +41,7 @@ class RunRecord:
         self.at = 0.0
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns all that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is
+        """Return all that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is
         not in the journal.)"""
         omitted = ("queue_version", "states", "epochs")
         return {

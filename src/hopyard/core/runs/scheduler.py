@@ -122,7 +122,7 @@ class Scheduler:
         self._new_validations.clear()
 
     def folds(self) -> list[tuple[int, int]]:
-        """Returns (trial, epoch) whose arrays wait to be turned into values. For tests."""
+        """Return (trial, epoch) whose arrays wait to be turned into values. For tests."""
         return list(self._folds)
 
     # ---------------------------------------------------------------- how long things take
@@ -155,7 +155,7 @@ class Scheduler:
     # ---------------------------------------------------------------- which slot gets what
 
     def assignments(self) -> Iterator[Assignment]:
-        """Yields assignments of idle slots, as far as the last event made new pairs possible. Each choice depends
+        """Yield assignments of idle slots, as far as the last event made new pairs possible. Each choice depends
         on the one before it: carry out an assignment before asking for the next."""
         if self.isolated or self.resting:
             yield from self._isolate()
@@ -183,7 +183,7 @@ class Scheduler:
             yield self._fold(self._slots[next(iter(self.idle))])
 
     def _go_on(self, slot: SlotRecord) -> Assignment | None:
-        """Returns a fold, if one waits; else what the slot can do with the State that it has in memory."""
+        """Return a fold, if one waits; else what the slot can do with the State that it has in memory."""
         if slot.busy:
             return None
         if self._folds:
@@ -214,7 +214,7 @@ class Scheduler:
         self._validations.extend([(trial.id, epoch) for trial, epoch in self._new_validations])
 
     def _longest_waiting(self, slot: SlotRecord) -> Assignment | None:
-        """Returns what the slot, if it is still idle, takes out of the queues: the oldest validation, else the longest
+        """Return what the slot, if it is still idle, takes out of the queues: the oldest validation, else the longest
         trial."""
         if slot.busy:
             return None
@@ -227,7 +227,7 @@ class Scheduler:
         return None if trial is None else self._train(slot, trial)
 
     def _longest(self) -> TrialRecord | None:
-        """Returns the waiting trial with the longest remaining time. It stays in the heap until it is dispatched."""
+        """Return the waiting trial with the longest remaining time. It stays in the heap until it is dispatched."""
         heap = self._heap
         while heap:
             _, number, version = heap[0]
@@ -238,7 +238,7 @@ class Scheduler:
         return None
 
     def _nearest(self, trial: TrialRecord) -> SlotRecord:
-        """Returns the idle slot for a trial that can train: the one that has it in memory, else the first."""
+        """Return the idle slot for a trial that can train: the one that has it in memory, else the first."""
         state = trial.states.get(trial.step)
         if state is not None and state.maker in self.idle and self._slots[state.maker].trial == trial.id:
             return self._slots[state.maker]
@@ -252,7 +252,7 @@ class Scheduler:
         return state is None or not state.parked or state.maker == slot
 
     def _unvalidated(self, trial: TrialRecord, epoch: int) -> list[int]:
-        """Returns the validation partitions of this epoch that can be given out, sorted."""
+        """Return the validation partitions of this epoch that can be given out, sorted."""
         record = trial.epochs.get(epoch)
         if trial.ended or trial.until or trial.isolated == "validate" or record is None:
             return []
@@ -273,7 +273,7 @@ class Scheduler:
     # ---------------------------------------------------------------- units that ran out of memory
 
     def _isolate(self) -> Iterator[Assignment]:
-        """Yields assignments of units that ran out of memory, each to a slot while those that share its memory rest."""
+        """Yield assignments of units that ran out of memory, each to a slot while those that share its memory rest."""
         slots, refuges, resting = self._slots, set[int](), set[int]()
         waiting = []
         for number in list(self.isolated):
@@ -311,7 +311,7 @@ class Scheduler:
         self.resting = resting
 
     def _isolated_unit(self, trial: TrialRecord) -> tuple[Kind, int, tuple[int, ...]] | None:
-        """Returns the unit of the trial that runs while other slots rest."""
+        """Return the unit of the trial that runs while other slots rest."""
         if trial.isolated == "train":
             state = trial.states.get(trial.step)
             if trial.lease or trial.step >= trial.target or (state is not None and state.parked):
@@ -325,5 +325,5 @@ class Scheduler:
 
 
 def _pending(record: EpochRecord) -> list[int]:
-    """Returns the validation partitions that can be given out, sorted."""
+    """Return the validation partitions that can be given out, sorted."""
     return sorted(record.pending) if record.pending and not record.parked else []

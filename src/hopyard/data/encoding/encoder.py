@@ -61,7 +61,7 @@ class Vocabulary:
     fixed: bool = False
 
     def codes(self, array: Any, origin: RowOrigin) -> Array:
-        """Returns an int64 array of shape (rows,): the code of each row, by first appearance while the values grow.
+        """Return an int64 array of shape (rows,): the code of each row, by first appearance while the values grow.
 
         Raises:
             DataError: a value that a fixed vocabulary lacks.
@@ -90,7 +90,7 @@ class Vocabulary:
         return self.values.setdefault(value, len(self.values))
 
     def ranks(self) -> Array:
-        """Returns an int64 array of shape (values,): from code to rank among the sorted values (fixed: as listed)."""
+        """Return an int64 array of shape (values,): from code to rank among the sorted values (fixed: as listed)."""
         if self.fixed:
             return np.arange(len(self.values))
         ranks = np.empty(len(self.values), np.int64)
@@ -99,7 +99,7 @@ class Vocabulary:
         return ranks
 
     def ordered_values(self) -> list[Value]:
-        """Returns the values in the order of their final codes. −0.0 and 0.0 are one value, given as 0.0."""
+        """Return the values in the order of their final codes. −0.0 and 0.0 are one value, given as 0.0."""
         values = self.values if self.fixed else sorted(self.values)
         return [value + 0.0 if isinstance(value, float) else value for value in values]
 
@@ -113,7 +113,7 @@ class Fault:
 
 
 def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
-    """Raises DataError naming every column of these fields with bad values, if there are any."""
+    """Raise DataError naming every column of these fields with bad values, if there are any."""
     if not faults:
         return
     details = "\n".join(
@@ -130,7 +130,7 @@ def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
 
 
 def _good(column: Column) -> str:
-    """Returns the Python expression for the rows of a batch where a column has good values."""
+    """Return the Python expression for the rows of a batch where a column has good values."""
     kind, values = column.type.rpartition(":")[0], f"batch[{column.name!r}]"
     if kind == "double":
         return f"pyarrow.compute.less_equal(pyarrow.compute.abs({values}), 3.4e38)"
@@ -154,7 +154,7 @@ class Encoder:
         """Whether columns must keep the type that they were planned with (`predict` takes what can be cast)."""
 
     def raw(self, batch: Any, origin: RowOrigin) -> list[Array]:
-        """Returns an array for each field: shape (rows, *raw row shape), dtype `field.raw`; may be views of the batch.
+        """Return an array for each field: shape (rows, *raw row shape), dtype `field.raw`; may be views of the batch.
 
         Bad values are counted in `faults`; once there are any, the list is empty.
         """
@@ -164,7 +164,7 @@ class Encoder:
         return [] if self.faults else [array for array in arrays if array is not None]
 
     def check(self) -> None:
-        """Raises DataError naming every column with bad values."""
+        """Raise DataError naming every column with bad values."""
         check(self.faults, self.fields)
 
     def _raw(self, field: Field, batch: Any, origin: RowOrigin) -> Array | None:
@@ -207,7 +207,7 @@ class Encoder:
         return None
 
     def _values(self, column: Column, batch: Any, origin: RowOrigin) -> Array | None:
-        """Returns the values of one column, shape (rows, *column.shape), categories as codes; None: some are bad."""
+        """Return the values of one column, shape (rows, *column.shape), categories as codes; None: some are bad."""
         array = batch.column(batch.schema.get_field_index(column.name))
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
         expected = column.type.rpartition(":")[0]
@@ -260,7 +260,7 @@ def _bad(values: Array) -> Array:
 
 
 def _exact(column: Column, values: Array | None, origin: RowOrigin) -> None:
-    """Raises DataError for the first integer of a feature that a float64 may not hold."""
+    """Raise DataError for the first integer of a feature that a float64 may not hold."""
     if values is None or column.encode or values.dtype.name not in ("int64", "uint64") or not values.size:
         return
     if values.min() >= -WHOLE and values.max() <= WHOLE:
@@ -275,7 +275,7 @@ def _exact(column: Column, values: Array | None, origin: RowOrigin) -> None:
 
 
 def _cast(values: Array, dtype: str, column: Column, origin: RowOrigin) -> Array:
-    """Returns `values` as `dtype`; DataError where that would lose whole numbers."""
+    """Return `values` as `dtype`; DataError where that would lose whole numbers."""
     result = values.astype(dtype)
     narrows = not np.can_cast(values.dtype, dtype, "same_kind") or (
         values.dtype.kind in "iu" and result.dtype.kind in "biu"

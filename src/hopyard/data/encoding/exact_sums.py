@@ -58,12 +58,12 @@ class ExactSums:
                 _gather(totals, values)
 
     def packed(self) -> PackedSums:
-        """Returns the plain values that `unpacked` takes."""
+        """Return the plain values that `unpacked` takes."""
         return self.rows, [f"{total:x}" for total in self.sums], [f"{total:x}" for total in self.squares]
 
     @classmethod
     def unpacked(cls, packed: PackedSums) -> ExactSums:
-        """Returns the sums that `packed` returned as plain values."""
+        """Return the sums that `packed` returned as plain values."""
         sums = cls(len(packed[1]))
         sums.rows, sums.sums, sums.squares = packed[0], *([int(total, 16) for total in each] for each in packed[1:])
         return sums
@@ -75,11 +75,11 @@ class ExactSums:
         self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]
 
     def mean(self, at: int) -> float:
-        """Returns the mean of value `at`, rounded once."""
+        """Return the mean of value `at`, rounded once."""
         return float(Fraction(self.sums[at], self.rows << UNIT))
 
     def deviation(self, at: int) -> float:
-        """Returns the population deviation of value `at`: the root of its exact variance."""
+        """Return the population deviation of value `at`: the root of its exact variance."""
         spread = self.rows * (self.squares[at] << UNIT) - self.sums[at] ** 2
         return math.sqrt(Fraction(max(spread, 0), (self.rows << UNIT) ** 2))
 

@@ -87,7 +87,7 @@ def measure(moments: dict[str, ExactSums], fields: list[Field], number: int, blo
 
 
 def scales(moments: Mapping[str, ExactSums]) -> dict[str, Scale]:
-    """Returns the scale of each standardized column from the sums of all training rows; the deviation of a constant
+    """Return the scale of each standardized column from the sums of all training rows; the deviation of a constant
     is 1.
     """
     return {

@@ -33,7 +33,7 @@ class LabelRange:
             self.range = (min(current[0], other[0]), max(current[1], other[1]))
 
     def result(self, lists: dict[str, list[Any]]) -> tuple[int | None, Range | None]:
-        """Returns (classes, label range), given the values of each column of categories."""
+        """Return (classes, label range), given the values of each column of categories."""
         if self._field is None or self.range is None or self._field.columns[0].encode == "one-hot":
             return None, None
         if self._field.columns[0].encode:

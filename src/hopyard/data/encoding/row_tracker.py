@@ -52,7 +52,7 @@ class RowTracker:
         self._checked = False
 
     def __call__(self, batch: Any, first: int, read: Collection[str], source_label: str) -> tuple[Any, Array | None]:
-        """Returns the transform's result for a batch, and the number of the source row of each row; None: unknown.
+        """Return the transform's result for a batch, and the number of the source row of each row; None: unknown.
 
         Args:
             batch: at least one row.
@@ -93,7 +93,7 @@ class RowTracker:
         return same and not np.array_equal(hashes[::-1], reversed_hashes)
 
     def _run_numbered(self, kind: Any, batch: Any, first: int) -> tuple[Any, Array] | None:
-        """Returns the transform's result and its rows' numbers; None when the numbers did not come back unchanged."""
+        """Return the transform's result and its rows' numbers; None when the numbers did not come back unchanged."""
         name = NAME
         while name in batch.schema.names:
             name += "_"
@@ -116,7 +116,7 @@ class RowTracker:
 
 
 def _spread(first: int, rows: int) -> Array:
-    """Returns int64 in [0, 2⁶²): the numbers to send for rows from `first` on, neighbours far apart, none of them 0."""
+    """Return int64 in [0, 2⁶²): the numbers to send for rows from `first` on, neighbours far apart, none of them 0."""
     numbers = np.arange(first + 1, first + 1 + rows, dtype=np.uint64)
     numbers *= np.uint64(_SPREAD)
     numbers &= np.uint64(_MASK)
@@ -124,7 +124,7 @@ def _spread(first: int, rows: int) -> Array:
 
 
 def _row_numbers(numbers: Array) -> Array:
-    """Returns the rows of numbers of `_spread`; for other numbers, rows that were not sent."""
+    """Return the rows of numbers of `_spread`; for other numbers, rows that were not sent."""
     rows = numbers.view(np.uint64) * np.uint64(_BACK)
     rows &= np.uint64(_MASK)
     rows -= np.uint64(1)

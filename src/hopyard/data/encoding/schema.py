@@ -23,7 +23,7 @@ FLOATS = {"float16", "float32", "float64"}
 
 
 def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, source_label: str) -> list[Field]:
-    """Returns the fields that `spec` asks for, given the first batch that has rows.
+    """Return the fields that `spec` asks for, given the first batch that has rows.
 
     Args:
         batch: one after the transform.
@@ -57,7 +57,7 @@ def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, source_label: str) -> 
 
 
 def row_shape(field: Field, vocabularies: Mapping[str, list[Value]]) -> tuple[int, ...]:
-    """Returns the shape of one row as a model sees it, once all vocabularies are known."""
+    """Return the shape of one row as a model sees it, once all vocabularies are known."""
     if field.matrix:
         return (sum(width(column, vocabularies) for column in field.columns),)
     (column,) = field.columns
@@ -65,12 +65,12 @@ def row_shape(field: Field, vocabularies: Mapping[str, list[Value]]) -> tuple[in
 
 
 def width(column: Column, vocabularies: Mapping[str, list[Value]]) -> int:
-    """Returns how many values one row of `column` has after encoding."""
+    """Return how many values one row of `column` has after encoding."""
     return len(vocabularies[column.name]) if column.encode == "one-hot" else math.prod(column.shape)
 
 
 def raw_shape(field: Field) -> tuple[int, ...]:
-    """Returns the shape of one row before vocabularies are applied: a category is one value."""
+    """Return the shape of one row before vocabularies are applied: a category is one value."""
     if field.matrix:
         return (sum(math.prod(column.shape) for column in field.columns),)
     return field.columns[0].shape
@@ -141,12 +141,12 @@ class _Planner:
 
 
 def _dtype(column: Column) -> str:
-    """Returns the NumPy dtype name of the values of a column."""
+    """Return the NumPy dtype name of the values of a column."""
     return column.type.rpartition(":")[2]
 
 
 def _leaf(array: Any, kind: Any) -> tuple[tuple[int, ...], str]:
-    """Returns (shape of one row, dtype name of its values): "bytes?" for binaries of any length, "?" for no number.
+    """Return (shape of one row, dtype name of its values): "bytes?" for binaries of any length, "?" for no number.
 
     `array` is used for the length of variable lists only.
     """

@@ -23,7 +23,7 @@ Transform = Callable[[Any], Any]
 
 
 def transformed(transform: Transform, batch: Any, source_label: str) -> Any:
-    """Returns the user's function's result for a batch; DataError when it raises or returns something else."""
+    """Return the user's function's result for a batch; DataError when it raises or returns something else."""
     try:
         result = transform(batch)
     except Exception as error:
@@ -36,7 +36,7 @@ def transformed(transform: Transform, batch: Any, source_label: str) -> Any:
 
 
 def identity(transform: Transform | None) -> str:
-    """Returns a digest that is equal for equal code and values. Where something cannot be seen, it differs each time,
+    """Return a digest that is equal for equal code and values. Where something cannot be seen, it differs each time,
     so the rows are not found again; this is logged.
     """
     if transform is None:
@@ -66,7 +66,7 @@ def pickled(transform: Transform) -> bytes:
 
 
 def validation_column(batch: Any, column: str, origin: RowOrigin) -> Array:
-    """Returns the column that says which rows are validation rows, as a Boolean array of shape (rows,)."""
+    """Return the column that says which rows are validation rows, as a Boolean array of shape (rows,)."""
     array = batch.column(batch.schema.get_field_index(column))
     bad = null_rows(array)
     if bad is not None:

@@ -15,7 +15,7 @@ from hopyard.formats.arrow import Array
 
 
 def negative(weights: Array) -> int | None:
-    """Returns the first row whose weight is below 0, or None."""
+    """Return the first row whose weight is below 0, or None."""
     return int(np.argmax(weights < 0)) if len(weights) and weights.min() < 0 else None
 
 
@@ -49,7 +49,7 @@ class WeightCheck:
             self.heaviest[kind] = max(weight, self.heaviest.get(kind, 0.0))
 
     def check(self) -> None:
-        """Raises DataError where all rows of a kind have the weight 0."""
+        """Raise DataError where all rows of a kind have the weight 0."""
         for kind, weight in self.heaviest.items():
             if not weight > 0:
                 rows = "training" if kind == "train" else "validation"

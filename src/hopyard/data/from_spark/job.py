@@ -81,7 +81,7 @@ class DataFrameSource:
         return self.materialized.url
 
     def identity(self) -> str:
-        """Returns the URL."""
+        """Return the URL."""
         return self.materialized.url
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
@@ -89,15 +89,15 @@ class DataFrameSource:
         refuse(self.materialized.url)
 
     def provenance(self) -> list[SourceInfo]:
-        """Returns nothing: the manifest has the sources."""
+        """Return nothing: the manifest has the sources."""
         return []
 
     def detached(self, identity: str | None) -> MaterializedSource:
-        """Returns the materialised source, which has neither frames nor session."""
+        """Return the materialised source, which has neither frames nor session."""
         return self.materialized
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:
-        """Returns the manifest; materialises the rows first when there is none. Arguments and errors as those of
+        """Return the manifest; materialises the rows first when there is none. Arguments and errors as those of
         `MaterializedSource.prepare`.
 
         Raises:
@@ -185,7 +185,7 @@ def from_spark(
     name: str | None,
     cache: str,
 ) -> DataFrameSource:
-    """Returns the source of Dataset.spark, after all checks that need no job.
+    """Return the source of Dataset.spark, after all checks that need no job.
 
     Raises:
         SpecError, DataError: as Dataset.spark.
@@ -218,7 +218,7 @@ def from_spark(
 
 
 def with_vocabularies(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[TaskReport]]:
-    """Returns `spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all
+    """Return `spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all
     rows), and the reports of the tasks that found them.
 
     Args:
@@ -265,7 +265,7 @@ def _check_same_types(mine: list[Field], theirs: list[Field]) -> None:
 
 
 def _check_deterministic(first_reports: list[TaskReport], second_reports: list[TaskReport]) -> None:
-    """Raises DataError when two passes over the rows saw different ones. No `first_reports`: there was one pass."""
+    """Raise DataError when two passes over the rows saw different ones. No `first_reports`: there was one pass."""
     (first_rows, first_sum), (second_rows, second_sum) = (
         _rows_and_sum(reports) for reports in (first_reports, second_reports)
     )
@@ -294,7 +294,7 @@ def _source(reports: list[TaskReport], columns: dict[str, str]) -> SourceInfo:
 
 
 def _fields(reports: list[TaskReport], names: list[str]) -> list[Field]:
-    """Returns the fields that all tasks agree on. Raises DataError for bad values, for differences, and for no rows."""
+    """Return the fields that all tasks agree on. Raises DataError for bad values, for differences, and for no rows."""
     with_rows = [(report, name) for report, name in zip(reports, names, strict=True) if report.fields is not None]
     if not with_rows:
         raise DataError("the DataFrame has no rows; give one that has some, or a transform that keeps some")
@@ -323,7 +323,7 @@ def _fields(reports: list[TaskReport], names: list[str]) -> list[Field]:
 
 
 def _check_visible(folder: Directory, reports: list[TaskReport]) -> None:
-    """Raises SpecError unless this process sees what the tasks wrote."""
+    """Raise SpecError unless this process sees what the tasks wrote."""
     with reaching(folder.url, "read"):
         sizes = folder.sizes()
     for report in reports:

@@ -47,7 +47,7 @@ class MaterializedSource:
         return self.url
 
     def identity(self) -> str:
-        """Returns the URL."""
+        """Return the URL."""
         return self.url
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
@@ -55,15 +55,15 @@ class MaterializedSource:
         refuse(self.url)
 
     def provenance(self) -> list[SourceInfo]:
-        """Returns nothing: the manifest has the sources."""
+        """Return nothing: the manifest has the sources."""
         return []
 
     def detached(self, identity: str | None) -> MaterializedSource:
-        """Returns itself."""
+        """Return itself."""
         return self
 
     def find(self) -> Manifest | None:
-        """Returns the manifest; None when there is none. An entry of the cache is pinned while the Manifest lives.
+        """Return the manifest; None when there is none. An entry of the cache is pinned while the Manifest lives.
 
         Raises:
             DataError: the file is not a manifest, or of another version.
@@ -93,7 +93,7 @@ class MaterializedSource:
         return manifest
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:
-        """Returns the manifest, for this process.
+        """Return the manifest, for this process.
 
         Args:
             limit: bytes that a host's cache may take.
@@ -125,7 +125,7 @@ def refuse(url: str) -> NoReturn:
 def folder_for(
     df: Any, settings: Sequence[Any], path: str | os.PathLike[str] | None, name: str | None, cache: str
 ) -> MaterializedSource:
-    """Returns the source of the folder for the rows of these frames.
+    """Return the source of the folder for the rows of these frames.
 
     Args:
         df: a DataFrame of the session that writes them.

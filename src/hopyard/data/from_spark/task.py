@@ -110,7 +110,7 @@ class Task:
 
 
 def blocks(task: Task, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, RowOrigin]]:
-    """Yields the batches that have rows, with vectors as lists, after the transform."""
+    """Yield the batches that have rows, with vectors as lists, after the transform."""
     name = task.what.format(number)
     transform = None if task.code is None else _loaded(task.code)
     rows_read = row = 0

@@ -103,7 +103,7 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
 
 
 def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
-    """Returns a vocabulary for each encoded column: empty and growing, or fixed to the values that the user lists."""
+    """Return a vocabulary for each encoded column: empty and growing, or fixed to the values that the user lists."""
     result = {}
     for name, encoding in spec.encode.items():
         values = {value: code for code, value in enumerate(encoding.values or [])}
@@ -112,7 +112,7 @@ def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
 
 
 def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> None:
-    """Raises DataError where there are fewer rows than partitions, which need one each."""
+    """Raise DataError where there are fewer rows than partitions, which need one each."""
     if counts["train"] < partitions:
         raise DataError(
             f"{counts['train']} training rows cannot fill partitions={partitions}: each needs a row; give fewer "
@@ -126,7 +126,7 @@ def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> Non
 
 
 def check_split(rows: Mapping[Kind, Sequence[int]], options: BuildOptions, distinct: Distinct) -> None:
-    """Raises DataError where the names of rows left a partition empty, or chose too few or too many rows for
+    """Raise DataError where the names of rows left a partition empty, or chose too few or too many rows for
     validation.
 
     Args:
@@ -153,7 +153,7 @@ def check_split(rows: Mapping[Kind, Sequence[int]], options: BuildOptions, disti
 
 
 def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionInfo:
-    """Returns a partition whose rows go by name: its digest is the sum of the names, which are hashes of the rows."""
+    """Return a partition whose rows go by name: its digest is the sum of the names, which are hashes of the rows."""
     return PartitionInfo(rows, rows * sum(info.row_bytes for info in infos), f"{total:032x}")
 
 
@@ -164,7 +164,7 @@ def make_manifest(
     parts: Mapping[Kind, list[PartitionInfo]],
     names: list[str],
 ) -> Manifest:
-    """Returns the Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
+    """Return the Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
     classes, label_range = limits.result(finisher.vocabularies)
     arrays = list(zip(finisher.fields, finisher.infos, strict=True))
     manifest = Manifest(
@@ -281,7 +281,7 @@ class _Writer:
     def _open(
         self, kind: str, partition: int, staged: bool | None = None, finisher: FeatureFinalizer | None = None
     ) -> list[Appender]:
-        """Returns the files of one partition (or stage), one per field."""
+        """Return the files of one partition (or stage), one per field."""
         staged = self._staged if staged is None else staged
         name = ("stage-" if staged else "") + folder_name(kind, partition)
         files = self._files.get(name)

@@ -69,7 +69,7 @@ _OPENED: dict[int, Callable[..., Columns]] = {}
 
 
 def default_root() -> Path:
-    """Returns the cache of this user on this host."""
+    """Return the cache of this user on this host."""
     return Path(platformdirs.user_cache_dir("hopyard")) / "data"
 
 
@@ -101,7 +101,7 @@ def pin(root: Path, key: str) -> Pin | None:
 
 
 def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: int) -> Manifest:
-    """Returns the manifest of entry `key`. If there is none, one process calls `make(empty directory)`; others wait.
+    """Return the manifest of entry `key`. If there is none, one process calls `make(empty directory)`; others wait.
 
     An existing entry is read in full, once in each process, to check that it holds what was written (about 2 GB/s a
     core); a damaged one is made again, which is logged.
@@ -154,7 +154,7 @@ def making(root: Path, key: str) -> Iterator[None]:
 
 
 def _written_bytes(root: Path, key: str) -> int:
-    """Returns the bytes of the unfinished entry so far."""
+    """Return the bytes of the unfinished entry so far."""
     total = 0
     for path in root.glob(f".tmp-{key}-*/**/*"):
         with suppress(OSError):
@@ -219,7 +219,7 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """Returns all entries of the cache at `root`, least recently used first; anything else there is skipped."""
+    """Return all entries of the cache at `root`, least recently used first; anything else there is skipped."""
     result = []
     for path in root.glob(f"*/{FILE}"):
         try:
@@ -288,7 +288,7 @@ def evict(root: Path, limit: int) -> None:
 
 
 def rows_in(path: str) -> list[str]:
-    """Returns the folders of rows that Dataset.spark(…, path=path) made there; or `path` itself, if it is one. Raises
+    """Return the folders of rows that Dataset.spark(…, path=path) made there; or `path` itself, if it is one. Raises
     as `reaching`."""
     with reaching(path, "read"):
         if _are_rows(shared_directory(path)):
@@ -338,7 +338,7 @@ def remove_rows(url: str) -> None:
 
 
 def open_partition(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Columns:
-    """Returns the memory-mapped columns of one partition.
+    """Return the memory-mapped columns of one partition.
 
     Mappings stay for as long as the Manifest object lives (the last OPEN of them), because mapping anew for each visit
     costs a tenth of a shuffled pass in page faults. They are private, so writing to them changes no file, but it would
@@ -386,7 +386,7 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
 
 
 def _fetch_entry(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
-    """Returns one partition of a materialisation as an entry of this host's cache, pinned while the result lives."""
+    """Return one partition of a materialisation as an entry of this host's cache, pinned while the result lives."""
     assert manifest.stored is not None
     key = f"{manifest.key}-{kind}-{partition:05d}"
     make = partial(fetch, manifest=manifest, kind=kind, partition=partition)
@@ -394,7 +394,7 @@ def _fetch_entry(manifest: Manifest, kind: Literal["train", "validate"], partiti
 
 
 def _host_root(preferred: str) -> Path:
-    """Returns the first of `preferred`, the user's cache, and a folder in the system's temporary directory that this
+    """Return the first of `preferred`, the user's cache, and a folder in the system's temporary directory that this
     process may write to: a container of a cluster often has no home.
     """
     for root in [Path(preferred), default_root()] if preferred else [default_root()]:
@@ -451,7 +451,7 @@ def _entry(root: Path, key: str, warn: bool = False) -> Manifest | None:
 
 
 def _fault(manifest: Manifest) -> str:
-    """Returns what is wrong with the files of an entry; "" where they hold what was written. A power failure soon after
+    """Return what is wrong with the files of an entry; "" where they hold what was written. A power failure soon after
     writing can leave them short, and a disk can flip bits."""
     parts = [
         (Path(manifest.path) / folder_name(kind, number), part)
@@ -471,7 +471,7 @@ def _fault(manifest: Manifest) -> str:
 
 
 def _lock(root: Path, name: str, operation: int) -> int | None:
-    """Returns the descriptor of the locked file; None when `operation` has LOCK_NB and somebody else holds the lock."""
+    """Return the descriptor of the locked file; None when `operation` has LOCK_NB and somebody else holds the lock."""
     folder = root / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     while True:

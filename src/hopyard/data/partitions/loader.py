@@ -48,7 +48,7 @@ class PartitionLoader:
         self._buffers: tuple[Any, ...] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches. What can be done once is done before the loop: a batch of 256 rows is gathered in 14 µs,
+        """Yield the batches. What can be done once is done before the loop: a batch of 256 rows is gathered in 14 µs,
         as long as 30 calls take."""
         parts = (self.columns.inputs, self.columns.targets, self.columns.weights)
         if self._buffers is None:

@@ -42,7 +42,7 @@ class InputRows:
         self._code: str | None = None
 
     def identity(self, again: bool = False) -> str | None:
-        """Returns the digest of the source's rows as they were at the first call, or (`again`) as they are now. None:
+        """Return the digest of the source's rows as they were at the first call, or (`again`) as they are now. None:
         they must be read first.
         """
         if self._digest is None or again:
@@ -53,13 +53,13 @@ class InputRows:
         return self._digest
 
     def code(self) -> str:
-        """Returns the digest of the transform, as it was at the first call."""
+        """Return the digest of the transform, as it was at the first call."""
         if self._code is None:
             self._code = identity(self.transform)
         return self._code
 
     def batches(self, names: list[str], encoded: list[str]) -> Iterator[tuple[Any, RowOrigin]]:
-        """Yields all rows as (record batch, its origin). Empty batches are left out.
+        """Yield all rows as (record batch, its origin). Empty batches are left out.
 
         Args:
             names: the columns that are needed; a transform sees all.
@@ -93,7 +93,7 @@ def _restored(source: Source, transform: Transform | None, digest: str | None, c
 
 
 def prepare(rows: InputRows, second: InputRows | None, options: BuildOptions, root: Path, limit: int) -> Manifest:
-    """Returns the manifest of the entry for these rows, which is built unless the cache at `root` has it.
+    """Return the manifest of the entry for these rows, which is built unless the cache at `root` has it.
 
     Args:
         rows: those that train, and also validate if `options` says so.
@@ -127,7 +127,7 @@ def prepare(rows: InputRows, second: InputRows | None, options: BuildOptions, ro
 
 
 def entry_key(all_rows: list[InputRows], options: BuildOptions, again: bool = False) -> str | None:
-    """Returns the key of the cache entry; None while a source must be read first. `again`: see `InputRows.identity`."""
+    """Return the key of the cache entry; None while a source must be read first. `again`: see `InputRows.identity`."""
     identities = [rows.identity(again) for rows in all_rows]
     if None in identities:
         return None
@@ -148,7 +148,7 @@ def _build(directory: Path, all_rows: list[InputRows], options: BuildOptions, ke
 
 
 def _blocks(all_rows: list[InputRows], options: BuildOptions) -> Generator[LabelledBatch, None, None]:
-    """Yields batches with the choice of validation rows: all rows of a second source are validation rows."""
+    """Yield batches with the choice of validation rows: all rows of a second source are validation rows."""
     spec, row = options.spec, 0
     for number, rows in enumerate(all_rows):
         for batch, origin in rows.batches(spec.names, list(spec.encode)):

@@ -42,7 +42,7 @@ class Content:
         self._rows += batch.num_rows
 
     def hexdigest(self) -> str:
-        """Returns 64 digits. To be called once, at the end."""
+        """Return 64 digits. To be called once, at the end."""
         self._end()
         return self._hasher.hexdigest()
 

@@ -40,7 +40,7 @@ Pair = tuple[Array, Array]
 
 
 def row_hashes(batch: Any, columns: Sequence[str], source_label: str) -> Array:
-    """Returns a uint64 array of shape (rows, 2): the hash of each row of a record batch.
+    """Return a uint64 array of shape (rows, 2): the hash of each row of a record batch.
 
     Args:
         batch: a record batch.
@@ -86,7 +86,7 @@ class _Unhashable(Exception):
 
 @lru_cache(4096)
 def _factors(purpose: str, count: int) -> Array:
-    """Returns a uint64 array of shape (count,): random words that never change."""
+    """Return a uint64 array of shape (count,): random words that never change."""
     return np.frombuffer(blake3(f"hopyard row names\0{purpose}".encode()).digest(8 * count), "<u8").astype(np.uint64)
 
 
@@ -95,7 +95,7 @@ _POSITIONS = 1024
 
 
 def _positions(longest: int) -> Array:
-    """Returns odd factors of the positions in a list, for both words: shape (2, at least `longest`)."""
+    """Return odd factors of the positions in a list, for both words: shape (2, at least `longest`)."""
     count = _POSITIONS
     while count < longest:
         count *= 2
@@ -109,7 +109,7 @@ def _position_table(count: int) -> Array:
 
 
 def _pair(array: Any) -> Pair:
-    """Returns two words for each value of an Arrow array, nulls and lists included."""
+    """Return two words for each value of an Arrow array, nulls and lists included."""
     kind = array.type
     words: Pair
     if pa.types.is_dictionary(kind):
@@ -140,7 +140,7 @@ def _decoded(words: Pair, indices: Any) -> Pair:
 
 
 def _bits(array: Any) -> Array:
-    """Returns a word for each number, in a new array of shape (rows,). The word of a null is arbitrary."""
+    """Return a word for each number, in a new array of shape (rows,). The word of a null is arbitrary."""
     kind, test = array.type, pa.types
     if test.is_decimal(kind):
         array, kind = array.cast(pa.float64()), pa.float64()
@@ -155,7 +155,7 @@ def _bits(array: Any) -> Array:
 
 
 def _filled(array: Any) -> Array:
-    """Returns an Arrow array as plain numbers, with 0 for null."""
+    """Return an Arrow array as plain numbers, with 0 for null."""
     return np.asarray((array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False))
 
 
@@ -168,7 +168,7 @@ def _floating(values: Array) -> Array:
 
 
 def _whole(values: Array) -> Array:
-    """Returns words for integers of 64 bits: their floats where exact, else the integers, marked and scrambled."""
+    """Return words for integers of 64 bits: their floats where exact, else the integers, marked and scrambled."""
     words = _floating(values)
     if not len(values) or (values.max() <= _EXACT and (values.dtype.kind == "u" or values.min() >= -_EXACT)):
         return words
@@ -180,7 +180,7 @@ def _whole(values: Array) -> Array:
 
 
 def _microseconds(array: Any) -> Array:
-    """Returns an int64 array: times since 1970 in UTC, times of day since midnight, or durations, in microseconds."""
+    """Return an int64 array: times since 1970 in UTC, times of day since midnight, or durations, in microseconds."""
     kind, test = array.type, pa.types
     if test.is_date32(kind):
         return _filled(array.cast(pa.int32())).astype(np.int64) * 86_400_000_000
@@ -204,7 +204,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _lists(array: Any) -> Pair:
-    """Returns the words of lists of any kind, nested ones too; a null row has no values here."""
+    """Return the words of lists of any kind, nested ones too; a null row has no values here."""
     if pa.types.is_fixed_size_list(array.type):
         lengths = np.full(len(array), array.type.list_size, np.int64)
         if array.null_count:
@@ -215,7 +215,7 @@ def _lists(array: Any) -> Pair:
 
 
 def _tensor(array: Any) -> Pair:
-    """Returns the words of tensors of one shape, as those of lists of lists."""
+    """Return the words of tensors of one shape, as those of lists of lists."""
     storage, size = array.storage, array.type.storage_type.list_size
     words = _pair(storage.values.slice(storage.offset * size, len(storage) * size))  # a null takes up space too
     for size in reversed(array.type.shape):
@@ -224,7 +224,7 @@ def _tensor(array: Any) -> Pair:
 
 
 def _folded(words: Pair, lengths: Array) -> Pair:
-    """Returns the words of lists from the words of all their values, one list after the other."""
+    """Return the words of lists from the words of all their values, one list after the other."""
     rows, longest = len(lengths), int(lengths.max(initial=0))
     factors = _positions(longest)
     if rows and int(lengths.min()) == longest:
@@ -241,7 +241,7 @@ def _folded(words: Pair, lengths: Array) -> Pair:
 
 
 def _text(array: Any) -> Pair:
-    """Returns the words of text and bytes: lists of words of 8 bytes, zero-padded, with the number of bytes."""
+    """Return the words of text and bytes: lists of words of 8 bytes, zero-padded, with the number of bytes."""
     array = array.cast(pa.large_binary())
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8) if len(array) else np.zeros(1, np.int64)

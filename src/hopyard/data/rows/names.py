@@ -37,12 +37,12 @@ class Names:
         return len(self.words)
 
     def validates(self, seed: int, fraction: float) -> Array:
-        """Returns a Boolean array: which rows validate. Rows of one key validate together. `fraction` in [0, 1)."""
+        """Return a Boolean array: which rows validate. Rows of one key validate together. `fraction` in [0, 1)."""
         threshold = np.uint64(min(int(fraction * 2.0**64), (1 << 64) - 1))
         return np.asarray(mixed(self.words[:, 0] ^ keyed(seed)) < threshold)
 
     def runs(self, partitions: int, is_validation: Array | None) -> Iterator[tuple[int, Array, int]]:
-        """Yields (run, int64 indices of its rows, sum of their names) for each run that has rows.
+        """Yield (run, int64 indices of its rows, sum of their names) for each run that has rows.
 
         Run p is training partition p, run `partitions` + p validation partition p. Rows of one key are
         in one run; others are drawn independently. The sum is modulo 2¹²⁸ and does not depend on the order.
@@ -63,11 +63,11 @@ class Names:
             yield run, order[start:stop], total
 
     def total(self) -> int:
-        """Returns the sum of all names."""
+        """Return the sum of all names."""
         return added(*self._sums(np.arange(len(self)), np.zeros(min(1, len(self)), np.int64)))
 
     def _sums(self, order: Array, starts: Array) -> list[int]:
-        """Returns the sums of the names from each of `starts` to the next, in `order`."""
+        """Return the sums of the names from each of `starts` to the next, in `order`."""
         words = [self.words[:, at] for at in range(WORDS)]
         if self.words.shape[1] > WORDS:  # one name from key and content
             words = [mixed(word ^ mixed(self.words[:, WORDS + at].copy())) for at, word in enumerate(words)]
@@ -80,23 +80,23 @@ class Names:
 
 
 def name_rows(batch: Any, spec: ColumnSpec, source_label: str) -> Names:
-    """Returns the names of the rows of a record batch that has the columns of `spec`. Raises as `row_hashes`."""
+    """Return the names of the rows of a record batch that has the columns of `spec`. Raises as `row_hashes`."""
     words = row_hashes(batch, spec.content, source_label)
     return Names(np.concatenate([row_hashes(batch, spec.key, source_label), words], axis=1) if spec.key else words)
 
 
 def width(spec: ColumnSpec) -> int:
-    """Returns how many words `name_rows` gives a row."""
+    """Return how many words `name_rows` gives a row."""
     return 2 * WORDS if spec.key else WORDS
 
 
 def added(*sums: int) -> int:
-    """Returns the sum of sums of names."""
+    """Return the sum of sums of names."""
     return sum(sums) % (1 << 128)
 
 
 def unsigned(raw: Sequence[Array]) -> list[Array]:
-    """Returns raw arrays with 0.0 for −0.0, so that rows of equal names have equal bits. May overwrite `raw`."""
+    """Return raw arrays with 0.0 for −0.0, so that rows of equal names have equal bits. May overwrite `raw`."""
     return [np.add(a, 0, out=a if a.flags.writeable else None) if a.dtype.kind == "f" else a for a in raw]
 
 
@@ -128,7 +128,7 @@ class Distinct:
         return f"about {round((_LEAST - 1) * 2.0**64 / float(self._least[-1]), -2):,.0f}"
 
     def seed(self, after: int, fraction: float) -> tuple[int, float] | None:
-        """Returns the next seed whose share of validation rows differs from `fraction` by at most a fifth of it, and
+        """Return the next seed whose share of validation rows differs from `fraction` by at most a fifth of it, and
         that share; None where there are too many names to know them all, or no seed is found.
         """
         if len(self._least) == _LEAST:
@@ -140,7 +140,7 @@ class Distinct:
         return None
 
     def packed(self) -> bytes:
-        """Returns the names as bytes for `merge`."""
+        """Return the names as bytes for `merge`."""
         return bytes(np.stack([self._least.astype("<i8"), self._rows.astype("<i8")]).tobytes())
 
     def merge(self, packed: bytes) -> None:

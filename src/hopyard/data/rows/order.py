@@ -54,7 +54,7 @@ class RowSorter:
             self._spill()
 
     def blocks(self) -> Iterator[list[Array]]:
-        """Yields all rows in order, once, as arrays of about 1 MiB of rows."""
+        """Yield all rows in order, once, as arrays of about 1 MiB of rows."""
         if self._spilled:
             self._spill()
             yield from self._from_files()
@@ -133,7 +133,7 @@ class RowSorter:
 
 
 def ordered(words: Sequence[Array], rows: Array | None = None) -> Array:
-    """Returns an int64 array: which row is first, second, … by the first word, then the second, and so on.
+    """Return an int64 array: which row is first, second, … by the first word, then the second, and so on.
 
     Args:
         words: uint64 arrays of shape (all rows,).
@@ -171,7 +171,7 @@ def ordered(words: Sequence[Array], rows: Array | None = None) -> Array:
 
 
 def _ties(packed: Array, low: Any) -> Array:
-    """Returns an int64 array of shape (groups, 2): begin and end of each group that differs in the low bits only."""
+    """Return an int64 array of shape (groups, 2): begin and end of each group that differs in the low bits only."""
     equal = np.zeros(len(packed) + 1, np.bool_)  # whether each one is equal to the one before
     for start in range(1, len(packed), _STEP):
         part = packed[start - 1 : start + _STEP] & ~low

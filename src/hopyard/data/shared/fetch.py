@@ -77,7 +77,7 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
 
 
 def fixed_vocabularies(manifest: Manifest) -> dict[str, Vocabulary]:
-    """Returns the vocabularies of a manifest."""
+    """Return the vocabularies of a manifest."""
     return {
         name: Vocabulary(name, {value: code for code, value in enumerate(values)}, True)
         for name, values in manifest.vocabularies.items()
@@ -86,7 +86,7 @@ def fixed_vocabularies(manifest: Manifest) -> dict[str, Vocabulary]:
 
 @lru_cache(4)
 def load(stored: Stored) -> Index:
-    """Returns the index of a materialisation.
+    """Return the index of a materialisation.
 
     Raises:
         DataError: it does not exist, or is damaged.
@@ -116,7 +116,7 @@ def _missing(url: str, name: str, error: Exception) -> DataError:
 
 
 def _arrays(manifest: Manifest, index: Index, run: int, layout: list[ArrayInfo]) -> Generator[list[Array], None, None]:
-    """Yields the raw arrays and the names of one run, segment by segment."""
+    """Yield the raw arrays and the names of one run, segment by segment."""
     assert manifest.stored is not None
     url = manifest.stored.url
     pieces = [

@@ -50,7 +50,7 @@ def spare(manifest: Manifest, run: Path) -> None:
 
 
 def needed(location: str | Path) -> list[str]:
-    """Returns the run directories that may still need the rows in this folder; with the host, if it is another."""
+    """Return the run directories that may still need the rows in this folder; with the host, if it is another."""
     now = time.time()
     if isinstance(location, str) and "://" in location:
         folder = shared_directory(location)
@@ -71,7 +71,7 @@ def needed(location: str | Path) -> list[str]:
 
 
 def _note(manifest: Manifest, run: Path) -> tuple[str, str, str]:
-    """Returns (folder of the rows, name of the note, its text)."""
+    """Return (folder of the rows, name of the note, its text)."""
     text = f"{socket.gethostname()}:{run.resolve()}"
     location = manifest.path if manifest.stored is None else manifest.stored.url
     return location, f"{_NOTE}{blake3(text.encode()).hexdigest()[:16]}", text

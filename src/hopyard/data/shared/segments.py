@@ -56,17 +56,17 @@ class Index(msgspec.Struct, frozen=True):
     segments: list[Segment]
 
     def run(self, kind: Kind, partition: int) -> int:
-        """Returns the number of a run."""
+        """Return the number of a run."""
         return partition + (self.partitions if kind == "validate" else 0)
 
 
 def infos(fields: list[Field], words: int) -> list[ArrayInfo]:
-    """Returns row shape and dtype of each field as it lies in a segment, and those of the names."""
+    """Return row shape and dtype of each field as it lies in a segment, and those of the names."""
     return [*(ArrayInfo(raw_shape(field), field.raw) for field in fields), ArrayInfo((words,), "uint64")]
 
 
 def padded(size: int) -> int:
-    """Returns `size` rounded up to a multiple of 64."""
+    """Return `size` rounded up to a multiple of 64."""
     return -(-size // ALIGN) * ALIGN
 
 
@@ -76,7 +76,7 @@ def run_bytes(layout: list[ArrayInfo], rows: int) -> int:
 
 
 def views(layout: list[ArrayInfo], rows: int, data: Array) -> list[Array]:
-    """Returns the fields of a run whose bytes are `data`, a uint8 array: each of shape (rows, *row shape)."""
+    """Return the fields of a run whose bytes are `data`, a uint8 array: each of shape (rows, *row shape)."""
     arrays, start = [], 0
     for info in layout:
         size = rows * info.row_bytes
@@ -86,7 +86,7 @@ def views(layout: list[ArrayInfo], rows: int, data: Array) -> list[Array]:
 
 
 def ranges(layout: list[ArrayInfo], segment: Segment, run: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (rows, first byte, end) of one run in each chunk that has rows of it."""
+    """Yield (rows, first byte, end) of one run in each chunk that has rows of it."""
     start = 0
     for chunk in segment.chunks:
         ends = np.cumsum([start, *(run_bytes(layout, rows) for rows in chunk)])
@@ -154,7 +154,7 @@ class Writer:
         self._clear()
 
     def digests(self) -> list[str]:
-        """Returns the BLAKE3 of each run; empty where it has no rows."""
+        """Return the BLAKE3 of each run; empty where it has no rows."""
         counts = np.sum(self.chunks, axis=0) if self.chunks else np.zeros(len(self._hashes))
         return [hasher.hexdigest() if rows else "" for hasher, rows in zip(self._hashes, counts, strict=True)]
 

@@ -25,6 +25,6 @@ def reaching(url: str, verb: str) -> AbstractContextManager[None]:
 
 
 def shared_directory(url: str) -> Directory:
-    """Returns the directory at a path or URL, which need not exist yet. Raises SpecError where it cannot be opened."""
+    """Return the directory at a path or URL, which need not exist yet. Raises SpecError where it cannot be opened."""
     with reaching(url, "open"):
         return Directory(url)

@@ -30,7 +30,7 @@ class DetachedSource:
     key: str | None
 
     def identity(self) -> str | None:
-        """Returns the identity of that source."""
+        """Return the identity of that source."""
         return self.key or "?"
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
@@ -170,7 +170,7 @@ class Reader:
 
 
 def digest_of(source: Source, schema: pa.Schema) -> str:
-    """Returns the BLAKE3 of all rows of a source that may be read again."""
+    """Return the BLAKE3 of all rows of a source that may be read again."""
     content = Content(schema)
     for batch, _, _ in source.pieces(None, []):
         content.update(batch)
@@ -178,7 +178,7 @@ def digest_of(source: Source, schema: pa.Schema) -> str:
 
 
 def batch_rows(size: int, rows: int) -> int:
-    """Returns how many rows make a batch of about BYTES, at most ROWS, given `rows` rows of `size` bytes in all."""
+    """Return how many rows make a batch of about BYTES, at most ROWS, given `rows` rows of `size` bytes in all."""
     return max(1, min(ROWS, BYTES * rows // max(size, 1)))
 
 

@@ -18,7 +18,7 @@ from hopyard.text import sendable, unwritable
 def from_numpy(
     x: Any, y: Any, weight: Any = None, key: Any = None
 ) -> tuple[dict[str, Array], Any, Any, str | None, str | None]:
-    """Returns (arrays by column name, features, label, weight, key); see `named_parts` for the names."""
+    """Return (arrays by column name, features, label, weight, key); see `named_parts` for the names."""
     parts = {"inputs": x, "targets": y, "weight": weight, "key": key}
     values, names = named_parts({part: value for part, value in parts.items() if value is not None or part == "inputs"})
     arrays = {
@@ -61,7 +61,7 @@ def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], d
 
 
 def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
-    """Returns a table, batches or a reader as (source, schema if it is known); SpecError for anything else."""
+    """Return a table, batches or a reader as (source, schema if it is known); SpecError for anything else."""
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
     if isinstance(source, pa.Table):
@@ -83,7 +83,7 @@ def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
 
 
 def from_pandas(frame: Any) -> pa.Table:
-    """Returns a data frame as a table, without its index."""
+    """Return a data frame as a table, without its index."""
     if not is_pandas(frame):
         raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
     for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
@@ -129,7 +129,7 @@ def is_pandas(data: Any) -> bool:
 
 
 def from_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Returns rows that are dicts as one table, so that each column has one type."""
+    """Return rows that are dicts as one table, so that each column has one type."""
     names = rows[0].keys()
     if not names:
         raise DataError("row 0 is an empty dict: a row needs at least one key")
@@ -147,7 +147,7 @@ def from_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _pandas_with_nan(frame: Any) -> pa.Table:
-    """Returns a table where NaN in a column of floats stays a number, as in Spark; None, NaT and NA are null."""
+    """Return a table where NaN in a column of floats stays a number, as in Spark; None, NaT and NA are null."""
     columns = {}
     for name, column in frame.items():
         try:
@@ -172,7 +172,7 @@ def _of_objects(column: Any) -> Any:
 
 
 def _column(values: list[Any]) -> Any:
-    """Returns values as a column: arrays of one shape keep it; those of one dimension may differ in length.
+    """Return values as a column: arrays of one shape keep it; those of one dimension may differ in length.
 
     Raises:
         ValueError: a mask hides some of their values.
@@ -245,7 +245,7 @@ class Items:
 
 
 def _stacked(values: list[Array]) -> Array:
-    """Returns arrays of one shape as one, masked where one of them is. `np.ma.masked`, which is a float to NumPy
+    """Return arrays of one shape as one, masked where one of them is. `np.ma.masked`, which is a float to NumPy
     whatever its neighbours are, takes their type.
     """
     if not any(map(np.ma.isMaskedArray, values)):
@@ -257,7 +257,7 @@ def _stacked(values: list[Array]) -> Array:
 
 
 def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]:
-    """Returns one item of a map-style data set as (arrays by column, inputs, targets, weight).
+    """Return one item of a map-style data set as (arrays by column, inputs, targets, weight).
 
     The latter name the columns as `Dataset` wants them: one name, a dict, or None; all None where the item is a dict.
     """
@@ -276,7 +276,7 @@ def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]
 
 
 def as_array(value: Any, description: str, objects: bool = True) -> Array:
-    """Returns `value` as a NumPy array. Raises DataError naming `description` when it is none, or an array of objects
+    """Return `value` as a NumPy array. Raises DataError naming `description` when it is none, or an array of objects
     and `objects` is False."""
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
         raise DataError(f"{description} is a sparse {type(value).__name__}, which is not taken; give its .toarray()")
@@ -290,7 +290,7 @@ def as_array(value: Any, description: str, objects: bool = True) -> Array:
 
 
 def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Reader, Any, Any, Any]:
-    """Returns (source, features, label, weight) of a map-style data set: its first item's names, unless it is a dict.
+    """Return (source, features, label, weight) of a map-style data set: its first item's names, unless it is a dict.
 
     Raises:
         SpecError: it is not such a data set, or the names do not fit its items.

@@ -96,7 +96,7 @@ class ParquetFiles:
                     )
 
     def _columns(self, names: list[str] | None, dictionaries: list[str]) -> dict[str, _Column]:
-        """Returns the columns to read: if `names` is None, those of all files and folders together; else those of
+        """Return the columns to read: if `names` is None, those of all files and folders together; else those of
         `names` that the first file has, or folders.
         """
         columns: dict[str, _Column] = {}
@@ -122,7 +122,7 @@ class _Column(NamedTuple):
     """The first file that has it."""
 
     def check(self, schema: pa.Schema, file: FoundFile, *, fills: bool) -> None:
-        """Raises DataError where a file, whose schema is `schema`, has it with another type, or lacks it and is in
+        """Raise DataError where a file, whose schema is `schema`, has it with another type, or lacks it and is in
         no folder that names it. `fills`: whether a transform sees the rows, so that the column may be null.
         """
         name, kind = self.field.name, self.field.type
@@ -138,7 +138,7 @@ class _Column(NamedTuple):
 
 
 def _folder_types(files: Sequence[FoundFile]) -> dict[str, pa.DataType]:
-    """Returns the columns that folders name: whole numbers where all values are, else text."""
+    """Return the columns that folders name: whole numbers where all values are, else text."""
     values: dict[str, list[str]] = {}
     for _, folders in files:
         for name, value in folders.items():
@@ -153,7 +153,7 @@ def _type_of(texts: list[str]) -> pa.DataType:
 
 
 def _filled(batch: Any, types: Mapping[str, pa.DataType], folders: Mapping[str, str | None]) -> Any:
-    """Returns a batch with all columns, in one order: those that the file lacks have the folders' values, or null."""
+    """Return a batch with all columns, in one order: those that the file lacks have the folders' values, or null."""
     if batch.schema.names == list(types) and batch.schema.types == list(types.values()):
         return batch
 
@@ -195,7 +195,7 @@ def _opened(path: str, dictionaries: list[str]) -> Iterator[Any]:
 
 
 def _footer(path: str) -> bytes:
-    """Returns the serialized metadata at the end of a Parquet file, which ends with its length and "PAR1"."""
+    """Return the serialized metadata at the end of a Parquet file, which ends with its length and "PAR1"."""
     with reading(path, "Parquet"), opened(path) as path_or_stream:
         stream = Path(path_or_stream).open("rb") if isinstance(path_or_stream, str) else path_or_stream  # noqa: SIM115
         with closing(stream):

@@ -40,7 +40,7 @@ class FoundFile(NamedTuple):
 
 
 def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[FoundFile]:
-    """Returns the files of a path, a glob, a directory, an fsspec URL, or a list of these; each list entry sorted.
+    """Return the files of a path, a glob, a directory, an fsspec URL, or a list of these; each list entry sorted.
 
     Below a directory, and behind the first wildcard of a glob, names that begin with "_" or "." are left out: Spark and
     Hive hide other files by such names. There, too, folders name columns.
@@ -86,7 +86,7 @@ def _below(system: Any, root: str, endings: tuple[str, ...]) -> Iterator[FoundFi
 
 
 def _files(system: Any, name: str, base: str, endings: tuple[str, ...]) -> Iterator[FoundFile]:
-    """Yields a file, or those below a directory; `base`: the folder below which folders name columns."""
+    """Yield a file, or those below a directory; `base`: the folder below which folders name columns."""
     if system.isdir(name):
         for file in sorted(system.find(name)):
             if file.endswith(endings) and not _hidden(file[len(name) :]):
@@ -124,7 +124,7 @@ def reading(path: str, kind: str = "") -> Iterator[None]:
 
 @contextmanager
 def opened(path: str) -> Iterator[Any]:
-    """Yields the path of a local file, or an open stream of any other."""
+    """Yield the path of a local file, or an open stream of any other."""
     if is_local(path):
         yield path
     else:
@@ -134,7 +134,7 @@ def opened(path: str) -> Iterator[Any]:
 
 
 def stamp(path: str) -> str:
-    """Returns size, times and tags of a file: equal stamps, equal content.
+    """Return size, times and tags of a file: equal stamps, equal content.
 
     For a local file the time of the last change of its inode counts too, which a copy with preserved times, or another
     file moved to its path, does not keep. A file whose file system gives only its size has a new stamp each time.
@@ -155,7 +155,7 @@ def stamp(path: str) -> str:
 
 
 def read_ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """Yields `items`, which a thread computes one ahead of their consumer."""
+    """Yield `items`, which a thread computes one ahead of their consumer."""
     end = object()
     with ThreadPoolExecutor(1, "hopyard-read") as pool, closing(items):  # type: ignore[type-var]
         pending = pool.submit(next, items, end)

@@ -31,17 +31,17 @@ class Source(Protocol):
         ...
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
-        """Yields all rows in order. `names`: the columns to read, if they exist; None: all. `dictionaries`: columns
+        """Yield all rows in order. `names`: the columns to read, if they exist; None: all. `dictionaries`: columns
         that are best read as Arrow dictionaries.
         """
         ...
 
     def provenance(self) -> list[SourceInfo]:
-        """Returns files and row groups with their rows, after `pieces` was exhausted."""
+        """Return files and row groups with their rows, after `pieces` was exhausted."""
         ...
 
     def detached(self, identity: str | None) -> Source:
-        """Returns the source that goes into a pickle."""
+        """Return the source that goes into a pickle."""
         ...
 
 
@@ -55,7 +55,7 @@ class SupportsPrepare(Protocol):
         ...
 
     def prepare(self, limit: int, cache: str = "") -> Manifest:
-        """Returns the manifest, for this process.
+        """Return the manifest, for this process.
 
         Args:
             limit: bytes that a host's cache may take.

@@ -19,12 +19,12 @@ from hopyard.formats.tfrecord import records
 
 
 def find(source: Any) -> list[str]:
-    """Returns the TFRecord files of a path, glob, directory, fsspec URL, or a list of these. Raises as `paths.find`."""
+    """Return the TFRecord files of a path, glob, directory, fsspec URL, or a list of these. Raises as `paths.find`."""
     return [file.path for file in paths.find(source, "TFRecord")]
 
 
 def batches(path: str, columns: pa.Schema, rows: int = ROWS, size: int = BYTES) -> Iterator[Any]:
-    """Yields the records of a file as batches of `columns`, each of at most `rows` rows and about `size` bytes."""
+    """Yield the records of a file as batches of `columns`, each of at most `rows` rows and about `size` bytes."""
     pending: list[bytes] = []
     first = total = 0
     for data in records(path):
@@ -59,7 +59,7 @@ class TFRecordFiles:
         return hasher.hexdigest()
 
     def schema(self) -> pa.Schema:
-        """Returns the columns of all records. Reads all files, unless that was done and they have not changed.
+        """Return the columns of all records. Reads all files, unless that was done and they have not changed.
 
         Raises:
             DataError: a file is damaged, there are no records, or a feature has two kinds.

@@ -150,6 +150,7 @@ def resume(
     wait: bool = True,
     failed: bool = False,
     recipe: Callable[..., Any] | None = None,
+    trust: bool = False,
     heartbeat_timeout: float | None = None,
     stall_timeout: float | None = None,
     unit_timeout: float | None = None,
@@ -170,13 +171,16 @@ def resume(
         recipe: with failed=True: another recipe, with which those failed trials begin anew that errors of their recipe
             ended, or too much memory, or workers that crashed (poison), and those that had no State yet. The other
             failed trials go on with theirs. To try first what can go on, leave it out the first time.
+        trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
 
     Raises:
         SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe.
-        RunDirectoryError: no run there, in use by a live driver, or started by another Python version.
+        RunDirectoryError: no run there, in use by a live driver, or started by another Python version; others may write
+            its pickle.
         JournalError: the journal is damaged, or of a newer version.
     """
     flag("failed", failed)
+    flag("trust", trust)
     if recipe is not None and not failed:
         raise SpecError("recipe=: only trials that failed begin anew with another recipe; give failed=True as well")
     timeouts = {
@@ -193,7 +197,7 @@ def resume(
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, wait, changes, failed=failed, recipe=recipe)
+        return go_on(layout, lock, engine, wait, changes, failed=failed, recipe=recipe, trust=trust)
 
 
 def _engine(engine: Engine | None) -> Engine:

@@ -37,18 +37,19 @@ class Replayed:
     different: list[str]
 
 
-def replay(run_directory: str | Path, *, engine: Engine | None = None) -> Replayed:
+def replay(run_directory: str | Path, *, engine: Engine | None = None, trust: bool = False) -> Replayed:
     """Train every trial of a run anew, in a folder that is thrown away, and compare the digests of all States that the
     run ever stored: those of every epoch's end, and those between that both stored.
 
     Args:
         run_directory: its directory, or its name under `runs/`.
         engine: another than the run was made with; the bits must not depend on it.
+        trust: as for `resume`.
 
     Raises:
         RunDirectoryError: no run there, its data has changed, or another Python version wrote it.
     """
-    run = load(run_directory)
+    run = load(run_directory, trust=trust)
     inputs, data, spec = run.inputs, run.checked_data(), run.spec
     configs = Configs([record.config for record in run.records])
     recipe = assigned(inputs.recipe, {record.id: record.recipe for record in run.records if record.recipe})

@@ -62,15 +62,19 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Marks of drivers that ended before their journal had them → the run directory, as the journal names it."""
 
 
-def load(run_directory: str | Path) -> Run:
+def load(run_directory: str | Path, *, trust: bool = False) -> Run:
     """Read a run from its journal; changes nothing.
+
+    Args:
+        run_directory: its directory, or its name under `runs/`.
+        trust: let its models be built though others than this user and root may write the pickle of their recipe.
 
     Raises:
         RunDirectoryError: no run there.
         JournalError: damaged, or of a newer version.
     """
     layout = find(run_directory)
-    return Run(layout, recover(layout)[0])
+    return Run(layout, recover(layout)[0], trust=trust)
 
 
 class Handle:
@@ -137,11 +141,17 @@ class Run:
     """
 
     def __init__(
-        self, layout: Layout, machine: Machine, inputs: RunInputs | None = None, driver: Handle | None = None
+        self,
+        layout: Layout,
+        machine: Machine,
+        inputs: RunInputs | None = None,
+        driver: Handle | None = None,
+        trust: bool = False,
     ) -> None:
         self._layout = layout
         self._machine = machine
         self._inputs = inputs
+        self._trust = trust
         self._driver = Handle() if driver is None else driver
         self._source: ModelSource | None = None
         self.directory = layout.root
@@ -205,7 +215,7 @@ class Run:
     def inputs(self) -> RunInputs:
         """Recipe, data, space, search and engine; opens the pickle of the run at the first use."""
         if self._inputs is None:
-            self._inputs = unpickle(self._layout.recipe, about_of(self._layout).python)
+            self._inputs = unpickle(self._layout.recipe, about_of(self._layout).python, self._trust)
         return self._inputs
 
     def checked_data(self) -> Dataset:

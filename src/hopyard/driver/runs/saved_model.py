@@ -57,7 +57,7 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, bu
             f"save({str(directory)!r}): a folder is written, with {CONFIG}, the weights and the recipe; give it a name "
             f"without {directory.suffix}"
         )
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     metrics: dict[str, float | None] = dict(record.history.get(-1 if epoch is None else epoch, {}))
     framework = framework_of(built.trainable)
     if framework is not None:
@@ -82,16 +82,17 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, bu
     return directory
 
 
-def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) -> Any:
+def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None, *, trust: bool = False) -> Any:
     """The model that `save` wrote: a torch module in evaluation mode, a keras.Model, or the recipe's own Trainable.
 
     Args:
         directory: the folder.
         recipe: used in place of the pickled one, which then is not loaded: loading a pickle runs code, so give it for
             folders from people you do not trust.
+        trust: load the pickle even where others than this user and root may write it.
 
     Raises:
-        RunDirectoryError: not such a folder, or of another Python version.
+        RunDirectoryError: not such a folder, or of another Python version; others may write it.
     """
     root = Path(directory)
     try:
@@ -102,7 +103,7 @@ def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None) 
         raise RunDirectoryError(f"{root / CONFIG}: not written by run.best.save(…): {error}") from error
     quiet(about.backend)
     if recipe is None:
-        recipe = load(root / RECIPE, about.python)
+        recipe = load(root / RECIPE, about.python, trust)
     assert recipe is not None
     with undisturbed():
         built = build(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)

@@ -105,6 +105,7 @@ def go_on(
     recovered: tuple[Machine, EarlierDrivers] | None = None,
     failed: bool = False,
     recipe: Callable[..., Any] | None = None,
+    trust: bool = False,
 ) -> Run:
     """Go on with the run in a directory whose lock is ours, from where its journal ends.
 
@@ -113,7 +114,7 @@ def go_on(
         changes: fields of its Timeouts that change from now on.
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
         recovered: what `recover` returned, where the journal was read already.
-        failed, recipe: as for `resume`.
+        failed, recipe, trust: as for `resume`.
     """
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, recipe) if failed else ()
@@ -126,9 +127,9 @@ def go_on(
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
         log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)
-        return load(layout.root)
+        return load(layout.root, trust=trust)
     about = about_of(layout)
-    inputs: RunInputs = unpickle(layout.recipe, about.python)
+    inputs: RunInputs = unpickle(layout.recipe, about.python, trust)
     selected = engine or with_environment(inputs.engine, layout.root, about.backend)
     check_shared(parent_of(about.store), selected)
     _compare_threads(layout, about, selected, machine.spec.exact)

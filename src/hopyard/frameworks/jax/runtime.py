@@ -21,7 +21,7 @@ def warm() -> None:
 
 
 def versions() -> dict[str, Any]:
-    """Returns the versions and settings that digests may depend on."""
+    """Return the versions and settings that digests may depend on."""
     return {
         "jax": jax.__version__,
         "jax_flags": {name: os.environ[name] for name in ("XLA_FLAGS", "NPROC", "JAX_PLATFORMS") if name in os.environ},

@@ -71,7 +71,7 @@ class Hooks:
         return bool(self._callbacks)
 
     def state(self) -> dict[str, Any]:
-        """Returns the position of the model in its epochs."""
+        """Return the position of the model in its epochs."""
         return {"epoch": self._epoch, "begun": self._begun, "batch": self._batch}
 
     def load(self, tree: dict[str, Any]) -> None:

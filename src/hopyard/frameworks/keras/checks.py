@@ -16,19 +16,19 @@ SINGLE = ("inputs", "targets")
 
 
 def zeros(info: Info, single: str) -> Any:
-    """Returns two rows of zeros in the form of the data: an array, a dict of arrays, or None."""
+    """Return two rows of zeros in the form of the data: an array, a dict of arrays, or None."""
     arrays = {name: np.zeros((2, *shape), dtype) for name, (shape, dtype) in info.items()}
     return None if not arrays else arrays[single] if list(arrays) == [single] else arrays
 
 
 def arrange(model: keras.Model, x: Any, y: Any) -> tuple[Any, Any]:
-    """Returns inputs and labels, which the data has by name, in the form that a functional model takes: an array, a
+    """Return inputs and labels, which the data has by name, in the form that a functional model takes: an array, a
     tuple, or a dict. For other models they are unchanged."""
     return _arranged(x, _form(model, "input")), _arranged(y, _form(model, "output"))
 
 
 def _form(model: keras.Model, side: str) -> Any:
-    """Returns the name of a single input or output, or a tuple or dict of names; None when the model does not say."""
+    """Return the name of a single input or output, or a tuple or dict of names; None when the model does not say."""
     if isinstance(model, keras.Sequential):
         return side
     try:
@@ -54,7 +54,7 @@ def _arranged(data: Any, form: Any) -> Any:
 
 
 def misfit(model: keras.Model, inputs: Info, targets: Info | None = None) -> str:
-    """Returns why the model cannot take such rows; "" when it can, or when only a call can show it."""
+    """Return why the model cannot take such rows; "" when it can, or when only a call can show it."""
     return _inputs_misfit(model, inputs) or ("" if targets is None else _labels_misfit(model, targets))
 
 
@@ -125,7 +125,7 @@ def _text(shape: tuple[int | None, ...]) -> str:
 
 
 def label_fault(model: keras.Model, low: float, high: float) -> str:
-    """Returns what is wrong with labels of [low, high] for a model of one output; "" when nothing is, or when it is not
+    """Return what is wrong with labels of [low, high] for a model of one output; "" when nothing is, or when it is not
     known. TensorFlow on the CPU and JAX accept a class number out of range without an error."""
     outputs = getattr(model, "outputs", None)
     if not outputs or len(outputs) != 1:
@@ -155,7 +155,7 @@ def label_fault(model: keras.Model, low: float, high: float) -> str:
 
 
 def _loss_name(loss: Any) -> str:
-    """Returns the name of the Keras function that a loss is, in any form and under any name; "" for other losses."""
+    """Return the name of the Keras function that a loss is, in any form and under any name; "" for other losses."""
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)

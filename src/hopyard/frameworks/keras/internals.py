@@ -22,7 +22,7 @@ NO_DECAY = "_exclude_from_weight_decay"
 
 
 def name_counts() -> dict[str, int]:
-    """Returns how many objects have had each name: for 3 of "auc", the next one is called "auc_3"."""
+    """Return how many objects have had each name: for 3 of "auc", the next one is called "auc_3"."""
     return dict(global_state.get_global_attribute(_UIDS) or {})
 
 
@@ -36,14 +36,14 @@ def set_name_counts(counts: Mapping[str, int]) -> None:
 
 
 def existing_generator() -> Any:
-    """Returns the generator of `keras.random`; None when nothing has drawn from it yet.
+    """Return the generator of `keras.random`; None when nothing has drawn from it yet.
 
     Does not create one: that would be TensorFlow's first operation, after which its threads cannot be set."""
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
 def global_generator() -> Any:
-    """Returns the generator of `keras.random`, created when there is none."""
+    """Return the generator of `keras.random`, created when there is none."""
     return seed_generator.global_seed_generator()
 
 
@@ -53,12 +53,12 @@ def set_global_generator(generator: Any) -> None:
 
 
 def layers(model: keras.Model) -> list[Any]:
-    """Returns the model itself and all its layers, including nested ones."""
+    """Return the model itself and all its layers, including nested ones."""
     return list(model._flatten_layers())
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """Returns the arguments of `compile`: argument name → value."""
+    """Return the arguments of `compile`: argument name → value."""
     return dict(model._compile_config.config)
 
 
@@ -70,5 +70,5 @@ def build(model: keras.Model, batch: Any) -> None:
 
 
 def loss_tracker(model: keras.Model) -> keras.Metric | None:
-    """Returns the metric in which Keras' own steps keep the loss."""
+    """Return the metric in which Keras' own steps keep the loss."""
     return model._loss_tracker

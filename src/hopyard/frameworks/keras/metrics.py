@@ -19,7 +19,7 @@ from hopyard.spec import Sums
 
 
 def metrics_by_name(model: keras.Model) -> dict[str, keras.Metric]:
-    """Returns metric name, as `model.evaluate` has it → the metric. The model must have been built with a batch."""
+    """Return metric name, as `model.evaluate` has it → the metric. The model must have been built with a batch."""
     metrics: dict[str, keras.Metric] = {}
     for metric in model.metrics:
         inner = getattr(metric, "metrics", None)
@@ -54,7 +54,7 @@ def read_sums(metrics: dict[str, keras.Metric], host: Callable[[Any], Any], rows
 
 
 def metric_result(metric: keras.Metric, total: Any, rows: float) -> float:
-    """Returns the metric's value from its sum over all rows."""
+    """Return the metric's value from its sum over all rows."""
     if not isinstance(total, (list, np.ndarray)):
         return total / rows if rows else float("nan")
     flat, start = np.asarray(total, np.float64), 0
@@ -68,7 +68,7 @@ def metric_result(metric: keras.Metric, total: Any, rows: float) -> float:
 
 
 def variables_of(metrics: dict[str, keras.Metric], host: Callable[[Any], Any]) -> dict[str, list[Any]]:
-    """Returns copies of the values of the metrics' variables."""
+    """Return copies of the values of the metrics' variables."""
     return {
         name: [np.asarray(host(variable), np.float64).copy() for variable in metric.variables]
         for name, metric in metrics.items()

@@ -122,7 +122,7 @@ class Model:
         return () if self._loop is None else tuple(self._loop.nondeterminism)
 
     def state(self) -> dict[str, Any]:
-        """Returns every variable of model and optimizer; with callbacks, the epoch too.
+        """Return every variable of model and optimizer; with callbacks, the epoch too.
 
         Raises:
             SpecError: the model has no variables yet.
@@ -161,7 +161,7 @@ class Model:
         return self._read(rows.rows)
 
     def evaluate_partition(self, batches: PartitionBatches) -> Sums:
-        """Returns loss and metrics over a partition; changes nothing."""
+        """Return loss and metrics over a partition; changes nothing."""
         rows = RowBatches(batches, self._arrange, None)
         self._ready(rows)
         before = [np.array(self._host(variable)) for variable in self._seeds]
@@ -187,11 +187,11 @@ class Model:
         return sums
 
     def evaluate(self, batch: Batch) -> Sums:
-        """Returns loss and metrics of one batch; changes nothing."""
+        """Return loss and metrics of one batch; changes nothing."""
         return self.evaluate_partition(SingleBatch(batch))
 
     def predict(self, batch: Batch) -> Any:
-        """Returns outputs as NumPy arrays, rows first; several as a dict by the names of the outputs."""
+        """Return outputs as NumPy arrays, rows first; several as a dict by the names of the outputs."""
         outputs = self.model.predict_on_batch(self._arrange(batch.inputs, None)[0])
         if isinstance(outputs, (list, tuple)):
             names = getattr(self.model, "output_names", None) or [str(n) for n in range(len(outputs))]
@@ -203,7 +203,7 @@ class Model:
         self._hooks.end()
 
     def result(self, name: str, total: Values, rows: float) -> float:
-        """Returns the value of metric `name` from its sum over `rows` rows."""
+        """Return the value of metric `name` from its sum over `rows` rows."""
         if not self._metrics and self._schema is not None:
             self._begin(self._zeros())
         if name not in self._metrics:
@@ -211,7 +211,7 @@ class Model:
         return metric_result(self._metrics[name], total, rows)
 
     def label_fault(self, batch: Batch, low: float, high: float) -> str:
-        """Returns what is wrong with a label column of [low, high] for this model; "" when nothing is."""
+        """Return what is wrong with a label column of [low, high] for this model; "" when nothing is."""
         return label_fault(self.model, low, high)
 
     def _arrange(self, x: Any, y: Any) -> tuple[Any, Any]:
@@ -243,7 +243,7 @@ class Model:
             self.model.optimizer.build(self.model.trainable_variables)
 
     def _check_metrics(self, rows: RowBatches) -> None:
-        """Raises SpecError when a metric cannot be added up over partitions."""
+        """Raise SpecError when a metric cannot be added up over partitions."""
         if not (metrics := {name: metric for name, metric in self._metrics.items() if not is_additive(metric)}):
             return
         before = [np.array(self._host(variable)) for variable in self._seeds]
@@ -276,7 +276,7 @@ def _averages_late(optimizer: Any) -> bool:
 
 
 def _faults(model: Any, class_weight: Any) -> Iterator[str]:
-    """Yields what is wrong with the arguments."""
+    """Yield what is wrong with the arguments."""
     if not isinstance(model, keras.Model):
         yield f"model must be a compiled keras.Model, got {type(model).__module__}.{type(model).__qualname__}"
         return

@@ -76,12 +76,12 @@ class RowBatches:
         self._ends = np.cumsum(np.asarray(partition.sizes, np.int64))
 
     def example(self) -> Data:
-        """Returns the data of the first rows, as many as the first batch has."""
+        """Return the data of the first rows, as many as the first batch has."""
         first: Data = map_arrays(lambda array: array[: int(self._ends[0])], self.data)
         return first
 
     def half(self, number: int) -> RowBatches:
-        """Returns the first half of the rows (0), or the second (1), as one batch."""
+        """Return the first half of the rows (0), or the second (1), as one batch."""
         rows = slice(0, self.rows // 2) if number == 0 else slice(self.rows // 2, self.rows)
         half = copy.copy(self)
         half.data = map_arrays(lambda array: array[rows], self.data)
@@ -90,7 +90,7 @@ class RowBatches:
         return half
 
     def parts(self) -> Iterator[Part]:
-        """Yields the rows as one part, or as several where they are large."""
+        """Yield the rows as one part, or as several where they are large."""
         size = sum(array.nbytes for array in leaves(self.data))
         count = -(-size // PART_BYTES)
         if count <= 1:
@@ -100,17 +100,17 @@ class RowBatches:
             yield self._part(int(np.searchsorted(self._ends, ends[0])), len(ends))
 
     def batch_by_batch(self) -> Iterator[Part]:
-        """Yields a part for each batch."""
+        """Yield a part for each batch."""
         for batch in range(len(self._ends)):
             yield self._part(batch, 1)
 
     def batches(self) -> Iterator[Data]:
-        """Yields the data of each batch."""
+        """Yield the data of each batch."""
         for part in self.batch_by_batch():
             yield part.data
 
     def _part(self, first: int, count: int) -> Part:
-        """Returns `count` batches from the `first` on, gathered."""
+        """Return `count` batches from the `first` on, gathered."""
         start = int(self._ends[first - 1]) if first else 0
         ends = self._ends[first : first + count]
         index: Any = slice(start, int(ends[-1])) if self._order is None else self._order[start : ends[-1]]
@@ -134,7 +134,7 @@ class SingleBatch:
 
 
 def leaves(data: Any) -> list[Any]:
-    """Returns the arrays in a structure of tuples and dicts."""
+    """Return the arrays in a structure of tuples and dicts."""
     if data is None:
         return []
     if isinstance(data, dict):
@@ -143,7 +143,7 @@ def leaves(data: Any) -> list[Any]:
 
 
 def map_arrays(function: Any, data: Any) -> Any:
-    """Returns the structure with `function` applied to every array."""
+    """Return the structure with `function` applied to every array."""
     if data is None:
         return None
     if isinstance(data, dict):
@@ -152,7 +152,7 @@ def map_arrays(function: Any, data: Any) -> Any:
 
 
 def weigh(targets: Any, weights: Any, class_weight: Mapping[int, float] | None) -> Any:
-    """Returns the rows' weights times those of their classes, float32 of shape (rows,); classes without one weigh 1.
+    """Return the rows' weights times those of their classes, float32 of shape (rows,); classes without one weigh 1.
 
     Raises:
         SpecError: there are several outputs, or no label.

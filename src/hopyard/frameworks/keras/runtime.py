@@ -22,7 +22,7 @@ def prepare() -> None:
 
 
 def versions() -> dict[str, Any]:
-    """Returns the versions and settings that digests may depend on."""
+    """Return the versions and settings that digests may depend on."""
     return {"keras": str(keras.__version__), "keras_backend": keras.backend.backend()}
 
 
@@ -45,7 +45,7 @@ def before_recipe(seed: int, named: bool) -> None:
 
 
 def snapshot() -> Any:
-    """Returns what a run changes in this process."""
+    """Return what a run changes in this process."""
     generator = internals.existing_generator()
     return global_settings(), internals.name_counts(), None if generator is None else np.array(on_host(generator.state))
 
@@ -70,7 +70,7 @@ def reseed(seed: int) -> None:
 
 
 def _generator() -> Any:
-    """Returns Keras' own generator: always the same one, because compiled steps refer to it, also after a recipe that
+    """Return Keras' own generator: always the same one, because compiled steps refer to it, also after a recipe that
     called `keras.utils.set_random_seed`, which makes Keras forget it."""
     if _Initial.generator is None:
         _Initial.generator = internals.global_generator()
@@ -79,7 +79,7 @@ def _generator() -> Any:
 
 
 def adopt(value: Any) -> Any:
-    """Returns the result of a recipe, as a Trainable if it is a Keras model.
+    """Return the result of a recipe, as a Trainable if it is a Keras model.
 
     Raises:
         SpecError: it is a Keras model that cannot be trained here; says why and what to do.
@@ -94,7 +94,7 @@ def adopt(value: Any) -> Any:
 
 
 def model(trainable: Any) -> keras.Model:
-    """Returns the model of a `Model`."""
+    """Return the model of a `Model`."""
     result: keras.Model = trainable.model
     return result
 

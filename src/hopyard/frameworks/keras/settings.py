@@ -8,7 +8,7 @@ import keras
 
 
 def global_settings() -> tuple[Any, ...]:
-    """Returns Keras' global settings, on which a step depends when it is traced."""
+    """Return Keras' global settings, on which a step depends when it is traced."""
     config = keras.config
     return config.dtype_policy(), config.floatx(), config.epsilon(), config.image_data_format()
 

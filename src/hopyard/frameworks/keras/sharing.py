@@ -25,7 +25,7 @@ class _NotComparable(Exception):
 
 
 def sharing_key(model: keras.Model) -> str:
-    """Returns a key that is equal for compiled models that differ only in their State; "" where this is not known,
+    """Return a key that is equal for compiled models that differ only in their State; "" where this is not known,
     because code of the user is part of the model or of the arguments of `compile`.
 
     These must be equal: `get_config()` (so dropout rates and names) except for seeds, which affect only first weights
@@ -109,7 +109,7 @@ def _check_names(value: Any) -> None:
 
 
 def _inventory(value: Any) -> Any:
-    """Returns the contents of a loss, a metric, or a structure of these, as plain values."""
+    """Return the contents of a loss, a metric, or a structure of these, as plain values."""
     if value is None or isinstance(value, _SCALARS):
         return value
     if isinstance(value, (list, tuple)):

@@ -24,7 +24,7 @@ SEED = "seed_generator_state"
 
 
 def state_of(model: keras.Model, host: Callable[[Any], Any], buffers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Returns the State as arrays.
+    """Return the State as arrays.
 
     Args:
         model: the model.
@@ -77,7 +77,7 @@ def _roles(model: keras.Model, buffers: Sequence[Any]) -> dict[str, Sequence[Any
 
 
 def seed_variables(model: keras.Model) -> list[Any]:
-    """Returns the variables of the model's seed generators."""
+    """Return the variables of the model's seed generators."""
     return [variable for variable in model.variables if variable.name == SEED]
 
 

@@ -22,7 +22,7 @@ def set_deterministic(enabled: bool) -> None:
 
 
 def generator() -> tuple[int | None, random.Random | None]:
-    """Returns the global seed, and the generator from which operations without a seed take theirs."""
+    """Return the global seed, and the generator from which operations without a seed take theirs."""
     context = eager.context()
     return context._seed, getattr(context, "_rng", None)
 
@@ -34,5 +34,5 @@ def set_generator(seed: int | None, generator: random.Random | None) -> None:
 
 
 def seeded(seed: int) -> random.Random:
-    """Returns the generator that `tf.random.set_seed(seed)` creates."""
+    """Return the generator that `tf.random.set_seed(seed)` creates."""
     return random.Random(seed)  # noqa: S311 - as TensorFlow does

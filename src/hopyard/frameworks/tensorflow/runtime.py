@@ -49,7 +49,7 @@ def _warn_threads(current: int, threads: int) -> None:
 
 
 def snapshot() -> Any:
-    """Returns what a run changes in this process."""
+    """Return what a run changes in this process."""
     return internals.deterministic(), *internals.generator()
 
 
@@ -118,7 +118,7 @@ def warm() -> None:
 
 
 def versions() -> dict[str, Any]:
-    """Returns the versions and settings that digests may depend on."""
+    """Return the versions and settings that digests may depend on."""
     threading = tf.config.threading
     return {
         "tensorflow": str(tf.__version__),

@@ -11,7 +11,7 @@ import torch
 def label_fault(
     outputs: Any, low: float, high: float, loss: Callable[..., Any] | None = None, whole: bool = True
 ) -> str:
-    """Returns what is wrong with labels of [low, high] for these outputs; "" when nothing is, or when it is not known.
+    """Return what is wrong with labels of [low, high] for these outputs; "" when nothing is, or when it is not known.
 
     Labels are class numbers when they are whole and the outputs have a second axis of at least 2. The ends of the range
     are tried with the loss on one row on the host (a quantile loss takes any number); on a GPU a label out of range

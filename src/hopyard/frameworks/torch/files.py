@@ -30,7 +30,7 @@ def load(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
 
 
 def model(trainable: Any) -> torch.nn.Module:
-    """Returns the module of a `Model`, in evaluation mode."""
+    """Return the module of a `Model`, in evaluation mode."""
     module: torch.nn.Module = trainable.module
     return module.eval()
 

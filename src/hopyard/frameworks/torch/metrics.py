@@ -26,7 +26,7 @@ more than the step of a small model."""
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Returns 1 where the class of a row is right, else 0, and NaN where its outputs are NaN; shape (rows,).
+    """Return 1 where the class of a row is right, else 0, and NaN where its outputs are NaN; shape (rows,).
 
     Args:
         outputs: (rows, classes, …) logits; with more axes, the result is the share of right positions; or (rows,) or
@@ -63,7 +63,7 @@ class AUC:
     def update(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> NDArray[np.float64]:
-        """Returns the rows per bin, of class 0 and then of class 1; shape (2 · bins,)."""
+        """Return the rows per bin, of class 0 and then of class 1; shape (2 · bins,)."""
         logits = _logit(outputs)
         if logits.isnan().any():
             return np.full(2 * self.bins, math.nan)
@@ -72,7 +72,7 @@ class AUC:
         return _count(bin_ + self.bins * (targets.reshape(-1) > 0.5), weights, 2 * self.bins)
 
     def result(self, total: NDArray[np.float64]) -> float:
-        """Returns the area: the share of (positive, negative) pairs of rows in which the positive one ranks higher."""
+        """Return the area: the share of (positive, negative) pairs of rows in which the positive one ranks higher."""
         negative, positive = np.asarray(total, dtype=np.float64).reshape(2, self.bins)
         pairs = positive.sum() * negative.sum()
         below = np.cumsum(negative) - negative
@@ -96,7 +96,7 @@ class F1:
     def update(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> NDArray[np.float64]:
-        """Returns the rows by class: right, predicted, actual; shape (3 · classes,)."""
+        """Return the rows by class: right, predicted, actual; shape (3 · classes,)."""
         logits = outputs if self.classes > 2 else _logit(outputs)
         if logits.isnan().any():
             return np.full(3 * self.classes, math.nan)
@@ -109,7 +109,7 @@ class F1:
         )
 
     def result(self, total: NDArray[np.float64]) -> float:
-        """Returns the score, 0 to 1; NaN where the counts are NaN."""
+        """Return the score, 0 to 1; NaN where the counts are NaN."""
         right, predicted, actual = np.asarray(total, dtype=np.float64).reshape(3, self.classes)
         rows = predicted + actual
         scores = np.divide(2 * right, rows, out=np.zeros_like(rows), where=rows != 0)
@@ -117,12 +117,12 @@ class F1:
 
 
 def _unless_nan(right: torch.Tensor, nan: torch.Tensor) -> torch.Tensor:
-    """Returns float64: 1 where `right`, else 0; NaN where `nan`. (For NaN, argmax returns the first class.)"""
+    """Return float64: 1 where `right`, else 0; NaN where `nan`. (For NaN, argmax returns the first class.)"""
     return right.double().masked_fill(nan, math.nan)
 
 
 def _logit(outputs: torch.Tensor) -> torch.Tensor:
-    """Returns the logit of class 1 against class 0, shape (rows,)."""
+    """Return the logit of class 1 against class 0, shape (rows,)."""
     if outputs.ndim == 2 and outputs.shape[1] == 2:
         return outputs[:, 1] - outputs[:, 0]
     if outputs.ndim == 1 or (outputs.ndim == 2 and outputs.shape[1] == 1):
@@ -175,7 +175,7 @@ class Tally:
             self._count()
 
     def sums(self) -> Sums:
-        """Returns metric name → (sum over rows, rows); an additive array is a list."""
+        """Return metric name → (sum over rows, rows); an additive array is a list."""
         self._count()
         losses = torch.stack(self._losses).double().cpu().tolist() if self._losses else []
         rows = math.fsum(self._rows)
@@ -201,7 +201,7 @@ class Tally:
 
 
 def _array(name: str, metric: Any, outputs: Any, targets: Any, weights: torch.Tensor | None) -> NDArray[np.float64]:
-    """Returns the additive array of one chunk."""
+    """Return the additive array of one chunk."""
     if "weights" in inspect.signature(metric.update).parameters:
         value = metric.update(outputs, targets, weights=weights)
     elif weights is None:
@@ -216,7 +216,7 @@ def _array(name: str, metric: Any, outputs: Any, targets: Any, weights: torch.Te
 
 
 def _sum(name: str, values: Any, weights: torch.Tensor | None, counts: tuple[int, list[float]]) -> float:
-    """Returns the sum of one value per row over a chunk, weighted where rows have weights."""
+    """Return the sum of one value per row over a chunk, weighted where rows have weights."""
     flat = torch.as_tensor(values).detach().reshape(-1).double()
     batches, rows = counts
     expected = round(sum(rows)) if weights is None else weights.numel()
@@ -240,7 +240,7 @@ def _each(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _form(value: Any) -> Any:
-    """Returns a key that is equal for values that `_join` can concatenate along the rows."""
+    """Return a key that is equal for values that `_join` can concatenate along the rows."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.shape[1:]) if value.ndim else object()
     if isinstance(value, dict):

@@ -97,7 +97,7 @@ class Model:
         self._set_scaler()
 
     def state(self) -> dict[str, Any]:
-        """Returns everything that training changes. The tensors are the live ones: copy them before training on."""
+        """Return everything that training changes. The tensors are the live ones: copy them before training on."""
         tree: dict[str, Any] = {
             "module": torch_state.take_module(self.module),
             "optimizer": torch_state.take_optimizer(self.optimizer),
@@ -133,7 +133,7 @@ class Model:
         return self._train(batches)
 
     def evaluate_partition(self, batches: PartitionBatches) -> Sums:
-        """Returns loss and metrics over a partition; changes nothing."""
+        """Return loss and metrics over a partition; changes nothing."""
         return self._evaluate(batches)
 
     def train(self, batch: Batch) -> Sums:
@@ -141,11 +141,11 @@ class Model:
         return self._train([batch])
 
     def evaluate(self, batch: Batch) -> Sums:
-        """Returns loss and metrics of one batch; changes nothing."""
+        """Return loss and metrics of one batch; changes nothing."""
         return self._evaluate([batch])
 
     def predict(self, batch: Batch) -> Any:
-        """Returns outputs as NumPy arrays, rows first; see `outputs_to_numpy`."""
+        """Return outputs as NumPy arrays, rows first; see `outputs_to_numpy`."""
         self.module.eval()
         with torch.inference_mode(), self._precision():
             return outputs_to_numpy(self._forward(tensors(batch.inputs, self.device)))
@@ -156,7 +156,7 @@ class Model:
             self.scheduler.step()
 
     def result(self, name: str, total: Values, rows: float) -> float:
-        """Returns the value of metric `name` from its sum over `rows` rows."""
+        """Return the value of metric `name` from its sum over `rows` rows."""
         metric = self.metrics.get(name)
         if metric is not None and hasattr(metric, "result"):
             return float(metric.result(np.asarray(total, dtype=np.float64)))
@@ -165,7 +165,7 @@ class Model:
         return total / rows if rows else float("nan")
 
     def label_fault(self, batch: Batch, low: float, high: float) -> str:
-        """Returns what is wrong with a label column of [low, high], tried with one batch; "" when nothing is."""
+        """Return what is wrong with a label column of [low, high], tried with one batch; "" when nothing is."""
         whole = isinstance(batch.targets, np.ndarray) and batch.targets.dtype.kind in "iu"
         self.module.eval()
         with torch.inference_mode():
@@ -208,7 +208,7 @@ class Model:
             return tally.sums()
 
     def _on_device(self, batch: Batch) -> tuple[Any, Any, torch.Tensor | None, float]:
-        """Returns (inputs, targets, weights, rows) on the device; rows is the sum of the weights if there are some."""
+        """Return (inputs, targets, weights, rows) on the device; rows is the sum of the weights if there are some."""
         rows = float(batch.rows) if batch.weights is None else float(np.sum(batch.weights, dtype=np.float64))
         device = self.device
         return tensors(batch.inputs, device), tensors(batch.targets, device), tensors(batch.weights, device), rows
@@ -217,7 +217,7 @@ class Model:
         return self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
 
     def _mean(self, outputs: Any, targets: Any, weights: torch.Tensor | None, rows: int) -> torch.Tensor:
-        """Returns the loss of a batch, a tensor without axes."""
+        """Return the loss of a batch, a tensor without axes."""
         loss = self.loss(outputs, targets)
         if weights is None and loss.ndim == 0:
             return loss
@@ -268,7 +268,7 @@ class Model:
 
 
 def _faults(model: Model, autocast: Any) -> Iterator[str]:
-    """Yields what is wrong with the arguments."""
+    """Yield what is wrong with the arguments."""
     lazy = [name for name, p in model.module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
     if lazy:
         yield f"module: parameter {lazy[0]!r} has no shape yet; call the module once on a row of the data"

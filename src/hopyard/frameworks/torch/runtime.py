@@ -53,7 +53,7 @@ def release() -> None:
 
 
 def versions() -> dict[str, Any]:
-    """Returns the versions and settings that digests may depend on."""
+    """Return the versions and settings that digests may depend on."""
     return {
         "torch": str(torch.__version__),
         "torch_cpu": torch.backends.cpu.get_cpu_capability(),
@@ -62,7 +62,7 @@ def versions() -> dict[str, Any]:
 
 
 def snapshot() -> Any:
-    """Returns what a run changes in this process."""
+    """Return what a run changes in this process."""
     return torch.get_rng_state(), torch.get_num_threads(), torch.get_deterministic_debug_mode()
 
 

@@ -27,7 +27,7 @@ _ON_HOST = ("step", "mu_product", "eta", "mu")
 
 
 def take_module(module: torch.nn.Module) -> Tree:
-    """Returns parameters, buffers and extra state; tied ones occur once, under their first name."""
+    """Return parameters, buffers and extra state; tied ones occur once, under their first name."""
     extra = {
         name: part.get_extra_state()
         for name, part in module.named_modules()
@@ -64,7 +64,7 @@ def put_module(module: torch.nn.Module, tree: Tree) -> None:
 
 
 def _buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """Returns all buffers by their first name, also those that are None or not persistent."""
+    """Return all buffers by their first name, also those that are None or not persistent."""
     buffers: dict[str, torch.Tensor | None] = {}
     buffer_ids: set[int] = set()
     for prefix, submodule in module.named_modules():
@@ -76,7 +76,7 @@ def _buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def take_optimizer(optimizer: torch.optim.Optimizer) -> Tree:
-    """Returns the state by the position of each parameter, and param groups without their parameters."""
+    """Return the state by the position of each parameter, and param groups without their parameters."""
     position = {id(p): n for n, p in enumerate(_parameters(optimizer))}
     state = {}
     for key, values in optimizer.state.items():
@@ -130,7 +130,7 @@ def move_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> No
 
 
 def _new_state(parameter: torch.Tensor, group: dict[str, Any], name: str, value: Any) -> Any:
-    """Returns new optimizer state as the optimizer creates it: on the device of its parameter, with its strides."""
+    """Return new optimizer state as the optimizer creates it: on the device of its parameter, with its strides."""
     dtype = dtype_of(value)
     if dtype is None:
         return _copied(value)
@@ -152,7 +152,7 @@ def _state_device(
 
 
 def take_scheduler(scheduler: Any) -> Tree:
-    """Returns its `state_dict` without what cannot be stored (functions), which the built scheduler keeps."""
+    """Return its `state_dict` without what cannot be stored (functions), which the built scheduler keeps."""
     return dict(_plain(scheduler.state_dict()))
 
 
@@ -165,7 +165,7 @@ _GAP = object()
 
 
 def _plain(value: Any) -> Any:
-    """Returns `value` without the entries of dicts that cannot be stored; _GAP when nothing of it can."""
+    """Return `value` without the entries of dicts that cannot be stored; _GAP when nothing of it can."""
     if isinstance(value, dict):
         plain_items = {key: _plain(item) for key, item in value.items()}
         return {key: item for key, item in plain_items.items() if item is not _GAP}
@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
 
 
 def _graft(template: Any, value: Any) -> Any:
-    """Returns `value` in the form of `template`: with the same class of dict, and the entries that cannot be stored."""
+    """Return `value` in the form of `template`: with the same class of dict, and the entries that cannot be stored."""
     if isinstance(template, dict) and isinstance(value, dict):
         merged = template.copy()  # a Counter stays a Counter
         merged.clear()
@@ -214,7 +214,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _copied(value: Any) -> Any:
-    """Returns an independent copy of anything in a State."""
+    """Return an independent copy of anything in a State."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, (torch.Tensor, Leaf)):

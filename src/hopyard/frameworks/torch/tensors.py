@@ -42,7 +42,7 @@ _VIEW_DTYPES = {"BF16": (torch.uint16, np.dtype("u2"))} | {
 
 
 def lower_tensor(tensor: torch.Tensor) -> Leaf:
-    """Returns the tensor as a Leaf: a view of its memory on the host, a copy from a GPU. Strides are kept.
+    """Return the tensor as a Leaf: a view of its memory on the host, a copy from a GPU. Strides are kept.
 
     Raises:
         SpecError: it is not a plain strided tensor, or its dtype has no name in safetensors.
@@ -64,14 +64,14 @@ def lower_tensor(tensor: torch.Tensor) -> Leaf:
 
 
 def lift_leaf(leaf: Any) -> torch.Tensor:
-    """Returns a new tensor on the host, contiguous, and 64-byte aligned like all of torch's own."""
+    """Return a new tensor on the host, contiguous, and 64-byte aligned like all of torch's own."""
     tensor = torch.empty(leaf.array.shape, dtype=_DTYPES[leaf.dtype])
     copy_into(tensor, leaf)
     return tensor
 
 
 def dtype_of(value: Any) -> torch.dtype | None:
-    """Returns the torch dtype of a tensor, a Leaf, or a NumPy array; None for anything else."""
+    """Return the torch dtype of a tensor, a Leaf, or a NumPy array; None for anything else."""
     if isinstance(value, torch.Tensor):
         return value.dtype
     if isinstance(value, np.ndarray):
@@ -80,7 +80,7 @@ def dtype_of(value: Any) -> torch.dtype | None:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Returns the shape of a tensor, a Leaf, or a NumPy array."""
+    """Return the shape of a tensor, a Leaf, or a NumPy array."""
     return tuple((value if isinstance(value, (torch.Tensor, np.ndarray)) else value.array).shape)
 
 
@@ -109,7 +109,7 @@ _TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
 
 
 def tensors(value: Any, device: torch.device) -> Any:
-    """Returns the arrays of a batch as tensors on `device`: views on the host where memory is writable and 64-byte
+    """Return the arrays of a batch as tensors on `device`: views on the host where memory is writable and 64-byte
     aligned, else copies, because misaligned inputs change the bits of `linear`."""
     if value is None:
         return None
@@ -127,7 +127,7 @@ def tensors(value: Any, device: torch.device) -> Any:
 
 
 def outputs_to_numpy(outputs: Any) -> Any:
-    """Returns outputs of a module as new NumPy arrays on the host: tensor → array, dict → dict, list or tuple → dict
+    """Return outputs of a module as new NumPy arrays on the host: tensor → array, dict → dict, list or tuple → dict
     by position ("0", "1", …). Half precision that NumPy lacks becomes float32."""
     if isinstance(outputs, dict):
         return {key: outputs_to_numpy(value) for key, value in outputs.items() if value is not None}

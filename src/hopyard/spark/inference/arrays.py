@@ -25,7 +25,7 @@ _DENSE = 1
 
 
 def column(array: Any, name: str) -> Array:
-    """Returns one Arrow column as an array for a user's function: numbers and booleans (rows,), lists of one length
+    """Return one Arrow column as an array for a user's function: numbers and booleans (rows,), lists of one length
     (rows, n, …), vectors of pyspark.ml (rows, n) of float64, dates and times datetime64, text and bytes as objects.
 
     Raises:
@@ -49,7 +49,7 @@ def column(array: Any, name: str) -> Array:
 
 
 def to_vectors(values: Array) -> Any:
-    """Returns an array of shape (rows, n) as dense vectors of pyspark.ml."""
+    """Return an array of shape (rows, n) as dense vectors of pyspark.ml."""
     rows = len(values)
     parts = [
         pa.array(np.full(rows, _DENSE, np.int8)),
@@ -61,7 +61,7 @@ def to_vectors(values: Array) -> Any:
 
 
 def to_column(values: Any, name: str) -> Any:
-    """Returns an array of shape (rows, …) as an Arrow column in Spark's dialect: lists in lists for each further axis;
+    """Return an array of shape (rows, …) as an Arrow column in Spark's dialect: lists in lists for each further axis;
     a dict of arrays as a struct.
 
     Raises:
@@ -83,7 +83,7 @@ def to_column(values: Any, name: str) -> Any:
 
 
 def _lists(array: Array) -> Any:
-    """Returns lists in lists with int32 offsets, the only ones that Spark takes."""
+    """Return lists in lists with int32 offsets, the only ones that Spark takes."""
     nested = pa.array(np.ascontiguousarray(array).reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         rows = int(np.prod(array.shape[:axis]))
@@ -98,7 +98,7 @@ def _lists(array: Array) -> Any:
 
 
 def _text_or_times(array: Array, name: str) -> Any:
-    """Returns an array of text, bytes or times, of shape (rows,) only, as an Arrow column."""
+    """Return an array of text, bytes or times, of shape (rows,) only, as an Arrow column."""
     if array.ndim > 1:
         raise DataError(f"{name!r} has shape {array.shape} and dtype {array.dtype}; arrays of text have shape (rows,)")
     try:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from blake3 import blake3
 
-from hopyard.driver.pickling import dump
+from hopyard.driver.pickling import dump, refuse_others
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.saved_model import CONFIG, OWN, RECIPE, WEIGHTS, Saved
 from hopyard.driver.runs.trial import Trial
@@ -62,7 +62,7 @@ class Portable:
         return hasher.hexdigest()
 
     def ticket(self, session: Any) -> Ticket:
-        """Returns what a function sends of the model to executors. A classic session broadcasts the bytes, at the
+        """Return what a function sends of the model to executors. A classic session broadcasts the bytes, at the
         first call.
 
         Raises:
@@ -92,39 +92,40 @@ class Ticket:
     broadcast: Any
 
     def fetch(self) -> Mapping[str, bytes]:
-        """Returns the files; in an executor this may wait for them."""
+        """Return the files; in an executor this may wait for them."""
         files: Mapping[str, bytes] = self.broadcast.value if self.files is None else self.files
         return files
 
 
-def portable(model: Any, which: Literal["best", "last"] = "best") -> Portable:
-    """Returns the model of a Run (its best trial), of a Trial, or of a directory that `save` wrote.
+def portable(model: Any, which: Literal["best", "last"] = "best", trust: bool = False) -> Portable:
+    """Return the model of a Run (its best trial), of a Trial, or of a directory that `save` wrote.
 
     Raises:
         SpecError: `model` is none of these.
         TrialFailed, RunFailed: there is no trained model.
-        RunDirectoryError: the directory has no saved model.
+        RunDirectoryError: the directory has no saved model, or others than this user and root may write its pickle.
     """
     if isinstance(model, Run):
         model = model.best
     if isinstance(model, Trial):
         with scratch_folder("model") as folder:
-            files = _read(model.save(folder / "model", which))
+            files = _read(model.save(folder / "model", which), trust=True)
         transform = model._models().transform
         return Portable(files if transform is None else {**files, TRANSFORM: dump(transform, "transform")})
     if isinstance(model, (str, Path)):
-        return Portable(_read(Path(model)))
+        return Portable(_read(Path(model), trust))
     raise SpecError(
         f"model must be a Run, a Trial or the directory that run.best.save(…) wrote, got {type(model).__name__}; a "
         "bare model does not know how its data was encoded"
     )
 
 
-def _read(root: Path) -> dict[str, bytes]:
+def _read(root: Path, trust: bool) -> dict[str, bytes]:
     try:
         config = (root / CONFIG).read_bytes()
         about = msgspec.json.decode(config, type=Saved)
         quiet(about.backend)
+        refuse_others(root / RECIPE, trust)
         names = [RECIPE, WEIGHTS if about.framework == OWN else model_file(about.framework).name]
         return {CONFIG: config, **{name: (root / name).read_bytes() for name in names}}
     except OSError as error:

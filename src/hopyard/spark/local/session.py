@@ -42,7 +42,7 @@ def session(
     config: Mapping[str, Setting] | None = None,
     name: str = "hopyard",
 ) -> SparkSession:
-    """Returns a Spark session on this machine. It starts in some 5 to 20 seconds, and ends with `stop()` or with this
+    """Return a Spark session on this machine. It starts in some 5 to 20 seconds, and ends with `stop()` or with this
     process.
 
     When one is active already, that one is returned, with a warning where it differs from what is asked for. A Java of
@@ -94,7 +94,7 @@ def session(
 
 
 def cause(error: BaseException) -> str:
-    """Returns the error in one line: Spark's own messages end with two traces, and begin with where it was noticed."""
+    """Return the error in one line: Spark's own messages end with two traces, and begin with where it was noticed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     matches = [re.match(r"(?:Caused by: |: )?([\w.$]+(?:Exception|Error): .*)", line) for line in lines]
     exceptions = [match[1] for match in matches if match]

@@ -36,7 +36,7 @@ class Rows:
 
     @classmethod
     def of(cls, estimator: Any) -> Rows:
-        """Returns the values of an Estimator."""
+        """Return the values of an Estimator."""
         return cls({name: value(estimator, name) for name in NAMES})
 
     @property
@@ -45,7 +45,7 @@ class Rows:
         return bool(self.params["validation"] or self.params["validationCol"])
 
     def check(self, df: Any) -> None:
-        """Raises SpecError or DataError for what is wrong whatever the rows hold."""
+        """Raise SpecError or DataError for what is wrong whatever the rows hold."""
         if not hasattr(df, "mapInArrow"):
             raise SpecError(f"fit(…) must be given a Spark DataFrame, got {type(df).__name__}")
         params = self.params
@@ -63,7 +63,7 @@ class Rows:
         self.features(df.schema)
 
     def dataset(self, df: Any) -> Dataset:
-        """Returns the rows of `df` as a Dataset, which cuts them into partitions when it is prepared."""
+        """Return the rows of `df` as a Dataset, which cuts them into partitions when it is prepared."""
         params, label = self.params, self.params["labelCol"]
         return Dataset.spark(
             df.withColumn(label, _class_numbers(label)) if self.numbers_classes(df.schema[label]) else df,
@@ -79,7 +79,7 @@ class Rows:
         )
 
     def features(self, schema: Any) -> Any:
-        """Returns a list of columns, which form one matrix, or one name, whose column keeps its type and shape."""
+        """Return a list of columns, which form one matrix, or one name, whose column keeps its type and shape."""
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql.types import ArrayType, DoubleType, FloatType, NumericType
 
@@ -123,7 +123,7 @@ class Prepared:
         weakref.finalize(self, _remove, self._urls)
 
     def get(self, rows: Rows) -> Dataset:
-        """Returns the Dataset for these Params. Raises as `Dataset.spark` and its `prepare`."""
+        """Return the Dataset for these Params. Raises as `Dataset.spark` and its `prepare`."""
         key = repr(sorted(rows.params.items()))
         with self._lock:
             if key not in self._datasets:
@@ -161,7 +161,7 @@ def _remove(urls: list[str]) -> None:
 
 
 def _class_numbers(label: str) -> Any:
-    """Returns a column of doubles as whole numbers; a task fails, and says why, where a double is none."""
+    """Return a column of doubles as whole numbers; a task fails, and says why, where a double is none."""
     from pyspark.sql import functions as f
 
     column = f.col(quoted(label))

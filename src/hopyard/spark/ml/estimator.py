@@ -56,13 +56,13 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
         begin(self, params)
 
     def fitMultiple(self, dataset: Any, paramMaps: Sequence[Any]) -> Iterator[tuple[int, HopyardModel]]:
-        """Returns (index, model) of each param map. The rows are read once for all maps that say the same of them: a
+        """Return (index, model) of each param map. The rows are read once for all maps that say the same of them: a
         CrossValidator then materialises each fold once."""
         prepared = Prepared(dataset)
         return _FitIterator([partial(self.copy(params)._fit_rows, prepared) for params in paramMaps], prepared.close)
 
     def _fit(self, dataset: Any) -> HopyardModel:
-        """Raises SpecError or DataError before anything is trained, and what `hy.select` raises."""
+        """Raise SpecError or DataError before anything is trained, and what `hy.select` raises."""
         prepared = Prepared(dataset)
         try:
             return self._fit_rows(prepared)
@@ -100,7 +100,7 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
         return select(recipe, space, data, search=search, metric=metric or "loss", **options)
 
     def _check(self) -> None:
-        """Raises SpecError unless the Params say what to train."""
+        """Raise SpecError unless the Params say what to train."""
         if value(self, "recipe") is None:
             raise SpecError("recipe must be set to a function, recipe(config) or recipe(config, ctx)")
         if (metric := value(self, "metric")) is not None and value(self, "mode") is None:
@@ -177,7 +177,7 @@ class _FitIterator:
 
 
 def _slots(session: Any) -> int:
-    """Returns how many tasks a classic session runs at once."""
+    """Return how many tasks a classic session runs at once."""
     if is_connect(session):
         raise SpecError("workers is not set: in a Connect session it must be said how many")
     return int(session.sparkContext.defaultParallelism)

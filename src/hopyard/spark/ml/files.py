@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from hopyard.errors import RunDirectoryError
 from hopyard.sparkapi.session import is_connect
+from hopyard.system.owners import other_writers
 
+TRUST = "spark.hopyard.trust"
+"""Setting of Spark: "true" lets folders be read that other users may write."""
 PART = 32 << 20
 """Bytes of one row: Spark holds rows in memory, and none may have more than 2 GB."""
 
@@ -78,12 +83,13 @@ class FileReader(MLReader[Any]):
         self._kind, self._make = kind, make
 
     def load(self, path: str) -> Any:
-        """Returns the instance.
+        """Return the instance.
 
         Raises:
-            RunDirectoryError: something else was written there.
+            RunDirectoryError: something else was written there, or others than this user and root may write there.
         """
         session: Any = self.sparkSession
+        _refuse_others(session, path)
         metadata = json.loads(session.read.text(f"{path}/metadata").first()[0])
         if "hopyard" not in metadata or metadata["class"].rpartition(".")[2] != self._kind.__name__:
             raise RunDirectoryError(f"{path}: it holds a {metadata['class']}, not a {self._kind.__name__}")
@@ -96,3 +102,21 @@ class FileReader(MLReader[Any]):
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
         return instance
+
+
+def _refuse_others(session: Any, path: str) -> None:
+    """Raise RunDirectoryError where others than this user and root may write in a folder of this host, or in one of its
+    files, unless `spark.hopyard.trust` is true. Other file systems do not say here whose a file is."""
+    if session.conf.get(TRUST, "false").lower() == "true":
+        return
+    url = urlsplit(path)
+    local = Path(unquote(url.path) if url.scheme == "file" else path)
+    if url.scheme not in ("", "file") or not local.is_dir():
+        return
+    for file in [local / "metadata", local / "files", *local.glob("*/*")]:
+        if file.exists() and (writers := other_writers(file)):
+            raise RunDirectoryError(
+                f"{path}: {file.name}: {writers}, and pickles are among what is read, which runs their code. Copy the "
+                f"folder to one of your own that nobody else may write; or, if you trust them, set {TRUST}=true in the "
+                "Spark session"
+            )

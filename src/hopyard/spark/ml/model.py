@@ -51,7 +51,7 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
 
     @classmethod
     def of(cls, model: Portable, meaning: Meaning | None = None, df: Any = None) -> HopyardModel:
-        """Returns the Model of a trained model.
+        """Return the Model of a trained model.
 
         Args:
             model: the trained model.
@@ -132,7 +132,7 @@ def _meaning(model: Portable, df: Any) -> Meaning:
 
 
 def _meaning_of_rows(model: Portable, rows: Sequence[Any]) -> Meaning:
-    """Returns what the outputs for these rows, and for made-up ones, look like."""
+    """Return what the outputs for these rows, and for made-up ones, look like."""
     outputs = sample_outputs(model, rows)
     if not outputs or isinstance(outputs[0], dict):
         return "values"
@@ -140,7 +140,7 @@ def _meaning_of_rows(model: Portable, rows: Sequence[Any]) -> Meaning:
 
 
 def _first(outputs: Any) -> Any:
-    """Returns the outputs for two rows: the rest is not needed, and may be large."""
+    """Return the outputs for two rows: the rest is not needed, and may be large."""
     if isinstance(outputs, dict):
         return {name: _first(part) for name, part in outputs.items()}
     return np.array(outputs[:2])

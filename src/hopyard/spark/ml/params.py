@@ -182,7 +182,7 @@ def begin(instance: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def value(instance: Any, name: str) -> Any:
-    """Returns the value that is set, or the default, or None."""
+    """Return the value that is set, or the default, or None."""
     param = instance.getParam(name)
     return instance.getOrDefault(param) if instance.isDefined(param) else None
 

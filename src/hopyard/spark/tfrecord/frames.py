@@ -127,13 +127,13 @@ class _Files:
         return names_of(self.paths)
 
     def numbered(self, record_batches: Iterable[Any]) -> Iterator[str]:
-        """Yields the files with these numbers."""
+        """Yield the files with these numbers."""
         for batch in record_batches:
             for number in batch.column(0).to_pylist():
                 yield self.paths[number]
 
     def look(self, number: int, record_batches: Iterable[Any]) -> _Report:
-        """Returns the features of some files."""
+        """Return the features of some files."""
         features: dict[str, Seen] = {}
         rows = sum(look(features, records(path), path) for path in self.numbered(record_batches))
         return _Report(number, rows=rows, seen=features)
@@ -152,7 +152,7 @@ class _Reading:
         return pa.schema([(field.name, doubled(field.type)) for field in self.columns])
 
     def rows(self, record_batches: Iterable[Any]) -> Iterator[Any]:
-        """Yields the rows of some files."""
+        """Yield the rows of some files."""
         for path in self.files.numbered(record_batches):
             for batch in batches(path, self.columns, ROWS):
                 yield batch.cast(self.spark_schema)
@@ -179,7 +179,7 @@ class _Writing:
 
 
 def _writable(df: Any) -> None:
-    """Raises DataError for a column of a type that TFRecord lacks, before any row is read."""
+    """Raise DataError for a column of a type that TFRecord lacks, before any row is read."""
     from pyspark.sql.pandas.types import to_arrow_type
 
     for field in df.schema.fields:

@@ -83,7 +83,7 @@ class Target:
             )
 
     def _entries(self) -> list[str]:
-        """Returns all that is in the directory but the own hidden folder, never from a cache."""
+        """Return all that is in the directory but the own hidden folder, never from a cache."""
         self._system.invalidate_cache()
         if not self._system.isdir(self._root):
             return []

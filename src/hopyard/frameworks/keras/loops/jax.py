@@ -20,12 +20,12 @@ from hopyard.meter import Steps
 
 
 def buffers(model: keras.Model) -> list[Any]:
-    """Returns an empty list: everything in a model is variables of Keras."""
+    """Return an empty list: everything in a model is variables of Keras."""
     return []
 
 
 def host(variable: Any) -> Any:
-    """Returns a variable's values, as a view."""
+    """Return a variable's values, as a view."""
     return np.asarray(variable.value)
 
 

@@ -37,12 +37,12 @@ _DRAWS = (
 
 
 def buffers(model: keras.Model) -> list[Any]:
-    """Returns an empty list: everything in a model is variables of Keras."""
+    """Return an empty list: everything in a model is variables of Keras."""
     return []
 
 
 def host(variable: Any) -> Any:
-    """Returns a variable's values, as a copy."""
+    """Return a variable's values, as a copy."""
     return np.asarray(variable.value.numpy())  # a scalar is an array too
 
 
@@ -184,7 +184,7 @@ class Loop:
 
 
 def _message(error: Any) -> str:
-    """Returns the message of a failed operation, without TensorFlow's list of where each of its nodes was created."""
+    """Return the message of a failed operation, without TensorFlow's list of where each of its nodes was created."""
     lines = [line.strip() for line in str(error.message).splitlines()]
     messages = [
         line

@@ -41,7 +41,7 @@ class Buffer:
 
 
 def buffers(model: keras.Model) -> list[Buffer]:
-    """Returns the buffers of all torch modules in the model: training changes them, and Keras does not know them."""
+    """Return the buffers of all torch modules in the model: training changes them, and Keras does not know them."""
     by_id: dict[int, Buffer] = {}
     for layer in internals.layers(model):
         for path, tensor in layer.named_buffers():
@@ -50,7 +50,7 @@ def buffers(model: keras.Model) -> list[Buffer]:
 
 
 def host(variable: Any) -> Any:
-    """Returns a variable's values; a view where they are on the host."""
+    """Return a variable's values; a view where they are on the host."""
     return keras.ops.convert_to_numpy(variable.value)
 
 
