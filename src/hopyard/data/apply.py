@@ -177,7 +177,7 @@ def _fields(manifest: Manifest, schema: pa.Schema, source_label: str, targets: b
 
 
 def _pieces(manifest: Manifest, data: Any, all_columns: bool) -> Iterator[tuple[Any, RowOrigin]]:
-    """Yield the rows before any transform. `all_columns`: whether to read more columns than the model needs."""
+    """Yield the rows before any transform. `all_columns`: read all, not only those that a model needs."""
     names, encoded = None, []
     if isinstance(data, Dataset) and not all_columns:
         columns = [column for field in manifest.fields for column in field.columns]

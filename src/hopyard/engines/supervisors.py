@@ -6,7 +6,7 @@ supervisor is free again, so a new agent needs nothing new from the cluster. A s
 orders is given up: whoever placed it cancels its job, and its slot gets another once it is gone, as an agent and its
 successor have one name on the wire. Tasks of supervisors can be ordered to end alone while their agents go on, so that
 others find their cores free. The slot of such an agent is then held by no task, and later by that of another supervisor
-that is free. This module does not know Spark, nor how supervisors are placed.
+that is free. This module imports nothing of Spark, and does not know how supervisors are placed.
 """
 
 from __future__ import annotations
@@ -298,11 +298,15 @@ class Supervisors:
     # ---------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        while self._open:
-            for key, _ in self._select.select():
-                with self._lock:
-                    if self._open:
-                        key.data()
+        try:
+            while self._open:
+                for key, _ in self._select.select():
+                    with self._lock:
+                        if self._open:
+                            key.data()
+        except Exception as error:  # whatever it is: else the run would wait for ever for slots that nobody brings
+            log.exception("the thread that talks to supervisors ended")
+            self.give_up(f"the driver can talk to supervisors no longer: {type(error).__name__}: {error}")
 
     def _accept(self) -> None:
         try:

@@ -70,7 +70,7 @@ class FeedQueue:
         Other workers may want rows though this process does not.
         """
         with self._changed:
-            if not self._begun(epoch):
+            if not self._advance_to(epoch):
                 return None
             return self._ledger.claim(partition, worker)
 
@@ -349,10 +349,10 @@ class FeedQueue:
 
     def _current(self, epoch: int) -> bool:
         """Whether rows of an epoch are still wanted."""
-        return self._begun(epoch) and not self._unwanted
+        return self._advance_to(epoch) and not self._unwanted
 
-    def _begun(self, epoch: int) -> bool:
-        return self._ledger.is_current(epoch) and not self._ended
+    def _advance_to(self, epoch: int) -> bool:
+        return self._ledger.advance_to(epoch) and not self._ended
 
     def _may_spill(self, stream: Stream) -> bool:
         """Whether blocks of a stream wait in a file rather than hold up their sender."""

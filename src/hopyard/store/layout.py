@@ -1,4 +1,4 @@
-"""The paths of a run directory. No other module knows them.
+"""The paths of a run directory.
 
 journal.jsonl     the record: everything else can be made from it, or is what it names; `journal-1.jsonl` and so on
                   are of earlier starts in the directory that trained nothing

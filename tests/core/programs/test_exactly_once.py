@@ -54,7 +54,7 @@ def test_an_attempt_that_broke_off_is_continued() -> None:
 
 def test_the_first_claim_counts_for_its_epoch() -> None:
     ledger = DeliveryLedger("train")
-    assert ledger.is_current(0)
+    assert ledger.advance_to(0)
     assert (ledger.claim(5, 1), ledger.claim(5, 0), ledger.claim(6, 0)) == (1, 1, 0)
-    assert ledger.is_current(1) and not ledger.is_current(0)
+    assert ledger.advance_to(1) and not ledger.advance_to(0)
     assert ledger.claim(5, 0) == 0

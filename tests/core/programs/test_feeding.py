@@ -17,7 +17,7 @@ from hopyard.core.programs.feed_events import (
     Fail,
     Fed,
     Looked,
-    SendOrder,
+    SendMessage,
     SendRows,
     SourceFailed,
     TasksReplaced,
@@ -51,7 +51,7 @@ STOPPED = program(1, 2, phase="over", status="stopped", ended=True)
 def told(command: Any) -> str:
     """A command in a few words."""
     match command:
-        case SendOrder():
+        case SendMessage():
             to = "all" if command.to is None else "".join(map(str, sorted(command.to)))
             return f"{type(command.message).__name__.removeprefix('Feed').lower()}>{to}"
         case SendRows():

@@ -39,6 +39,11 @@ class Played:
     def __init__(self) -> None:
         self.came: list[Any] = []
         self.sent: list[Any] = []
+        self.pause = 0.0
+
+    def paused(self) -> float:
+        pause, self.pause = self.pause, 0.0
+        return pause
 
     def receive(self, seconds: float, also: int = -1) -> list[Any]:
         came, self.came = self.came, []
@@ -85,6 +90,10 @@ class Turns:
     def now(self) -> float:
         """As the loop's clock has it."""
         return self.at
+
+    def skip(self, seconds: float) -> None:
+        """As the loop's clock does it."""
+        self.at -= seconds
 
     def reports(self, seconds: float) -> None:
         """Worker 1 reports in each turn, and does as it is told."""
@@ -158,6 +167,17 @@ def test_max_time_ends_a_program_that_reports_all_the_time(turns: Callable[..., 
     assert [line.halted for line in it.lines(Closing)] == [False, True]
     (over,) = it.lines(Over)
     assert over.status == "failed" and "max_time=20" in over.cause
+
+
+def test_time_in_which_the_driver_was_stopped_does_not_count(turns: Callable[..., Turns]) -> None:
+    it = turns(max_time=20.0, grace=1.0)
+    it.reports(15.0)
+    it.link.pause = 1000.0
+    it.turn(seconds=1000.0)
+    it.reports(4.0)
+    assert not it.lines(Closing)
+    it.reports(1.0 + LAST + 30.0)
+    assert "max_time=20" in it.lines(Over)[0].cause
 
 
 def test_all_that_comes_in_one_turn_is_one_sync(turns: Callable[..., Turns], monkeypatch: pytest.MonkeyPatch) -> None:

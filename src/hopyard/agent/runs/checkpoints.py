@@ -91,8 +91,8 @@ class CheckpointWriter:
         self._pending: list[Pending] = []
         self._stored_at: dict[int, float] = {}
         self._released: set[str] = set()
-        self._flushed: set[Ref] = set()
-        """States that were stored without ever lying in shared memory."""
+        self._flushed: dict[int, Ref] = {}
+        """Trial → its newest State that was stored without ever lying in shared memory."""
         self._durable: list[str] = []
         self._active_key = ""
         self._open = True
@@ -125,7 +125,7 @@ class CheckpointWriter:
                     self._condition.notify()
                     return
             if self._arena.own(memory_key, ref) is None:  # also where another State has this memory key
-                if ref not in self._flushed:
+                if self._flushed.get(ref.trial) != ref:
                     self._send(Forgotten(slot=self._slot, ref=ref))
                 return
             if memory_key == self._active_key or memory_key in self._durable:
@@ -164,7 +164,8 @@ class CheckpointWriter:
             ResourceError: no room in the store either.
         """
         self._put(ref, data, waited_for=True)
-        self._flushed.add(ref)
+        with self._condition:
+            self._flushed[ref.trial] = ref
         return Durable(slot=self._slot, ref=ref, digest=digest(data), bytes=len(data))
 
     def close(self, seconds: float = 5.0) -> None:

@@ -34,7 +34,7 @@ class DeliveryLedger:
         self._partitions: dict[int, _Partition] = {}
         self._claims: dict[int, int] = {}
 
-    def is_current(self, epoch: int) -> bool:
+    def advance_to(self, epoch: int) -> bool:
         """Whether this is the present epoch. A later epoch ends the earlier ones: their tasks no longer count."""
         if epoch > self._epoch:
             self._epoch = epoch

@@ -68,7 +68,7 @@ FeedFact = Fed | EndAsked | EndpointsAsked | TasksReplaced | EpochSent | SourceF
 
 
 @dataclass(frozen=True, slots=True)
-class SendOrder:
+class SendMessage:
     """Send this message to the tasks of these incarnations; None: to all that are fed."""
 
     message: FeedOrder
@@ -113,4 +113,4 @@ class Fail:
     error: HopyardError | None
 
 
-FeedCommand = SendOrder | SendRows | Cancel | Warn | Answer | Fail
+FeedCommand = SendMessage | SendRows | Cancel | Warn | Answer | Fail

@@ -27,7 +27,7 @@ from hopyard.core.programs.feed_events import (
     FeedFact,
     Incarnations,
     Looked,
-    SendOrder,
+    SendMessage,
     SendRows,
     SourceFailed,
     TasksReplaced,
@@ -169,7 +169,7 @@ class FeedMachine:
         allowed = self.progress.count(message.slot, Count(message.batches, message.final), status.slots)
         if allowed is not None:
             order = FeedAllowed(feed=self.name, batches=allowed.batches, final=allowed.ended)
-            out.append(SendOrder(order, status.incarnations))
+            out.append(SendMessage(order, status.incarnations))
         if not self._warned and (empty := self.progress.ended_empty):
             self._warned = True
             out.append(
@@ -190,7 +190,7 @@ class FeedMachine:
             case EndAsked():
                 self.ended = True
                 if not self._lacked(status.incarnations):  # else after the rows that are sent again
-                    self._say(FeedEnded(feed=self.name), status.incarnations)
+                    self._send_message(FeedEnded(feed=self.name), status.incarnations)
                 self._out.append(Answer())
             case EndpointsAsked():
                 self._epoch, self._asked_to_open, self._phase = None, None, "opening"
@@ -210,7 +210,7 @@ class FeedMachine:
         self._out = []
         if self.sends and self._epoch is not None:
             self._out.append(Cancel(self._epoch.source))
-            self._say(FeedFailed(feed=self.name, error=f"feed {self.name!r}: {why}"))
+            self._send_message(FeedFailed(feed=self.name, error=f"feed {self.name!r}: {why}"))
         self._phase, self._call = "idle", None
         return self._out
 
@@ -271,7 +271,7 @@ class FeedMachine:
         if self._receivers is None:
             self._receivers = present
         if self._receivers == present:  # else the rows must go again, and the end comes after them
-            self._say(FeedEnded(feed=self.name))
+            self._send_message(FeedEnded(feed=self.name))
         if not self._receivers:  # there are no tasks yet, so nothing was sent
             self._end_call()
             return
@@ -290,15 +290,15 @@ class FeedMachine:
         """End the call, as all was done. Tasks that were started again since get the rows too, before it returns."""
         self._keep_source()
         self._call = None
-        self._end_catch_up(say=False)
+        self._end_catch_up(send=False)
 
-    def _end_catch_up(self, say: bool = True) -> None:
+    def _end_catch_up(self, send: bool = True) -> None:
         """Go idle, as tasks that were started again have all they lacked; unless they were started once more."""
         if self._lacked(self._status.incarnations):
             self._send_again(self._complete_tasks)
             return
-        if self.ended and say:
-            self._say(FeedEnded(feed=self.name), self._status.incarnations)
+        if self.ended and send:
+            self._send_message(FeedEnded(feed=self.name), self._status.incarnations)
         self._phase = "idle"
         self._out.append(Answer(self._rows))
 
@@ -317,7 +317,7 @@ class FeedMachine:
             return False
         if self._asked_to_open != status.incarnations:
             self._asked_to_open, self._deadline = status.incarnations, self._at + OPEN_SECONDS
-            self._say(FeedOpened(feed=self.name, uneven=self.uneven), status.incarnations)
+            self._send_message(FeedOpened(feed=self.name, uneven=self.uneven), status.incarnations)
         without_endpoint = [task.task.slot for task in status.fed if task.endpoint is None and task.status == "done"]
         to = status.incarnations if self._call is None and epoch is not None else None
         if without_endpoint:
@@ -419,14 +419,14 @@ class FeedMachine:
         """Return the sources of former calls that these tasks lack: all of them, or none."""
         return [] if self._complete_tasks == incarnations else self._replay_sources.copy()
 
-    def _say(self, message: FeedOrder, to: Incarnations | None = None) -> None:
+    def _send_message(self, message: FeedOrder, to: Incarnations | None = None) -> None:
         fed = self._receivers or frozenset()
-        self._out.append(SendOrder(message, fed if to is None else to))
+        self._out.append(SendMessage(message, fed if to is None else to))
 
     def _fail(self, text: str, to: Incarnations | None = None, error: type[HopyardError] = HopyardError) -> bool:
         """Let the call raise an error. `to`: the tasks that wait for rows, which are sent the error."""
         if to is not None:
-            self._say(FeedFailed(feed=self.name, error=text), to)
+            self._send_message(FeedFailed(feed=self.name, error=text), to)
         self._phase, self._call = "idle", None
         self._out.append(Fail(error(text)))
         return True
@@ -464,7 +464,7 @@ class FeedMachine:
         wait = min(ASK_SECONDS, max(SOON_SECONDS, waited)) if eager else ASK_SECONDS
         if self._at - self._asked_at >= wait:
             self._asked_at = self._at
-            self._say(FeedQuery(feed=self.name, question=self.progress.question))
+            self._send_message(FeedQuery(feed=self.name, question=self.progress.question))
         for slot, (rows, waiting) in self.progress.answers.items():
             last, since = self._last_progress.get(slot, (-1, self._at))
             if rows != last or not waiting:

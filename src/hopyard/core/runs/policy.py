@@ -54,7 +54,8 @@ def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
 
 
 def portion(pending: list[int], seconds: float, spec: RunSpec) -> tuple[int, ...]:
-    """Return the validation partitions of one unit, out of `pending`. One takes about `seconds`; 0: not known."""
+    """Return the validation partitions of one unit, out of `pending`. A partition takes about `seconds`; 0: not
+    known."""
     if spec.group:
         return tuple(pending[: spec.group])
     if seconds <= 0:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hopyard.core.programs.status import ProgramStatus
+from hopyard.driver.logs import last_lines
 from hopyard.errors import ProgramFailed, ResourceError
 from hopyard.store.layout import Layout
 
 TAIL = 40
 """Lines of a task's log that an error shows."""
-TAIL_BYTES = 1 << 16
+PREFIX = "  | "
 
 
 def failure(status: ProgramStatus, layout: Layout) -> ProgramFailed | ResourceError:
@@ -21,25 +20,12 @@ def failure(status: ProgramStatus, layout: Layout) -> ProgramFailed | ResourceEr
     failed = next((task for task in status.tasks if task.task.slot == status.failed_slot), None)
     if failed is None:
         text = f"{layout.root}: {status.cause}"
-        return ProgramFailed(text if status.failed_slot < 0 else f"{text}\n  log {path}{_last_lines(path)}")
+        return ProgramFailed(
+            text if status.failed_slot < 0 else f"{text}\n  log {path}{last_lines(path, TAIL, PREFIX)}"
+        )
     text = f"{status.cause}\n  on host {failed.host}, log {path}"
     if status.restart:
         text += f", after {status.restart} restart(s)"
     if "Traceback" not in status.cause:
-        text += _last_lines(path)
+        text += last_lines(path, TAIL, PREFIX)
     return ProgramFailed(text, failed.task.name, failed.host, str(path))
-
-
-def _last_lines(path: Path) -> str:
-    return "".join(f"\n  | {line[:500]}" for line in read_log(path, TAIL_BYTES).splitlines()[-TAIL:])
-
-
-def read_log(path: Path, last: int | None = None) -> str:
-    """Return a log, or its last bytes; empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            if last is not None:
-                file.seek(max(0, path.stat().st_size - last))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

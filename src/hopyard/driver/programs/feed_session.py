@@ -26,7 +26,7 @@ from hopyard.core.programs.feed_events import (
     FeedCommand,
     FeedFact,
     Looked,
-    SendOrder,
+    SendMessage,
     SendRows,
     SourceFailed,
     TasksReplaced,
@@ -149,7 +149,7 @@ class FeedSession:
 
     def _do(self, command: FeedCommand) -> None:
         match command:
-            case SendOrder():
+            case SendMessage():
                 self._loop.send(command.message, command.to)
             case SendRows():
                 self._error, machine = None, self.machine

@@ -44,8 +44,6 @@ class Feeding:
         self._loop, self._layout, self._token = loop, layout, token
         self._feeds: dict[str, FeedSession] = {}
         self._lock = threading.Lock()
-        self._inference_rooms = contextlib.ExitStack()
-        """The room of inferences, which may run at any time until the program's end."""
         self._manifests: dict[str, Manifest] = {}
         """Key → manifest of a Dataset that was fed."""
         self._over = False
@@ -106,7 +104,7 @@ class Feeding:
         feed = self._session("infer", name, "join")
         self._has_inferences = True
         route = Route(feed.endpoints(), self._token, name, feed.machine.epochs, timeout=timeout)
-        self._inference_rooms.enter_context(self._room(True))
+        self._use_cores()  # until the program's end: an inference may run at any time
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
             return mapped(data, inferring(route, schema, zone), schema)
@@ -128,10 +126,8 @@ class Feeding:
         if not spark:
             yield
             return
-        with self._lock:
-            self._core_users += 1
         try:
-            self._release()
+            self._use_cores()
             yield
         finally:
             with self._lock:
@@ -139,6 +135,11 @@ class Feeding:
                 agents = self._loop.agents
                 if not self._core_users and not self._loop.status.ended and isinstance(agents, ReleasesCores):
                     agents.reacquire_cores()
+
+    def _use_cores(self) -> None:
+        with self._lock:
+            self._core_users += 1
+        self._release()
 
     def _release(self) -> None:
         agents = self._loop.agents

@@ -40,7 +40,7 @@ from hopyard.core.programs.events import (
     Warned,
     journaled,
 )
-from hopyard.core.programs.feed_events import Incarnations, SendOrder
+from hopyard.core.programs.feed_events import Incarnations, SendMessage
 from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import (
     BatchesReady,
@@ -120,7 +120,7 @@ class ProgramLoop:
         self._about = about
         self._clock = Clock()
         self._journal = Journal(layout.program, CODEC)
-        self._orders: queue.SimpleQueue[Stop | SendOrder] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Stop | SendMessage] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -161,7 +161,7 @@ class ProgramLoop:
 
     def send(self, message: FeedOrder, to: Incarnations | None = None) -> None:
         """Send this to all tasks that are fed, or to those of them that have these incarnations."""
-        self._put(SendOrder(message, to))
+        self._put(SendMessage(message, to))
 
     def wait_for(self, predicate: Callable[[ProgramStatus], T], timeout: float | None = None) -> T:
         """Wait until this is true of the status, or of what was reported of feeds; return its last value."""
@@ -174,7 +174,7 @@ class ProgramLoop:
         assert self._link is not None
         return self._link.agents
 
-    def _put(self, order: Stop | SendOrder) -> None:
+    def _put(self, order: Stop | SendMessage) -> None:
         self._orders.put(order)
         with contextlib.suppress(OSError):
             os.write(self._wake_writer, b"x")
@@ -195,8 +195,10 @@ class ProgramLoop:
             if not isinstance(error, HopyardError):
                 log.exception("%s ended", self._layout.root)
             if self._link is not None and self._journal.begun:
-                with contextlib.suppress(Exception):  # a full disk, perhaps: then the error itself must do
+                try:
                     self._journal.append([Over(at=self._clock.now(), status="failed", cause=str(error))])
+                except (ResourceError, OSError) as append_error:  # the lock, which is free then, says as much
+                    log.warning("the journal does not say that the program failed: %s", append_error)
         finally:
             self._close(error)
 
@@ -213,6 +215,7 @@ class ProgramLoop:
             messages = []
             if self._machine.phase != "closing":
                 facts.append(Stop(reason=str(error), failed=True))
+        self._clock.skip(self._link.paused())
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_reader, 4096)
         for message in messages:
@@ -242,7 +245,7 @@ class ProgramLoop:
         due = self._machine.due(self._decided_at)  # a time-out may have ended since: it was not decided upon
         return 0.0 if self._slots_to_start else math.inf if due is None else due - self._clock.now() + LATE_SECONDS
 
-    def _pending_orders(self) -> list[Stop | SendOrder]:
+    def _pending_orders(self) -> list[Stop | SendMessage]:
         """Return the orders that came since the last turn."""
         orders = []
         with contextlib.suppress(queue.Empty):
@@ -318,7 +321,7 @@ class ProgramLoop:
                     text = f"{record.task.name} failed when the program was done: {record.cause}"
                     log.warning("%s: %s; log %s", self._layout.root, text, self._layout.log(record.task.slot))
 
-    def _send_all(self, order: SendOrder) -> None:
+    def _send_all(self, order: SendMessage) -> None:
         if self._link is None or self._machine.phase == "over":
             return
         for record in self._machine.tasks.values():

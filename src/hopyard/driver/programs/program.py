@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hopyard.checks import seconds
 from hopyard.core.programs.status import ProgramStatus
-from hopyard.driver.programs.failure import failure, read_log
+from hopyard.driver.logs import read_log
+from hopyard.driver.programs.failure import failure
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
 

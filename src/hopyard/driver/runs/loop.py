@@ -83,9 +83,10 @@ class Loop:
         link: to the agents.
         store: where States are deleted.
         sampler: proposes configurations.
-        workers: of this driver, over the same link.
+        workers: those of this driver, over the same link.
         views: show what happens.
         opening: the facts that this driver begins with: `Began` or `Resumed`, and which failed trials are retried.
+        clock: the one that gave `opening` its times.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Loop:
         workers: Workers,
         views: Sequence[View] = (),
         opening: Sequence[Event] = (),
+        clock: Clock | None = None,
     ) -> None:
         self.machine = machine
         self._journal = journal
@@ -111,7 +113,7 @@ class Loop:
         self._deletions = Deletions(store)
         self._logged_waits: set[tuple[str, str]] = set()
         self._finish: Finish | None = None
-        self._clock = Clock()
+        self._clock = clock or Clock()
         self._stop: tuple[str, bool] | None = None
 
     def stop(self, reason: str, stopped: bool = True) -> None:

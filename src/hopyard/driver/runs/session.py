@@ -206,7 +206,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 idle_timeout=IDLE if engine.apart else None,
             )
             opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.retries)]
-            loop = Loop(machine, journal, link, store, sampler, workers, _views(spec, link), opening)
+            loop = Loop(machine, journal, link, store, sampler, workers, _views(spec, link), opening, clock)
             link_stack.pop_all()  # the loop closes it
         handle.attach(loop.stop)
         try:

@@ -15,10 +15,13 @@ from hopyard.core.messages import NoRoom, Ready, Unfit
 from hopyard.core.runs.events import Joined
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.links import Gone, Link
+from hopyard.driver.logs import last_lines
 from hopyard.errors import Inexact, PreflightError, ResourceError
 
 log = logging.getLogger(__name__)
 
+TAIL = 12
+"""Lines of an agent's log that an error shows."""
 FAILED_STARTS = 3
 """Agents that may end before any was ready; then the run gives up."""
 
@@ -28,11 +31,11 @@ class Workers:
 
     Args:
         link: starts and ends agents.
-        machine: of the run; it is read, never changed.
+        machine: the run's; it is read, never changed.
         count: how many slots to keep up.
         log_of: slot → its log.
         first: the number of the first slot; slots of earlier drivers keep theirs.
-        fingerprint: of the first slot of an earlier driver; None: there was none.
+        fingerprint: that of the first slot of earlier drivers; None: there was none.
         memory: the run's folder in shared memory; what an agent leaves there is deleted when the agent is ended.
         idle_timeout: seconds after which an idle slot is given back, except the last slot; None: never.
     """
@@ -120,7 +123,7 @@ class Workers:
         """A host has no room for rows, or cannot read them: end the slot that says so, and start no other.
 
         Args:
-            message: of the slot.
+            message: what the slot sent.
             now: the time of the fact.
             resume: how the user goes on with the run, for the error.
 
@@ -191,10 +194,8 @@ class Workers:
     def tail(self, slot: int) -> str:
         """Return the last lines of an agent's log, to be appended to an error."""
         path = self._log_of(slot)
-        if not path.exists():
-            return ""
-        lines = path.read_text(errors="replace").strip().splitlines()[-12:]
-        return "".join(f"\n    {line}" for line in lines) + (f"\n  (whole log: {path})" if lines else "")
+        lines = last_lines(path, TAIL, "    ")
+        return lines and f"{lines}\n  (whole log: {path})"
 
     def _compare(self, message: Ready) -> None:
         """Compare fingerprints: equal digests are promised for equal versions and processors only."""

@@ -62,7 +62,7 @@ class Loop:
         self._steps: dict[tuple[bool, Any], Callable[..., Any]] = {}
         self._meter = Steps()
         self._paces = {True: Pace(), False: Pace()}
-        """Whether for training → the pace of training, or of evaluation."""
+        """The paces of training (True) and of evaluation (False)."""
         self.traces = 0
         self.nondeterminism: list[str] = []
 
