@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hopyard.errors import DataError, PreflightError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Array, Part, Ref, RunSpec
 from hopyard.store.guard import Guarded, StoreUnreachable
-from hopyard.text import escaped, escaped_tree, unwritable
+from hopyard.text import escaped, escaped_json, escaped_tree, unwritable
 from jobs import CONFIGS, WIDTH, dataset, linear, select
 
 ODD = "caf\udce9"
@@ -100,6 +101,10 @@ def test_arguments_are_checked_in_one_wording(check: Any, good: list[Any], bad: 
 def test_escapes() -> None:
     assert escaped(ODD) == "caf\\udce9" and escaped("größe") == "größe" and escaped("") == ""
     assert escaped("a\0b\rc\x1b[2Jd\x9be\x7f") == r"a\x00b\x0dc\x1b[2Jd\x9be\x7f", "a terminal obeys these"
+    assert escaped("a\u202eb\u200bc\U000e0041") == r"a\u202eb\u200bc\U000e0041", "a reader is misled by these"
+    text = "\x9b\x7f\u202e\U000e0041\\ü"
+    assert escaped_json(json.dumps(text, ensure_ascii=False)) == '"\\u009b\\u007f\\u202e\\udb40\\udc41\\\\ü"'
+    assert json.loads(escaped_json(json.dumps({text: 1}, ensure_ascii=False))) == {text: 1}
     assert escaped("one\r\n\ttwo\n") == "one\n\ttwo\n"
     assert escaped("\x1b[1;31mred\x1b[0m") == "red"
     assert escaped_tree({ODD: [ODD, 1, (None, "x")]}) == {"caf\\udce9": ["caf\\udce9", 1, [None, "x"]]}

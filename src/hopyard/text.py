@@ -7,6 +7,7 @@ text of an error it is escaped. So are control characters there, because a termi
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -14,8 +15,12 @@ LEAST, MOST = -(1 << 63), (1 << 64) - 1
 """The range of integers in MessagePack."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras colours some of its errors for a terminal."""
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""All control characters but tab and line feed."""
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but tab and line feed
+    r"\xad\u180e\u200b-\u200d\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # not seen
+    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]"  # other lines, other directions
+)
+"""Characters that a terminal or a reader would not take for what they are."""
 
 
 def sendable(text: str) -> bool:
@@ -28,12 +33,23 @@ def sendable(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Return the text of an error as it can be written and shown: characters that UTF-8 lacks are escaped (\\udce9),
-    and so are control characters (\\x00) except ends of lines and tabs. Colours are left out."""
+    """Return text as it can be written and shown. Escaped are characters that UTF-8 lacks (\\udce9), control characters
+    (\\x00) except ends of lines and tabs, and characters that are not seen (\\u200b) or turn text around (\\u202e).
+    Colours are left out."""
     if _CONTROLS.search(text):
         text = _COLOURS.sub("", text).replace("\r\n", "\n")
-        text = _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+        text = _CONTROLS.sub(_code, text)
     return text if text.isascii() or sendable(text) else text.encode(errors="backslashreplace").decode()
+
+
+def _code(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def escaped_json(text: str) -> str:
+    """Return JSON with such characters escaped in its texts: its values stay as they are."""
+    return _CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1] if match[0] > "\x7f" else r"\u007f", text)
 
 
 def escaped_tree(tree: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hopyard.cli.common import AsJson, as_text, columns, say, verb
+from hopyard.cli.common import AsJson, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, UsageError
 
 DAY = 86_400.0
@@ -75,7 +75,7 @@ def clean(
     ]
     removed = [item for item in selected if yes and item.remove()]
     if as_json:
-        typer.echo(as_text({"items": [_plain(item, item in removed) for item in items], "runs": _runs(runs)}))
+        echo(as_text({"items": [_plain(item, item in removed) for item in items], "runs": _runs(runs)}))
         return
     _show(items, now)
     _conclude(items, selected, removed, yes)
@@ -84,7 +84,7 @@ def clean(
         from hopyard.views import words
 
         many = f"{count:,} run director{'y' if count == 1 else 'ies'}"
-        typer.echo(f"{runs}: {many}, {words.size(size)}; clean never removes these: `hopyard ls {runs}`, then rm -r")
+        echo(f"{runs}: {many}, {words.size(size)}; clean never removes these: `hopyard ls {runs}`, then rm -r")
 
 
 def seconds(text: str) -> float:
@@ -122,14 +122,14 @@ def _conclude(items: list[Item], selected: list[Item], removed: list[Item], yes:
 
     size = words.size(sum(item.bytes for item in (removed if yes else selected)))
     if yes:
-        typer.echo(f"{len(removed)} of {len(items)} removed, {size}")
+        echo(f"{len(removed)} of {len(items)} removed, {size}")
         for item in selected:
             if item not in removed:
                 say(f"{item.path}: could not be removed; it is in use, or may not be written")
     elif selected:
-        typer.echo(f"nothing was removed; --yes removes {len(selected)} of {len(items)}, {size}")
+        echo(f"nothing was removed; --yes removes {len(selected)} of {len(items)}, {size}")
     else:
-        typer.echo("nothing to remove")
+        echo("nothing to remove")
 
 
 def _plain(item: Item, removed: bool) -> dict[str, Any]:

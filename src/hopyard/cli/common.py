@@ -11,6 +11,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from hopyard.errors import HopyardError
+from hopyard.text import escaped, escaped_json
 
 P = ParamSpec("P")
 
@@ -48,9 +49,14 @@ def verb(work: Callable[P, int | None]) -> Callable[P, None]:
     return guarded
 
 
+def echo(text: str, nl: bool = True, err: bool = False) -> None:
+    """Print, to standard output or error. A terminal shows control characters in the text, and does not obey them."""
+    typer.echo(escaped(text), nl=nl, err=err)
+
+
 def say(text: str) -> None:
     """Print to standard error."""
-    typer.echo(text, err=True)
+    echo(text, err=True)
 
 
 def terminable() -> None:
@@ -66,7 +72,7 @@ def as_text(value: Any) -> str:
     """Return `value` as JSON; NaN and infinities, which JSON lacks, are null."""
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    return escaped_json(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
 
 
 def columns(rows: Iterable[Iterable[str]], indent: str = "") -> None:
@@ -74,4 +80,4 @@ def columns(rows: Iterable[Iterable[str]], indent: str = "") -> None:
     table = [list(row) for row in rows]
     widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
     for row in table:
-        typer.echo(indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+        echo(indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())

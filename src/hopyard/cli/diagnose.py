@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hopyard.cli.common import AsJson, as_text, columns, verb
+from hopyard.cli.common import AsJson, as_text, columns, echo, verb
 
 
 @verb
@@ -27,7 +27,7 @@ def sim(
 
     prediction = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise)
     if as_json:
-        typer.echo(as_text(asdict(prediction)))
+        echo(as_text(asdict(prediction)))
         return
     from hopyard.views import words
 
@@ -37,7 +37,7 @@ def sim(
         ("idle share", f"{prediction.idle_share:.1%}"),
         ("units", f"{prediction.units:,}"),
     ]
-    typer.echo(f"{words.count(trials, 'trial')} × {words.count(epochs, 'epoch')} on {words.count(slots, 'slot')}")
+    echo(f"{words.count(trials, 'trial')} × {words.count(epochs, 'epoch')} on {words.count(slots, 'slot')}")
     columns([[name, text] for name, text in rows], indent="  ")
 
 
@@ -52,16 +52,16 @@ def doctor(
 
     if env:
         for line in exports(os.environ):
-            typer.echo(line)
+            echo(line)
         return
     findings = examine(spark=spark)
     if as_json:
-        typer.echo(as_text([asdict(finding) for finding in findings]))
+        echo(as_text([asdict(finding) for finding in findings]))
         return
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         colour = typer.colors.GREEN if finding.ok else typer.colors.YELLOW
         typer.secho("ok  " if finding.ok else "warn", fg=colour, nl=False)
-        typer.echo(f"  {finding.name.ljust(width)}  {finding.text}")
+        echo(f"  {finding.name.ljust(width)}  {finding.text}")
         if finding.advice:
-            typer.echo(f"      {' ' * width}  → {finding.advice}")
+            echo(f"      {' ' * width}  → {finding.advice}")

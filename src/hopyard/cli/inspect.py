@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hopyard.cli.common import AsJson, RunName, as_text, columns, verb
+from hopyard.cli.common import AsJson, RunName, as_text, columns, echo, verb
 from hopyard.errors import HopyardError, UsageError
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def list_runs(
         layouts.insert(0, Layout(directory))
     rows = [_row(layout) for layout in layouts]
     if as_json:
-        typer.echo(as_text(rows))
+        echo(as_text(rows))
         return
     if not rows:
-        typer.echo(f"no runs in {directory}")
+        echo(f"no runs in {directory}")
         return
     from hopyard.views import words
 
@@ -119,11 +119,11 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     about["directory"] = str(layout.root)
     if as_json:
         state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status)}
-        typer.echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
+        echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
         return
-    typer.echo(report(read(layout.journal, CODEC), machine, about, status), nl=False)
+    echo(report(read(layout.journal, CODEC), machine, about, status), nl=False)
     if layout.gantt.exists():
-        typer.echo(f"Chart: {layout.gantt}")
+        echo(f"Chart: {layout.gantt}")
 
 
 def _show_program(layout: Layout, as_json: bool) -> None:
@@ -134,7 +134,7 @@ def _show_program(layout: Layout, as_json: bool) -> None:
 
     summary = program.summarize(read(layout.program, CODEC))
     summary.set_status(standing(layout, summary.status))
-    typer.echo(as_text(asdict(summary)) if as_json else program.report(summary, layout.root), nl=as_json)
+    echo(as_text(asdict(summary)) if as_json else program.report(summary, layout.root), nl=as_json)
 
 
 @verb
@@ -187,10 +187,10 @@ def _print_log(path: Path, start: int, last_name: list[str], several: bool, whol
     if not data:
         return start
     if several and last_name[0] != path.name:
-        typer.echo(f"==> {path.name} <==")
+        echo(f"==> {path.name} <==")
         last_name[0] = path.name
-    text = data.decode(errors="replace")
-    typer.echo(text, nl=not text.endswith(("\n", "\r")))
+    text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in data.decode(errors="replace").split("\n"))
+    echo(text, nl=not text.endswith(("\n", "\r")))
     return start + len(data)
 
 

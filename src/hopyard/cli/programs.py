@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from hopyard.cli.common import FAILED, GOOD, say
+from hopyard.cli.common import FAILED, GOOD, echo, say
 from hopyard.errors import UsageError
 
 
@@ -131,9 +129,9 @@ def run_program(script: Path, arguments: list[str], roles: dict[str, Any], engin
     from hopyard.driver.programs.api import launch
 
     with launch(script, arguments, roles=roles, engine=engine, **options) as program:
-        typer.echo(f"{program.directory}: what it prints is shown by `hopyard logs {program.directory} -f`", err=True)
+        echo(f"{program.directory}: what it prints is shown by `hopyard logs {program.directory} -f`", err=True)
         if options["tensorboard"]:
-            typer.echo(f"TensorBoard: {program.show_tensorboard() or 'not up; see the logs'}", err=True)
+            echo(f"TensorBoard: {program.show_tensorboard() or 'not up; see the logs'}", err=True)
         status = program.wait()
-    typer.echo(f"{program.directory}: {status}", err=True)
+    echo(f"{program.directory}: {status}", err=True)
     return GOOD if status == "done" else FAILED

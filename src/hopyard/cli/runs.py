@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, say, terminable, verb
+from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, say, terminable, verb
 from hopyard.cli.programs import engine_of, roles_of, run_program
 from hopyard.errors import HopyardError, UsageError
 
@@ -169,7 +169,7 @@ def resume(
         unit_timeout=unit_timeout,
         durable_timeout=durable_timeout,
     )
-    typer.echo(f"{result.directory}: {result.status}")
+    echo(f"{result.directory}: {result.status}")
     return STATUS.get(result.status, GOOD)
 
 
@@ -183,5 +183,5 @@ def replay(run: RunName, trust: Trust = False) -> int:
     if result.different:
         say("\n".join([f"error: {len(result.different)} of {result.states} States differ", *result.different]))
         return FAILED
-    typer.echo(f"{result.states} States, each the same to the last bit")
+    echo(f"{result.states} States, each the same to the last bit")
     return GOOD

@@ -24,6 +24,7 @@ from hopyard.core.runs.liveness import Stall
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec, Unit
+from hopyard.text import escaped
 from hopyard.views import words
 from hopyard.views.timeline import Chart
 
@@ -137,12 +138,12 @@ class Table:
             self._live.stop()
         elif self._output == "notebook":
             return
-        self._console.print(Text(self._end(machine)), soft_wrap=True)
+        self._console.print(_text(self._end(machine)), soft_wrap=True)
 
     # ---------------------------------------------------------------- plain lines
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(_text(text), soft_wrap=True)
 
     def _skip(self, machine: Machine) -> None:
         """Count everything from before a resume as printed."""
@@ -265,7 +266,7 @@ class Table:
         done = sum(trial.step for trial in trials if trial.status != "failed")
         done += sum(self.spec.steps for trial in trials if trial.status == "failed")
         share = done / total if total else 0.0
-        text = Text(no_wrap=True, overflow="ellipsis")
+        text = _text("", no_wrap=True, overflow="ellipsis")
         text.append(f"{self._state(machine)} ", "bold")
         text.append(_bar(share, 16), "cyan")
         text.append(f" {share:.0%}  {self._scale(machine)}  {words.count(len(machine.slots), 'slot')}")
@@ -339,7 +340,7 @@ class Table:
         for name in metrics:
             style = "bold" if name == self.spec.metric else ""
             grid.add_column(
-                Text(name, "bold underline" if style else "bold"), justify="right", no_wrap=True, style=style
+                _text(name, "bold underline" if style else "bold"), justify="right", no_wrap=True, style=style
             )
         if live:
             grid.add_column("left", justify="right", no_wrap=True)
@@ -349,13 +350,15 @@ class Table:
             values = trial.metrics
             slot, unit = work.get(trial.id, (-1, None))
             status = "stalled" if slot in self._stalled else self._status(trial, unit is not None)
-            cells: list[Text | str] = [mark, str(trial.id), words.named(trial.config, names)]
-            cells += [Text(status, _COLOURS.get(status, "")), self._epoch(trial, slot, unit, now)]
+            cells: list[Text | str] = [mark, str(trial.id), _text(words.named(trial.config, names))]
+            cells += [_text(status, _COLOURS.get(status, "")), self._epoch(trial, slot, unit, now)]
             cells += [words.number(values.get(name)) if values else "" for name in metrics]
             remaining = self._remaining_seconds(trial) if trial.seconds and trial.status == "running" else None
             if live:
                 cells += ["" if remaining is None else words.duration(remaining), self._worker(machine, slot)]
-            grid.add_row(*cells, style="bold" if trial is best else "red" if trial.status == "failed" else "")
+            grid.add_row(
+                *map(_cell, cells), style="bold" if trial is best else "red" if trial.status == "failed" else ""
+            )
         body: list[Grid | Text] = [grid]
         hidden = len(machine.trials) - len(trials)
         if hidden:
@@ -363,7 +366,7 @@ class Table:
         failed = next((trial for trial in reversed(machine.trials.values()) if trial.status == "failed"), None)
         if failed is not None:
             text = f"trial {failed.id} failed ({failed.fault}): {' '.join(failed.error.split())}"
-            body.append(Text(text, "red", no_wrap=True, overflow="ellipsis"))
+            body.append(_text(text, "red", no_wrap=True, overflow="ellipsis"))
         return [*body, *_troubles(machine, now)]
 
     def _fit(self, machine: Machine, now: float, rows: int) -> list[Grid | Text]:
@@ -376,22 +379,24 @@ class Table:
         grid.add_column("", width=1)
         grid.add_column("epoch", no_wrap=True, min_width=9)
         for name in metrics:
-            grid.add_column(name, justify="right", no_wrap=True, style="bold" if name == self.spec.metric else "")
+            grid.add_column(
+                _text(name), justify="right", no_wrap=True, style="bold" if name == self.spec.metric else ""
+            )
         grid.add_column("worker", no_wrap=True)
         for epoch in sorted(trial.history)[-max(1, rows - 1) :]:
             best = bool(self.spec.metric) and epoch == trial.best and trial.good(self.spec.metric)
             values = trial.history[epoch]
             cells = [f"{epoch + 1}/{self.spec.epochs}", *(words.number(values.get(name)) for name in metrics), ""]
-            grid.add_row("★" if best else "", *cells, style="bold" if best else "")
+            grid.add_row("★" if best else "", *map(_cell, cells), style="bold" if best else "")
         work = [(slot, unit) for slot, unit in machine.leases.standing().values()]
         if not trial.ended:
             slot, unit = work[0] if work else (-1, None)
             worker = self._worker(machine, slot)
-            grid.add_row("", self._epoch(trial, slot, unit, now), *("" for _ in metrics), worker)
-        text = Text(words.named(trial.config), "dim", no_wrap=True, overflow="ellipsis")
+            grid.add_row("", self._epoch(trial, slot, unit, now), *("" for _ in metrics), _cell(worker))
+        text = _text(words.named(trial.config), "dim", no_wrap=True, overflow="ellipsis")
         body: list[Grid | Text] = [text, grid] if trial.config else [grid]
         if trial.status == "failed":
-            body.append(Text(f"failed ({trial.fault}): {' '.join(trial.error.split())}", "red"))
+            body.append(_text(f"failed ({trial.fault}): {' '.join(trial.error.split())}", "red"))
         return [*body, *_troubles(machine, now)]
 
     def _status(self, trial: TrialRecord, working: bool) -> str:
@@ -456,7 +461,7 @@ def _hidden_summary(machine: Machine, shown: list[TrialRecord]) -> Text:
         if trial.id not in shown_ids:
             counts[trial.status] = counts.get(trial.status, 0) + 1
     parts = [f"{counts[name]:,} {name}" for name in ("running", "completed", "failed", "waiting") if name in counts]
-    return Text(f"  and {sum(counts.values()):,} more: {', '.join(parts)}", "dim")
+    return _text(f"  and {sum(counts.values()):,} more: {', '.join(parts)}", "dim")
 
 
 def _troubles(machine: Machine, now: float) -> list[Text]:
@@ -471,10 +476,19 @@ def _troubles(machine: Machine, now: float) -> list[Text]:
         lines.append(f"trial {first.id}{others}: tried again in {wait} after a fault of the {first.waits_for}")
     if away is not None:
         lines.append(f"worker {away.id} tries again: {away.away}")
-    return [Text(" ".join(line.split()), "yellow", no_wrap=True, overflow="ellipsis") for line in lines]
+    return [_text(" ".join(line.split()), "yellow", no_wrap=True, overflow="ellipsis") for line in lines]
 
 
 def _notebook() -> bool:
     """Return whether this process is a notebook's kernel, without importing anything."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
+
+
+def _text(text: str, style: str = "", **options: Any) -> Text:
+    """Return text that a terminal only shows: what names, configurations and errors hold is no markup and no order."""
+    return Text(escaped(text), style, **options)
+
+
+def _cell(content: Text | str) -> Text:
+    return content if isinstance(content, Text) else _text(content)

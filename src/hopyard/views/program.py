@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hopyard.core.programs.events import Launched, ProgramLine
 from hopyard.core.programs.machine import begun
+from hopyard.text import escaped
 from hopyard.views import words
 
 
@@ -87,4 +88,4 @@ def report(summary: ProgramSummary, directory: Path) -> str:
         values = "  ".join(f"{name} {words.number(value)}" for name, value in task.values.items())
         step = "" if task.step is None else f"step {task.step}  "
         lines.append(f"  {task.name:<12} {task.status:<9} {task.host}  slot-{task.slot}.log  {step}{values}".rstrip())
-    return "\n".join(lines) + "\n"
+    return escaped("\n".join(lines) + "\n")

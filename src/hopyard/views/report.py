@@ -8,6 +8,7 @@ from typing import Any
 from hopyard.core.runs.events import Line
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
+from hopyard.text import escaped
 from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
 
@@ -87,7 +88,7 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
         _defects(machine),
         _next(machine, about, directory, status),
     ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    return escaped("\n\n".join(block for block in blocks if block) + "\n")
 
 
 def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hopyard.driver.logs import read_log
 from hopyard.driver.programs.failure import failure
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
+from hopyard.text import escaped
 
 if TYPE_CHECKING:
     from hopyard.driver.programs.feeds import Feeding
@@ -37,7 +38,7 @@ class Program:
         self.directory = layout.root
 
     def __repr__(self) -> str:
-        return f"<Program {self._loop.spec.name} {self.directory} {self._loop.status.status}>"
+        return escaped(f"<Program {self._loop.spec.name} {self.directory} {self._loop.status.status}>")
 
     def __enter__(self) -> Program:
         return self

@@ -27,6 +27,7 @@ from hopyard.store.journal import read
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import standing
 from hopyard.store.states import open_store
+from hopyard.text import escaped
 from hopyard.training.build import Plan
 from hopyard.views import words
 
@@ -158,7 +159,7 @@ class Run:
 
     def __repr__(self) -> str:
         done = sum(trial.status == "completed" for trial in self._machine.trials.values())
-        return f"<Run {self.directory} {self.status}: {done} of {len(self._machine.trials)} trials completed>"
+        return escaped(f"<Run {self.directory} {self.status}: {done} of {len(self._machine.trials)} trials completed>")
 
     @property
     def status(self) -> str:

@@ -22,6 +22,7 @@ from hopyard.ports import Store, SupportsPredict, SupportsResult
 from hopyard.spec import Config
 from hopyard.store.states import address
 from hopyard.store.tree import decode, digest
+from hopyard.text import escaped
 from hopyard.training.build import Built, Plan, build, undisturbed
 from hopyard.training.predicting import answers
 from hopyard.training.recipes import assigned
@@ -79,7 +80,7 @@ class Trial:
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
         epoch = None if self.epoch is None else self.epoch + 1  # as in the report, which counts from 1
-        return f"<Trial {self.id} {self.status} {self.config} epoch={epoch} {metrics}>"
+        return escaped(f"<Trial {self.id} {self.status} {self.config} epoch={epoch} {metrics}>")
 
     def model(self, which: Literal["best", "last"] = "best") -> Any:
         """The trained model: a torch module in evaluation mode, a compiled keras.Model, or the recipe's own Trainable.
