@@ -322,7 +322,7 @@ def test_sim_says_what_was_predicted(monkeypatch):
 
 def test_replay_and_resume(monkeypatch):
     different = []
-    replayed = types.SimpleNamespace(replay=lambda path: types.SimpleNamespace(states=9, different=different))
+    replayed = types.SimpleNamespace(replay=lambda path, trust: types.SimpleNamespace(states=9, different=different))
     monkeypatch.setitem(sys.modules, "hopyard.driver.runs.replay", replayed)
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -335,8 +335,8 @@ def test_replay_and_resume(monkeypatch):
         engines = []
         times = []
 
-        def resume(path, engine, failed, **timeouts):
-            engines.append((engine, failed))
+        def resume(path, engine, failed, trust, **timeouts):
+            engines.append((engine, failed, trust))
             times.append({name: value for name, value in timeouts.items() if value is not None})
             return run
 
@@ -344,7 +344,7 @@ def test_replay_and_resume(monkeypatch):
         monkeypatch.setitem(sys.modules, "hopyard.driver.runs.api", start)
         assert call("resume", "x").exit_code == 3
         assert call("resume", "x", "--workers", "3").exit_code == 3
-        assert call("resume", "x", "--failed").exit_code == 3
+        assert call("resume", "x", "--failed", "--trust").exit_code == 3
         assert call("resume", "x", "--stall-timeout", "90", "--unit-timeout", "inf").exit_code == 3
         assert call("resume", "x", "--heartbeat-timeout", "5", "--durable-timeout", "60").exit_code == 3
         assert times[:3] == [{}] * 3
@@ -352,7 +352,7 @@ def test_replay_and_resume(monkeypatch):
             {"stall_timeout": 90.0, "unit_timeout": math.inf},
             {"heartbeat_timeout": 5.0, "durable_timeout": 60.0},
         ]
-        assert engines[0] == (None, False) and engines[1][0].workers == 3 and engines[2] == (None, True)
+        assert engines[0] == (None, False, False) and engines[1][0].workers == 3 and engines[2] == (None, True, True)
     finally:
         signal.signal(signal.SIGTERM, before)
 
