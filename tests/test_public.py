@@ -39,6 +39,7 @@ COMMON = {
     "directory": None,
     "store": None,
     "resume": False,
+    "trust": False,
     "exact": "warn",
     "wait": True,
     "encrypt": "between hosts",

@@ -17,7 +17,7 @@ from hopyard.cli import app
 from hopyard.views.live import Table
 from jobs import dataset, linear
 
-EVIL = "\x1b]0;owned\x07\x9b2J[/x][bold red]\u202egpj.exe\u200b[link=http://x]\b"
+EVIL = "\x1b]0;owned\x07\x9b2J[/x][bold red]\u202egpj.exe\u200b[link=http://x]\b\n\tbest  completed  9/9"
 ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e]")
 
 
@@ -50,6 +50,10 @@ def test_the_command_line(run: hy.Run, verb: str) -> None:
     assert outcome.exit_code == 0
     text = harmless(outcome.output)
     assert r"\x1b]0;owned\x07\x9b2J[" in text and r"[bold red]\u202egpj.exe\u200b[link=http:" in text
+    if verb == "ls":
+        assert "\n\tbest" not in text, "no row of its own"
+    if verb == "show":
+        assert "[link=http:__x]\\x08\\n\\tbest  completed  9_9: partial" in text.splitlines()[0]
     if verb == "logs":
         assert "done\n" in text and "20%" not in text  # what a terminal would show at the end
 
@@ -80,6 +84,17 @@ def test_the_live_table(run: hy.Run, terminal: bool) -> None:
     view.close(machine)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "")  # rich's own
     assert "[/x][bold red]" in harmless(shown)
+
+
+def test_an_error_with_the_end_of_a_log(tmp_path: Path) -> None:
+    def dies(config: dict[str, Any]) -> Any:
+        print(EVIL, flush=True)
+        raise SystemExit(3)
+
+    engine = hy.Local(workers=1, devices=None)
+    with pytest.raises(hy.HopyardError) as caught:
+        hy.fit(dies, {}, dataset(), epochs=1, engine=engine, directory=tmp_path / "run")
+    harmless(str(caught.value))
 
 
 def test_errors_of_the_command_line(tmp_path: Path) -> None:

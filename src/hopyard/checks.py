@@ -112,7 +112,8 @@ def environment(name: str, value: Any) -> dict[str, str]:
     for key, text in variables.items():
         both_text = isinstance(key, str) and isinstance(text, str)
         if not both_text or not key or "=" in key or "\0" in key + text or not sendable(key + text):
-            raise SpecError(f"{name}[{key!r}] = {text!r}: names and values are text without NUL, names without =")
+            kind = type(text).__name__  # the value may be a secret
+            raise SpecError(f"{name}[{key!r}], of type {kind}: names and values are text without NUL, names without =")
     return variables
 
 

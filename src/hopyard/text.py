@@ -17,10 +17,11 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras colours some of its errors for a terminal."""
 _CONTROLS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but tab and line feed
-    r"\xad\u180e\u200b-\u200d\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # not seen
-    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]"  # other lines, other directions
+    r"\xad\u180e\u200b\u2060-\u2064\ufeff\ufff9-\ufffb"  # not seen
+    r"\u2028-\u202e\u2066-\u206f]"  # other lines, other directions
 )
-"""Characters that a terminal or a reader would not take for what they are."""
+"""Characters that a terminal or a reader would not take for what they are. Joiners and marks of direction are not among
+them: Persian, Hindi and emoji are written with them."""
 
 
 def sendable(text: str) -> bool:
@@ -45,6 +46,11 @@ def escaped(text: str) -> str:
 def _code(match: re.Match[str]) -> str:
     number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def one_line(text: str) -> str:
+    """Return text as it can be shown in one line, of a table for example: ends of lines and tabs are escaped too."""
+    return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def escaped_json(text: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
+import pickle
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import hopyard as hy
 import programs
@@ -65,6 +69,21 @@ def test_a_program_directory_is_its_users_alone(tmp_path: Path) -> None:
     assert program.wait(60) == "done"
     assert mode(tmp_path / "program") == 0o700
     assert having(tmp_path, SECRET) == []
+
+
+def test_a_copy_of_an_engine_has_the_values_and_a_pickle_that_lacks_them_starts_nothing(tmp_path: Path) -> None:
+    engine = hy.Local(workers=1, devices=None, env={"HOPYARD_TEST_KEY": SECRET})
+    for copied in (copy.copy(engine), copy.deepcopy(engine)):
+        assert copied.env == {"HOPYARD_TEST_KEY": SECRET}
+    unpickled = pickle.loads(pickle.dumps(engine))
+    with pytest.raises(hy.SpecError, match="HOPYARD_TEST_KEY are not known"):
+        select(tmp_path / "run", keyed, CONFIGS[:1], engine=unpickled)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(engine)
+    assert SECRET not in console.file.getvalue()  # type: ignore[attr-defined]
+    with pytest.raises(hy.SpecError) as caught:
+        hy.Local(env={"HOPYARD_TEST_KEY": SECRET.encode()})  # type: ignore[dict-item]
+    assert SECRET not in str(caught.value)
 
 
 def test_values_of_env_are_in_no_file_and_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,8 @@ def test_a_run(tmp_path: Path, loosen: Callable[[Path], None]) -> None:
     assert not sign.exists() and layout.journal.read_bytes() == before
     layout.recipe.write_bytes(own)
     assert hy.load(layout.root, trust=True).inputs.data.prepare().digest == dataset().prepare().digest
-    assert digests(hy.resume(layout.root, trust=True)) == digests(run)
+    assert digests(select(layout.root, resume=True, trust=True)) == digests(run)
+    assert hy.resume(layout.root, trust=True).status == "completed"
     outcome = CliRunner().invoke(app, ["replay", str(layout.root), "--trust"])
     assert outcome.exit_code == 0, outcome.output
 
@@ -105,6 +106,15 @@ def test_a_saved_model_is_nobody_elses_to_write_whatever_the_umask(tmp_path: Pat
         hy.load(run.directory).best.model()
     finally:
         os.umask(before)
+
+
+def test_a_run_in_a_folder_that_others_may_write_says_so_when_it_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    select(tmp_path / "run")
+    assert "all users may write its folder (mode 0777), so whoever goes on with this run must give" in caplog.text
 
 
 def test_what_only_reads_needs_no_trust(tmp_path: Path) -> None:

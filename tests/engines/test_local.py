@@ -39,7 +39,7 @@ def test_as_many_workers_as_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> No
         ({"threads": 0}, r"Local\(threads=\) must be an integer >= 1, got 0"),
         ({"devices": "cuda:0"}, r'Local\(devices=…\) must be "auto", None or a list such as .*, got .cuda:0.'),
         ({"workers": 2, "devices": [0]}, r"must name one device for each of 2 workers, got .*; name one several times"),
-        ({"env": {"A": 1}}, r"Local\(env=\)\['A'\] = 1: names and values are text"),
+        ({"env": {"A": 1}}, r"Local\(env=\)\['A'\], of type int: names and values are text"),
         ({"env": {"A=": "1"}}, r"names without ="),
         ({"env": None}, r"must be a mapping"),
         ({"env": [("A", "b")]}, r"Local\(env=\) must be a mapping"),

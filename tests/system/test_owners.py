@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,32 @@ def test_a_group(file: Path) -> None:
     assert other_writers(file) == f"the group {STRANGER} may write it (mode 0660)"
     file.chmod(0o640)
     assert other_writers(file) == ""
+
+
+@needs_root
+def test_root_is_nobodys_own_group_but_roots(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.chmod(0o660)
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    assert other_writers(file) == "the group root may write it (mode 0660)"
+
+
+def test_an_access_control_list(file: Path) -> None:
+    entries = [(1, 6, 0xFFFFFFFF), (2, 6, STRANGER), (4, 0, 0xFFFFFFFF), (16, 6, 0xFFFFFFFF), (32, 0, 0xFFFFFFFF)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(file, "system.posix_acl_access", acl)
+    except OSError as error:
+        pytest.skip(f"this file system has no access control lists: {error}")
+    assert other_writers(file) == "an access control list says who may write it"
+
+
+def test_an_open_file_is_judged_by_itself(file: Path) -> None:
+    with file.open("rb") as opened:
+        file.chmod(0o666)
+        file.unlink()
+        file.touch(mode=0o600)
+        assert other_writers(file) == ""
+        assert "all users may write it" in other_writers(file, opened.fileno())
 
 
 def test_links_count_as_what_they_lead_to_and_as_where_they_lie(file: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -259,5 +260,9 @@ def _runs(parent: Path) -> tuple[int, int]:
     from hopyard.store.layout import Layout
 
     directories = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-    runs = [path for path in directories if Layout(path).exists or Layout(path).program.exists()]
+    runs = []
+    for path in directories:
+        with contextlib.suppress(OSError):  # another user's
+            if Layout(path).exists or Layout(path).program.exists():
+                runs.append(path)
     return len(runs), sum(_bytes(path) for path in runs)

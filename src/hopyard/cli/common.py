@@ -11,7 +11,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from hopyard.errors import HopyardError
-from hopyard.text import escaped, escaped_json
+from hopyard.text import escaped, escaped_json, one_line
 
 P = ParamSpec("P")
 
@@ -77,7 +77,7 @@ def as_text(value: Any) -> str:
 
 def columns(rows: Iterable[Iterable[str]], indent: str = "") -> None:
     """Print a table of texts."""
-    table = [list(row) for row in rows]
+    table = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
     for row in table:
         echo(indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -52,7 +53,7 @@ def doctor(
 
     if env:
         for line in exports(os.environ):
-            echo(line)
+            sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # for a shell: paths as they are
         return
     findings = examine(spark=spark)
     if as_json:

@@ -54,14 +54,22 @@ def list_runs(
 
 
 def _exists(layout: Layout) -> bool:
-    """Return whether there is a run or a program."""
-    return layout.exists or layout.program.exists()
+    """Return whether there is a run or a program, or a directory that this user may not read."""
+    try:
+        return layout.exists or layout.program.exists()
+    except OSError:
+        return True
 
 
 def _row(layout: Layout) -> dict[str, Any]:
     """Return the row of a run or program in `ls`."""
-    if not layout.exists:
-        return _program_row(layout)
+    try:
+        return _run_row(layout) if layout.exists else _program_row(layout)
+    except OSError as error:
+        return {"name": layout.root.name, "status": "not readable", "error": str(error.strerror)}
+
+
+def _run_row(layout: Layout) -> dict[str, Any]:
     from hopyard.store import summary
     from hopyard.store.standing import standing
     from hopyard.views.report import brief
@@ -183,7 +191,7 @@ def _print_log(path: Path, start: int, last_name: list[str], several: bool, whol
         file.seek(start)
         data = file.read()
     if whole:
-        data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+        data = data[: max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1]
     if not data:
         return start
     if several and last_name[0] != path.name:

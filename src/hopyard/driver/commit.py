@@ -24,10 +24,12 @@ class Clock:
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
+        self._last = 0.0
 
     def now(self) -> float:
         """Return the time in whole microseconds, which keeps it short: a journal has millions of times."""
-        return round(self._offset + time.monotonic(), 6)
+        self._last = max(self._last, round(self._offset + time.monotonic(), 6))
+        return self._last
 
     def skip(self, seconds: float) -> None:
         """Leave out time in which the driver did not run: no deadline passes in it."""

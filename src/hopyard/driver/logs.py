@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hopyard.text import one_line
+
 TAIL_BYTES = 1 << 16
 """An error looks for a log's last lines in so many bytes at its end."""
 
@@ -22,4 +24,4 @@ def read_log(path: Path, last: int | None = None) -> str:
 def last_lines(path: Path, count: int, prefix: str) -> str:
     """Return the last lines of a log, each on a line of its own after `prefix`."""
     lines = read_log(path, TAIL_BYTES).strip().splitlines()[-count:]
-    return "".join(f"\n{prefix}{line[:500]}" for line in lines)
+    return "".join(f"\n{prefix}{one_line(line[:500])}" for line in lines)

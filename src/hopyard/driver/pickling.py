@@ -46,14 +46,22 @@ def dump(value: Any, name: str, function: str = "the recipe") -> bytes:
         ) from error
 
 
-def refuse_others(path: Path, trust: bool) -> None:
-    """Raise RunDirectoryError where others than this user and root may write a pickle, unless they are trusted: opening
-    it runs code. OSError: it is not there."""
-    if not trust and (writers := other_writers(path)):
+def read_trusted(path: Path, trust: bool) -> bytes:
+    """Read a pickle. Opening it runs code.
+
+    Raises:
+        RunDirectoryError: others than this user and root may write it, and are not trusted.
+        OSError: it is not there, or cannot be read.
+    """
+    with path.open("rb") as file:
+        writers = "" if trust else other_writers(path, file.fileno())
+        data = file.read()
+    if writers:
         raise RunDirectoryError(
             f"{path}: {writers}, and opening a pickle runs its code. Copy the folder to one of your own that nobody "
             "else may write; or, if you trust them, give trust=True, `--trust` on the command line"
         )
+    return data
 
 
 def load(path: Path, python: str, trust: bool = False) -> Any:
@@ -73,11 +81,15 @@ def load(path: Path, python: str, trust: bool = False) -> Any:
             f"Python {python}, or give recipe= to hy.load_model"
         )
     try:
-        refuse_others(path, trust)
-        return cloudpickle.loads(path.read_bytes())
+        return cloudpickle.loads(read_trusted(path, trust))
     except RunDirectoryError:
         raise
     except FileNotFoundError as error:
         raise not_whole(path, error) from error
+    except PermissionError as error:
+        raise RunDirectoryError(
+            f"{path}: this user may not read it: pickles of recipes are private, as they may hold secrets. Its "
+            "owner can share it (chmod a+r); then give trust=True, or give recipe= to hy.load_model"
+        ) from error
     except Exception as error:
         raise RunDirectoryError(f"{path}: the recipe does not load: {type(error).__name__}: {error}") from error

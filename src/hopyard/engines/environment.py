@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +12,34 @@ from hopyard.checks import environment
 from hopyard.errors import SpecError
 from hopyard.ports import Engine
 
+log = logging.getLogger(__name__)
+
 
 class Environment(dict[str, str]):
     """Environment variables of workers. Neither its text nor its pickle has their values.
 
     A pickle has the names. Whoever loads it gets the values that his own process has, and `missing` names those that it
-    does not have.
+    does not have. A copy has the values.
     """
 
     __slots__ = ("missing",)
 
-    def __init__(self, variables: dict[str, str], missing: tuple[str, ...] = ()) -> None:
+    def __init__(self, variables: Mapping[str, str], missing: tuple[str, ...] = ()) -> None:
         super().__init__(variables)
         self.missing = missing
         """Names whose values are not known."""
 
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{name!r}: …" for name in (*self, *self.missing)) + "}"
+
+    def __rich_repr__(self) -> Iterator[str]:
+        yield from (*self, *self.missing)
+
+    def __copy__(self) -> Environment:
+        return Environment(self, self.missing)
+
+    def __deepcopy__(self, memo: object) -> Environment:
+        return Environment(self, self.missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _of_this_process, ((*self, *self.missing),)
@@ -54,7 +67,19 @@ def with_environment(engine: Engine, directory: Path, backend: str) -> Engine:
                 f"{directory}: the engine of the run had env= with {names}, and values of env= are in no file; set "
                 f"{names} in the environment of this process, or give engine="
             )
+        environment.missing = ()
+        if taken := [name for name in environment if name != "KERAS_BACKEND" or not backend]:
+            log.warning("%s: env= of the engine: %s as in this process", directory, ", ".join(taken))
     return engine
+
+
+def refuse_missing(environment: Mapping[str, str], engine: str) -> None:
+    """Raise SpecError where an engine that was unpickled lacks values of its workers' variables."""
+    if isinstance(environment, Environment) and environment.missing:
+        raise SpecError(
+            f"{engine}(env=…): the values of {', '.join(environment.missing)} are not known, as a pickle has none; "
+            "make the engine anew"
+        )
 
 
 def worker_environment(name: str, value: Any) -> Environment:

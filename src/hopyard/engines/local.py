@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from hopyard.checks import whole
-from hopyard.engines.environment import worker_environment
+from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
@@ -74,8 +74,9 @@ class Local:
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         devices: "auto": each worker gets one GPU, in turn, where there are GPUs; a list such as [0, 0, 1, 1]: the GPU
             of each worker, sharing allowed; None: the CPU.
-        env: more environment for the workers. Its values are in no file: whoever resumes the run has them in his own
-            environment, or gives an engine again.
+        env: more environment for the workers. Its values are in no file, but of variables on which bits depend
+            (KERAS_BACKEND, XLA_FLAGS and the like): whoever resumes the run has them in the environment of his process,
+            or gives an engine again.
 
     Raises:
         SpecError: a value is not allowed.
@@ -121,7 +122,12 @@ class Local:
         object.__setattr__(self, "devices", tuple(devices))
 
     def open(self, launch: LaunchInfo) -> Agents:
-        """Return the agents, of which none is started yet."""
+        """Return the agents, of which none is started yet.
+
+        Raises:
+            SpecError: this engine comes from a pickle, which has no values of env=.
+        """
+        refuse_missing(self.env, "Local")
         return Processes(self, launch)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hopyard.checks import seconds, whole
-from hopyard.engines.environment import worker_environment
+from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.split import Split
 from hopyard.engines.supervisor import UNREACHED, Ticket, supervise, supervise_in_rdd
@@ -63,7 +63,8 @@ class Spark:
         port: to listen on for agents, for their supervisors the next one, for States the one after that; 0: any that
             are free.
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
-        env: more environment for the workers, as for `Local`.
+        env: more environment for the workers, as for `Local`. It travels in Spark's tasks, and Spark may spill these to
+            disk.
         start_timeout: seconds to wait for the first worker, until the run ends with an error.
         driver_workers: so many of the workers, the last ones, are processes of this machine and take no slot of Spark:
             enough for the parameter servers of a program, which get them.
@@ -121,7 +122,12 @@ class Spark:
         return self.port + 2 if self.port else 0
 
     def open(self, launch: LaunchInfo) -> Agents:
-        """Return the agents, of which none is started yet."""
+        """Return the agents, of which none is started yet.
+
+        Raises:
+            SpecError: this engine comes from a pickle, which has no values of env=.
+        """
+        refuse_missing(self.env, "Spark")
         executors = Executors(self, _active_session(self.session), launch)
         if not self.driver_workers:
             return executors

@@ -7,6 +7,7 @@ line means: that of a run (`core.runs.events.CODEC`), or that of a program (`cor
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -180,4 +181,6 @@ def write_whole(path: Path, data: bytes, private: bool = False) -> None:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 - left by a killed writer, or planted: its owner and mode would stay
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hopyard.core.programs.events import Launched, ProgramLine
 from hopyard.core.programs.machine import begun
-from hopyard.text import escaped
+from hopyard.text import escaped, one_line
 from hopyard.views import words
 
 
@@ -75,8 +75,8 @@ def summarize(lines: Iterable[ProgramLine]) -> ProgramSummary:
 def report(summary: ProgramSummary, directory: Path) -> str:
     """Return the summary as text for people."""
     lines = [
-        f"{summary.name}: {summary.status}",
-        f"  directory  {directory}",
+        f"{one_line(summary.name)}: {summary.status}",
+        f"  directory  {one_line(str(directory))}",
         f"  roles      {summary.roles}, on {summary.engine}",
         f"  lasted     {words.duration(summary.last - summary.began)}",
     ]

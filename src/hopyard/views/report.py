@@ -8,7 +8,7 @@ from typing import Any
 from hopyard.core.runs.events import Line
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
-from hopyard.text import escaped
+from hopyard.text import escaped, one_line
 from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
 
@@ -77,7 +77,7 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
         status: the status of the run (`store/standing.py`).
     """
     timeline = chart(lines)
-    directory = str(about.get("directory", "") or "")
+    directory = one_line(str(about.get("directory", "") or ""))
     blocks = [
         _head(timeline, machine, directory, status, str(about.get("split", "") or "")),
         _recipes(machine, about),

@@ -9,6 +9,7 @@ from typing import Any
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import Config, better
+from hopyard.text import one_line
 
 _MISSING = object()
 
@@ -56,13 +57,13 @@ def count(many: int, noun: str) -> str:
 
 def value(item: Any) -> str:
     """Return one value of a configuration as text."""
-    return f"{item:.4g}" if isinstance(item, float) else str(item)
+    return f"{item:.4g}" if isinstance(item, float) else one_line(str(item))
 
 
 def named(config: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
     """Return `lr=0.01 width=64`; `names`: only these, in this order."""
     shown = config if names is None else [name for name in names if name in config]
-    return " ".join(f"{name}={value(config[name])}" for name in shown)
+    return " ".join(f"{one_line(name)}={value(config[name])}" for name in shown)
 
 
 class Differing:

@@ -282,12 +282,13 @@ class TestFiles:
             with pytest.raises(RunDirectoryError, match=r"all users may write .* spark\.hopyard\.trust=true"):
                 HopyardModel.load(str(path))
             with pytest.raises(RunDirectoryError, match="all users may write"):
-                HopyardModel.load(path.as_uri())
+                HopyardModel.load(f"file:{path}")
             place.chmod(before)
         path.chmod(0o777)
         spark.conf.set("spark.hopyard.trust", "true")
         try:
-            assert HopyardModel.load(str(path)).bestConfig == {"lr": 0.3}
+            for name in (str(path), f"file:{path}", f"file://{path}"):
+                assert HopyardModel.load(name).bestConfig == {"lr": 0.3}
         finally:
             spark.conf.unset("spark.hopyard.trust")
 

@@ -39,6 +39,7 @@ def select(
     directory: str | Path | None = None,
     store: str | Path | None = None,
     resume: bool = False,
+    trust: bool = False,
     exact: bool | Literal["warn"] = "warn",
     wait: bool = True,
     encrypt: Encrypt = "between hosts",
@@ -65,6 +66,7 @@ def select(
         store: where States are kept, any fsspec URL (memory:// with hy.Inline() only); a folder is made there for each
             run. Default: inside the directory.
         resume: go on with what is in `directory`, if there is a run.
+        trust: with `resume`: open the pickle of that run even where others than this user and root may write it.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
         wait: False: return at once; `run.wait()` waits.
         encrypt: whether States are encrypted on the network (TLS 1.3); messages always are. "between hosts":
@@ -102,7 +104,7 @@ def select(
     )
     inputs = RunInputs(recipe, data, space, search, engine)
     spec = run_spec(inputs, epochs, metric, mode, parallel, seed, exact, timeouts)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait)
+    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, flag("trust", trust))
 
 
 def fit(
@@ -119,6 +121,7 @@ def fit(
     directory: str | Path | None = None,
     store: str | Path | None = None,
     resume: bool = False,
+    trust: bool = False,
     exact: bool | Literal["warn"] = "warn",
     wait: bool = True,
     encrypt: Encrypt = "between hosts",
@@ -140,7 +143,7 @@ def fit(
     )
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine))
     spec = run_spec(inputs, epochs, metric, mode or "min", parallel, seed, exact, timeouts)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait)
+    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, flag("trust", trust))
 
 
 def resume(

@@ -35,6 +35,7 @@ from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.system.files import sweep_parts
+from hopyard.system.owners import other_writers
 from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ BY_VALUE = ("recipe", "space", "search")
 """Parts of a run that are compared by their code and values."""
 
 
-def begin(request: RunRequest, resume: bool, wait: bool) -> Run:
+def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) -> Run:
     """Prepare the data, make the directory, drive the run; or, with `resume`, go on with the run in it. Raises as
     `select` does."""
     inputs, metric = request.inputs, request.spec.metric
@@ -55,7 +56,7 @@ def begin(request: RunRequest, resume: bool, wait: bool) -> Run:
     pickle = _pickled(inputs)
     with claimed(request.directory) as (layout, lock):
         if _holds_a_run(layout, lock, resume):
-            return _resume(request, layout, lock, wait)
+            return _resume(request, layout, lock, wait, trust)
         manifest = inputs.data.prepare()
         if metric is not None and metric.startswith("val_") and not manifest.validate:
             raise SpecError(
@@ -67,6 +68,8 @@ def begin(request: RunRequest, resume: bool, wait: bool) -> Run:
         sweep_parts(layout.root)
         about, states = take_new(layout, _about(request, manifest, layout))
         write_whole(layout.recipe, pickle, private=True)
+        if writers := other_writers(layout.recipe):
+            log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
         sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
@@ -218,7 +221,7 @@ def _pickled(inputs: RunInputs) -> bytes:
     return dump(inputs, WHOLE_RUN)
 
 
-def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool) -> Run:
+def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: bool) -> Run:
     """Go on with the run in a directory at `resume=True`: it must be the run that is asked for.
 
     Raises:
@@ -235,7 +238,9 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool) -> Run:
         "encrypt": (about.encrypt, request.encrypt),
     }
     differ = [f"with {name}={before!r}, not {after!r}" for name, (before, after) in asked.items() if before != after]
-    differ += [f"with another {name}" for name in BY_VALUE if _differs(layout, about, name, getattr(inputs, name))]
+    differ += [
+        f"with another {name}" for name in BY_VALUE if _differs(layout, about, name, getattr(inputs, name), trust)
+    ]
     manifest = inputs.data.prepare()
     if manifest.digest != about.data:
         differ.append(difference(manifest_of(layout), manifest) or "on other data")
@@ -252,7 +257,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool) -> Run:
             "with what it was started with"
         )
     timeouts = msgspec.structs.asdict(now.timeouts)
-    return go_on(layout, lock, inputs.engine, wait, timeouts, (inputs.data, manifest), recovered)
+    return go_on(layout, lock, inputs.engine, wait, timeouts, (inputs.data, manifest), recovered, trust=trust)
 
 
 def hopper_of(spec: RunSpec) -> Hopper:
@@ -260,13 +265,13 @@ def hopper_of(spec: RunSpec) -> Hopper:
     return Hopper(spec.group or ("auto" if spec.group_seconds else "off"))
 
 
-def _differs(layout: Layout, about: About, name: str, now: Any) -> bool:
+def _differs(layout: Layout, about: About, name: str, now: Any, trust: bool) -> bool:
     """Whether a part of the run differs, in code or values, from the one that it was started with. Where that is
     unknown, a warning says so, and the run goes on with its own part."""
     then, asked = about.digests.get(name, ""), _digest(now)
     if then and asked == then:
         return False
-    if then and asked and _digest(getattr(unpickle(layout.recipe, about.python), name)) == then:
+    if then and asked and _digest(getattr(unpickle(layout.recipe, about.python, trust), name)) == then:
         return True
     log.warning(
         "%s: whether the %s was edited cannot be told; the one that it was started with is used", layout.root, name

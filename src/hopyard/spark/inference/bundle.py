@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from blake3 import blake3
 
-from hopyard.driver.pickling import dump, refuse_others
+from hopyard.driver.pickling import dump, read_trusted
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.saved_model import CONFIG, OWN, RECIPE, WEIGHTS, Saved
 from hopyard.driver.runs.trial import Trial
@@ -125,9 +125,9 @@ def _read(root: Path, trust: bool) -> dict[str, bytes]:
         config = (root / CONFIG).read_bytes()
         about = msgspec.json.decode(config, type=Saved)
         quiet(about.backend)
-        refuse_others(root / RECIPE, trust)
-        names = [RECIPE, WEIGHTS if about.framework == OWN else model_file(about.framework).name]
-        return {CONFIG: config, **{name: (root / name).read_bytes() for name in names}}
+        weights = WEIGHTS if about.framework == OWN else model_file(about.framework).name
+        recipe = read_trusted(root / RECIPE, trust)
+        return {CONFIG: config, RECIPE: recipe, weights: (root / weights).read_bytes()}
     except OSError as error:
         raise RunDirectoryError(
             f"{root}: {Path(error.filename or root).name} cannot be read ({error.strerror}); it must be a "

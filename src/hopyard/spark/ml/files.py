@@ -9,10 +9,11 @@ Spark writes both, so that any file system of the session will do, and a Connect
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from glob import glob
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
@@ -109,11 +110,9 @@ def _refuse_others(session: Any, path: str) -> None:
     files, unless `spark.hopyard.trust` is true. Other file systems do not say here whose a file is."""
     if session.conf.get(TRUST, "false").lower() == "true":
         return
-    url = urlsplit(path)
-    local = Path(unquote(url.path) if url.scheme == "file" else path)
-    if url.scheme not in ("", "file") or not local.is_dir():
-        return
-    for file in [local / "metadata", local / "files", *local.glob("*/*")]:
+    local = re.sub("^file:(//[^/]*)?(?=/)", "", path)  # Hadoop decodes nothing in it
+    folders = [Path(folder) for folder in [local, *glob(local)]]  # noqa: PTH207 - patterns, where Spark takes them so
+    for file in [file for folder in folders for file in (folder / "metadata", folder / "files", *folder.glob("*/*"))]:
         if file.exists() and (writers := other_writers(file)):
             raise RunDirectoryError(
                 f"{path}: {file.name}: {writers}, and pickles are among what is read, which runs their code. Copy the "
