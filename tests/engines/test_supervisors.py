@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -275,6 +276,71 @@ def test_strangers_and_garbage(supervisors: Supervisors, caplog: pytest.LogCaptu
     one.say(Ended(99, "of nobody"))
     one.say(Printed(0, "still here"))
     assert supervisors.lost() == []
+
+
+def test_strangers_are_dropped_by_age_and_number(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.engines.supervisors.STRANGERS", 5)
+    lines = [socket.create_connection(("127.0.0.1", supervisors.port), 5) for _ in range(12)]
+    try:
+        for line in lines[:7]:  # each one more ended the oldest
+            assert line.recv(1) == b""
+        supervisors.start(0)
+        one = Played(supervisors)
+        assert one.hear() == Start(0)
+        monkeypatch.setattr("hopyard.engines.supervisors.HELLO_SECONDS", 0.5)
+        for line in lines[8:]:  # nobody comes any more, and yet they are dropped
+            assert line.recv(1) == b""
+        one.say(Printed(0, "still here"))
+        assert supervisors.lost() == []
+    finally:
+        for line in lines:
+            line.close()
+
+
+def test_a_driver_without_room_for_files_lets_in_whom_it_can_later(
+    supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full:
+        """A listener whose process may open no more files."""
+
+        def __init__(self, listener: socket.socket) -> None:
+            self.listener, self.refused = listener, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.listener, name)
+
+        def accept(self) -> Any:
+            if self.refused < 3:
+                self.refused += 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.listener.accept()
+
+    full = Full(supervisors._listener)
+    monkeypatch.setattr(supervisors, "_listener", full)
+    supervisors.start(0)
+    began = time.monotonic()
+    one = Played(supervisors)
+    waits = 0.0
+    while full.refused < 3:
+        before = time.monotonic()
+        supervisors.lost()  # the driver's loop is not kept meanwhile
+        waits = max(waits, time.monotonic() - before)
+    assert one.hear() == Start(0)
+    assert time.monotonic() - began > 0.2 and caplog.text.count("Too many open files") == 3
+    monkeypatch.setattr(supervisors, "_listener", full.listener)
+
+
+def test_what_ends_the_thread_ends_the_run(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(supervisor: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(supervisors, "_receive", breaks)
+    supervisors.start(0)
+    Played(supervisors)
+    with pytest.raises(ResourceError, match="talk to supervisors no longer: RuntimeError: a defect"):
+        while True:
+            supervisors.lost()
+            time.sleep(0.01)
 
 
 def test_a_supervisor_that_says_what_cannot_be_read_loses_its_slot(supervisors: Supervisors) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -148,6 +150,36 @@ def test_who_does_not_know_the_token_gets_nothing_in(tmp_path: Path) -> None:
         with pytest.raises(ConnectionError, match="worker 0"):
             send_partition(Route((server.endpoint,), "guessed"), 0, 0, BLOCKS)
         assert server.queue("train").received == 0
+
+
+def test_a_handshake_has_one_deadline_and_strangers_are_dropped_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopyard.feeds.protocol._HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr("hopyard.feeds.receiver.STRANGERS", 3)
+    with feed_server(tmp_path) as server:
+        began = time.monotonic()
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(10)
+            line.connect(server.endpoint.path)
+            with contextlib.suppress(OSError):
+                for byte in struct.pack("<i", 1000) + bytes(1000):  # a byte each 0.3 s: no read of one takes long
+                    line.sendall(bytes([byte]))
+                    time.sleep(0.3)
+            assert 0.5 < time.monotonic() - began < 5.0
+        monkeypatch.setattr("hopyard.feeds.protocol._HANDSHAKE_SECONDS", 30.0)
+        lines = [socket.socket(socket.AF_UNIX) for _ in range(6)]
+        try:
+            for line in lines:
+                line.settimeout(10)
+                line.connect(server.endpoint.path)
+                assert len(line.recv(16, socket.MSG_WAITALL)) == 16  # the server's number: it was accepted
+            for line in lines[:3]:
+                assert line.recv(1) == b""
+            connect(server.endpoint, TOKEN, {"feed": "train", "epoch": 0, "partition": 0, "worker": 0})[0].close()
+        finally:
+            for line in lines:
+                line.close()
 
 
 def test_who_answers_without_the_token_is_not_believed(tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ log = logging.getLogger(__name__)
 HELLO_BYTES = 1 << 16
 """Bytes that a stranger may send before it must have shown the token."""
 HELLO_SECONDS = 10.0
+STRANGERS = 512
+"""Connections that may be about to show the token: all executors may come at once. One more ends the oldest."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at strangers."""
+PAUSE_SECONDS = 0.1
+"""How long nobody is let in when no more files may be open."""
 END_SECONDS = 0.5
 """How long agents that were ordered to end have for it, until their supervisors end them."""
 CLOSE_SECONDS = 5.0
@@ -127,6 +133,9 @@ class Supervisors:
         self._open = True
         self._dismissed = False
         """Whether supervisors that come are to leave."""
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._listens = True
+        """Whether connections are accepted now: not while no more files may be open."""
         self.admitted_count = 0
         """How many supervisors were ever let in."""
         try:
@@ -300,10 +309,13 @@ class Supervisors:
     def _run(self) -> None:
         try:
             while self._open:
-                for key, _ in self._select.select():
+                for key, _ in self._select.select(max(0.0, self._next_look - time.monotonic())):
                     with self._lock:
                         if self._open:
                             key.data()
+                if (now := time.monotonic()) >= self._next_look:
+                    with self._lock:
+                        self._look(now)
         except Exception as error:  # whatever it is: else the run would wait for ever for slots that nobody brings
             log.exception("the thread that talks to supervisors ended")
             self.give_up(f"the driver can talk to supervisors no longer: {type(error).__name__}: {error}")
@@ -311,21 +323,33 @@ class Supervisors:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:
+        except BlockingIOError:  # it is gone
+            return
+        except OSError as error:  # no more files may be open; the kernel keeps the connection until there are
             log.warning("a supervisor cannot be let in: %s", error)
-            time.sleep(0.1)  # no more files may be open; the kernel keeps the connection until there are
+            self._select.unregister(self._listener)
+            self._listens, self._next_look = False, time.monotonic() + PAUSE_SECONDS
             return
         lasting(connection)
         connection.setblocking(False)
         now = time.monotonic()
-        for stranger in [
-            supervisor
-            for supervisor in self._supervisors.values()
-            if not supervisor.admitted and now - supervisor.since > HELLO_SECONDS
-        ]:
-            self._drop(stranger, "")
+        strangers = [supervisor for supervisor in self._supervisors.values() if not supervisor.admitted]
+        if len(strangers) >= STRANGERS:
+            self._drop(min(strangers, key=lambda stranger: stranger.since), "")
         supervisor = self._supervisors[connection.fileno()] = Supervisor(connection, now)
         self._select.register(connection, selectors.EVENT_READ, lambda: self._receive(supervisor))
+
+    def _look(self, now: float) -> None:
+        """Drop strangers that are silent for too long, and listen again after a pause."""
+        if not self._open:
+            return
+        self._next_look = now + LOOK_SECONDS
+        for supervisor in list(self._supervisors.values()):
+            if not supervisor.admitted and now - supervisor.since > HELLO_SECONDS:
+                self._drop(supervisor, "")
+        if not self._listens:
+            self._listens = True
+            self._select.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _receive(self, supervisor: Supervisor) -> None:
         try:

@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ def connect(endpoint: Endpoint, token: str, hello: Mapping[str, Any]) -> tuple[s
         own_nonce = os.urandom(_NONCE)
         text = json.dumps(hello).encode()
         _send_prefixed(connection, own_nonce + _mac(token, b"hello", peer_nonce, own_nonce, text) + text)
-        reply = _read_prefixed(connection)
+        reply = _read_prefixed(connection, time.monotonic() + _ANSWER_SECONDS)
         if not hmac.compare_digest(reply[:32], _mac(token, b"reply", own_nonce, peer_nonce, reply[32:])):
             raise ConnectionError("who answers there does not know the token of this program")
         connection.settimeout(None)
@@ -115,10 +116,11 @@ class Handshake:
         Raises:
             OSError, ValueError: the client does not know the token, or took too long to show it.
         """
+        deadline = time.monotonic() + _HANDSHAKE_SECONDS
         self._connection.settimeout(_HANDSHAKE_SECONDS)
         tune(self._connection)
         self._connection.sendall(self._own_nonce)
-        data = _read_prefixed(self._connection)
+        data = _read_prefixed(self._connection, deadline)
         self._peer_nonce, mac, text = data[:_NONCE], data[_NONCE : _NONCE + 32], data[_NONCE + 32 :]
         if not hmac.compare_digest(mac, _mac(self._token, b"hello", self._own_nonce, self._peer_nonce, text)):
             raise ConnectionError("the client does not know the token")
@@ -161,17 +163,19 @@ def receive_message(connection: socket.socket, head: Head) -> dict[str, Any]:
     return dict(json.loads(read(connection, head.size)))
 
 
-def read(connection: socket.socket, size: int) -> bytes:
-    """Read exactly `size` bytes; ConnectionError when the connection ends before."""
+def read(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """Read exactly `size` bytes; ConnectionError when the connection ends before, TimeoutError at the deadline."""
     data = bytearray(size)
-    read_into(connection, memoryview(data))
+    read_into(connection, memoryview(data), deadline)
     return bytes(data)
 
 
-def read_into(connection: socket.socket, view: memoryview) -> None:
-    """Fill `view`; ConnectionError when the connection ends before."""
+def read_into(connection: socket.socket, view: memoryview, deadline: float | None = None) -> None:
+    """Fill `view`; ConnectionError when the connection ends before, TimeoutError at the deadline."""
     offset = 0
     while offset < len(view):
+        if deadline is not None:
+            connection.settimeout(max(1e-3, deadline - time.monotonic()))
         received = connection.recv_into(view[offset:], 0, socket.MSG_WAITALL)
         if not received:
             raise ConnectionError("the connection ended")
@@ -203,8 +207,8 @@ def _send_prefixed(connection: socket.socket, data: bytes) -> None:
     connection.sendall(struct.pack("<i", len(data)) + data)
 
 
-def _read_prefixed(connection: socket.socket) -> bytes:
-    size = struct.unpack("<i", read(connection, 4))[0]
+def _read_prefixed(connection: socket.socket, deadline: float) -> bytes:
+    size = struct.unpack("<i", read(connection, 4, deadline))[0]
     if not 0 <= size <= _MAX_MESSAGE_BYTES:
         raise ConnectionError(f"{size} bytes were announced; at most {_MAX_MESSAGE_BYTES} are allowed")
-    return read(connection, size)
+    return read(connection, size, deadline)

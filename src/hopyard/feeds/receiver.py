@@ -54,6 +54,9 @@ _MAX_PATH_BYTES = 100
 _MAX_SCHEMA_BYTES = 64 << 20
 _LEAVE_SECONDS = 1.0
 _ACCEPT_SECONDS = 0.1
+STRANGERS = 512
+"""Connections that may be about to show the token, as tasks of a whole cluster may come at once. One more ends the
+oldest."""
 """Pause of an endpoint that could not accept a connection (no descriptors are left, …) before it tries again."""
 
 
@@ -89,6 +92,8 @@ class FeedServer:
         self._lock = threading.Lock()
         self._queues: dict[str, FeedQueue] = {}
         self._connections: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}
+        """Those of them that have not shown the token yet; the oldest first."""
         self._watched_feeds: set[str] = set()
         """Feeds for which a thread watches that the program takes and answers rows."""
         self._done = False
@@ -168,23 +173,31 @@ class FeedServer:
                 connection.close()
                 return
             self._connections.add(connection)
+            if len(self._strangers) >= STRANGERS:
+                _shut_down(next(iter(self._strangers)))
+            self._strangers[connection] = None
         try:
             threading.Thread(target=self._serve, args=(connection,), name="feed_server", daemon=True).start()
         except RuntimeError:
             with self._lock:
                 self._connections.discard(connection)
+                self._strangers.pop(connection, None)
             connection.close()
             raise
 
     def _serve(self, connection: socket.socket) -> None:
         handshake = Handshake(connection, self._token)
         try:
-            self._handle(connection, handshake, handshake.admit())
+            hello = handshake.admit()
+            with self._lock:
+                self._strangers.pop(connection, None)
+            self._handle(connection, handshake, hello)
         except (OSError, ValueError, KeyError) as error:
             log.debug("a connection to the feed ended: %s", error)
         finally:
             with self._lock:
                 self._connections.discard(connection)
+                self._strangers.pop(connection, None)
             connection.close()
 
     def _handle(self, connection: socket.socket, handshake: Handshake, hello: dict[str, Any]) -> None:
