@@ -48,6 +48,14 @@ def _code(match: re.Match[str]) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
+def message_of(error: BaseException) -> str:
+    """Return the text of an error; of one whose class cannot give it, what it raises instead."""
+    try:
+        return str(error)
+    except Exception as odd:  # noqa: BLE001 - the user's own __str__
+        return f"(its text cannot be had: {type(odd).__name__})"
+
+
 def one_line(text: str) -> str:
     """Return text as it can be shown in one line, of a table for example: ends of lines and tabs are escaped too."""
     return escaped(text).replace("\n", "\\n").replace("\t", "\\t")

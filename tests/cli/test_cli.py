@@ -211,6 +211,10 @@ def test_show(runs):
     assert [trial["trial"] for trial in found["trials"]] == [0, 1, 2]
     assert json.loads(call("show", "half", "--json").stdout)["status"] == "interrupted"
     assert call("show", "torn").exit_code == 1
+    for text in ('{"store": ', "[]"):
+        (runs / "done" / "run.json").write_text(text)
+        shown = call("show", runs / "done")
+        assert shown.exit_code == 2 and "run.json: " in shown.stderr and "copy it again" in shown.stderr
 
 
 def test_logs(runs):

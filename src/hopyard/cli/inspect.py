@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hopyard.cli.common import AsJson, RunName, as_text, columns, echo, verb
-from hopyard.errors import HopyardError, UsageError
+from hopyard.errors import HopyardError, RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
     from hopyard.core.runs.events import Line
@@ -123,7 +123,7 @@ def show(run: RunName, as_json: AsJson = False) -> None:
         return
     machine = _fold(layout)
     status = standing(layout, machine.status)
-    about = json.loads(layout.about.read_bytes()) if layout.about.exists() else {}
+    about = _about(layout)
     about["directory"] = str(layout.root)
     if as_json:
         state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status)}
@@ -132,6 +132,17 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     echo(report(read(layout.journal, CODEC), machine, about, status), nl=False)
     if layout.gantt.exists():
         echo(f"Chart: {layout.gantt}")
+
+
+def _about(layout: Layout) -> dict[str, Any]:
+    """Return the content of `run.json`; empty where there is none. Raise RunDirectoryError where it is damaged."""
+    try:
+        about = json.loads(layout.about.read_bytes()) if layout.about.exists() else {}
+    except ValueError as error:
+        raise RunDirectoryError(f"{layout.about}: {error}; copy it again from where it is whole") from error
+    if not isinstance(about, dict):
+        raise RunDirectoryError(f"{layout.about}: it must hold an object; copy it again from where it is whole")
+    return about
 
 
 def _show_program(layout: Layout, as_json: bool) -> None:
@@ -206,7 +217,6 @@ def _fold(layout: Layout, watch: Callable[[Line], object] = lambda line: None) -
     """Return the machine at the end of the journal; `watch` is called with each line on the way."""
     from hopyard.core.runs.events import CODEC
     from hopyard.core.runs.machine import fold
-    from hopyard.errors import RunDirectoryError
     from hopyard.store.journal import read, whole_bytes
 
     def watched() -> Iterator[Line]:

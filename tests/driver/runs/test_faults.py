@@ -565,3 +565,21 @@ def test_a_worker_that_the_kernel_really_killed_for_memory(tmp_path: Path) -> No
     assert out.split() == ["completed", *clean(tmp_path)], errors
     (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
     assert (lost.fault, "killed by SIGKILL" in lost.reason, "ran out" in lost.reason) == ("memory", True, True)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1, devices=None)], ids=["inline", "local"])
+def test_an_error_that_has_no_text_ends_its_own_trial(tmp_path: Path, engine: Any) -> None:
+    def recipe(config: dict[str, Any]) -> Any:
+        if config["lr"] == CONFIGS[1]["lr"]:
+            raise Mute
+        return linear(config)
+
+    run = select(tmp_path / "run", recipe, CONFIGS[:2], engine=engine)
+    assert [trial.status for trial in run.trials] == ["completed", "failed"]
+    assert "Mute: (its text cannot be had: RuntimeError)" in run.trials[1].error
+    assert run.records[1].fault == "user"

@@ -132,3 +132,20 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model": "bert"}')
     with pytest.raises(hy.RunDirectoryError, match=r"not written by run\.best\.save"):
         hy.load_model(tmp_path)
+
+
+def test_what_is_not_a_saved_model_is_not_replaced(tmp_path: Path) -> None:
+    run = select(tmp_path / "run")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.json").write_text('{"mine": true}')
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (odd / "recipe.pkl").write_bytes(b"mine")
+    for folder in (tmp_path / "run", theirs, odd):
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        with pytest.raises(hy.RunDirectoryError, match="give another folder"):
+            run.best.save(folder)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    saved = run.best.save(tmp_path / "saved")
+    hy.load_model(run.best.save(saved))  # a saved model may be replaced

@@ -27,7 +27,7 @@ from hopyard.core.programs.events import Begin, Ended, Running
 from hopyard.core.programs.messages import Host
 from hopyard.frameworks.keras import strategies
 from hopyard.system.network import interface_of
-from hopyard.text import escaped
+from hopyard.text import escaped, message_of
 
 EXIT_SECONDS = 5.0
 """Time for what the user registered with `atexit`; after that the end of `main` is reported all the same."""
@@ -182,11 +182,7 @@ def plain(text: str, limit: int = TEXT) -> str:
 
 def explained(error: BaseException) -> str:
     """Return the error in one line, with the remedy where it is known."""
-    try:
-        reason = f"{type(error).__name__}: {error}".strip()
-    except Exception as odd:  # noqa: BLE001 - the user's own __str__
-        reason = f"{type(error).__name__} (its text cannot be had: {type(odd).__name__})"
-    reason = plain(reason)
+    reason = plain(f"{type(error).__name__}: {message_of(error)}".strip())
     if strategies.failed_by_it(error, reason):
         reason += ". " + strategies.SENTENCE
     return reason

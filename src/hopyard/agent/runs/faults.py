@@ -14,6 +14,7 @@ from hopyard.spec import Fault, Ref
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.tree import StateError
 from hopyard.system.files import FULL
+from hopyard.text import message_of
 
 MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Errors of the operating system that a recipe raises and that do not go away when the unit is tried again."""
@@ -86,7 +87,7 @@ def _out_of_memory(error: BaseException) -> bool | None:
         if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
             return False
         names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(cause).__mro__}
-        message = str(cause)
+        message = message_of(cause)
         text = f"{message[:4000]} {message[-4000:]}"  # TensorFlow first says where in the graph it was
         is_framework_error = isinstance(cause, RuntimeError) or ("tensorflow", "OpError") in names
         if names & _MEMORY or (is_framework_error and any(phrase in text for phrase in _EXHAUSTED)):

@@ -29,7 +29,7 @@ from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, Supp
 from hopyard.spec import Array, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
-from hopyard.text import escaped, sendable
+from hopyard.text import escaped, message_of, sendable
 from hopyard.training.build import Built, Plan, build, install
 from hopyard.training.steps import finite, gather, over
 
@@ -488,5 +488,5 @@ def _summary(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
-    text = escaped(str(error))
+    text = escaped(message_of(error))
     return f"{kind}{text}{'' if isinstance(error, HopyardError) else location}"

@@ -17,6 +17,7 @@ from hopyard.frameworks import framework_of, model_file, quiet, runtime
 from hopyard.frameworks.tree import capture, restore
 from hopyard.spec import Config, RunSpec
 from hopyard.store.journal import write_whole
+from hopyard.store.layout import Layout
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built, Plan, build, undisturbed
 from hopyard.training.recipes import recipe_of
@@ -43,7 +44,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, built: Built) -> Path:
-    """Write the folder; files that are there are replaced.
+    """Write the folder; the files of another saved model there are replaced.
 
     Args:
         directory: made when missing.
@@ -57,6 +58,7 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, bu
             f"save({str(directory)!r}): a folder is written, with {CONFIG}, the weights and the recipe; give it a name "
             f"without {directory.suffix}"
         )
+    _require_own(directory)
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     metrics: dict[str, float | None] = dict(record.history.get(-1 if epoch is None else epoch, {}))
     framework = framework_of(built.trainable)
@@ -80,6 +82,27 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, bu
     )
     (directory / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
     return directory
+
+
+def _require_own(directory: Path) -> None:
+    """Raise RunDirectoryError where files that `save` would replace are those of a run or a program, or of somebody
+    else."""
+    layout = Layout(directory)
+    if layout.exists or layout.program.exists():
+        raise RunDirectoryError(f"{directory}: holds a run or a program, which this would damage: give another folder")
+    config = directory / CONFIG
+    try:
+        msgspec.json.decode(config.read_bytes(), type=Saved)
+    except FileNotFoundError:
+        others = [name for name in (RECIPE, WEIGHTS) if (directory / name).exists()]
+        if others:
+            raise RunDirectoryError(
+                f"{directory}: {others[0]} there is not of a saved model, and would be replaced: give another folder"
+            ) from None
+    except msgspec.MsgspecError:
+        raise RunDirectoryError(
+            f"{config}: not written by run.best.save(…), and would be replaced: give another folder"
+        ) from None
 
 
 def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None, *, trust: bool = False) -> Any:
