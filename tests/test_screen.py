@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import hopyard as hy
 from hopyard.cli import app
+from hopyard.driver.logs import last_lines
 from hopyard.views.live import Table
 from jobs import dataset, linear
 
@@ -86,15 +87,11 @@ def test_the_live_table(run: hy.Run, terminal: bool) -> None:
     assert "[/x][bold red]" in harmless(shown)
 
 
-def test_an_error_with_the_end_of_a_log(tmp_path: Path) -> None:
-    def dies(config: dict[str, Any]) -> Any:
-        print(EVIL, flush=True)
-        raise SystemExit(3)
-
-    engine = hy.Local(workers=1, devices=None)
-    with pytest.raises(hy.HopyardError) as caught:
-        hy.fit(dies, {}, dataset(), epochs=1, engine=engine, directory=tmp_path / "run")
-    harmless(str(caught.value))
+def test_the_end_of_a_log_in_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"first\n{EVIL}\n")
+    lines = last_lines(log, 2, "  | ")
+    assert "[bold red]" in harmless(lines) and "  | \\tbest" in lines
 
 
 def test_errors_of_the_command_line(tmp_path: Path) -> None:

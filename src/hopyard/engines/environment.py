@@ -1,4 +1,4 @@
-"""The environment variables that a user gives to workers. Their values may be secrets, so no file ever holds them."""
+"""The environment variables that a user gives to workers. Their values may be secrets, so no pickle holds them."""
 
 from __future__ import annotations
 
