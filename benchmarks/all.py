@@ -15,7 +15,6 @@ ALL = (
     "scheduler",
     "control",
     "hop",
-    "bulk",
     "data_vs_limit",
     "efficiency",
     "keras_vs_limit",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
 from hopyard.errors import SpecError
-from hopyard.text import sendable, unwritable
+from hopyard.text import sendable, shown, unwritable
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
@@ -34,7 +35,7 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
                 raise SpecError(f"{name} = {value!r}: {fault}")
             return number
     limits = f" from {least} to {most}" if most is not None else "" if least is None else f" >= {least}"
-    raise SpecError(f"{name} must be an integer{limits}, got {value!r:.80}")
+    raise SpecError(f"{name} must be an integer{limits}, got {shown(value)}")
 
 
 def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf, none: str = "") -> float:
@@ -56,7 +57,7 @@ def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf
     limits = f" {'>=' if zero else '>'} 0" + ("" if most == math.inf else f" and <= {most:g}")
     raise SpecError(
         f"{name} must be a finite number of seconds{limits}{f', or None {none}'.rstrip() if none else ''}, "
-        f"got {value!r:.80}"
+        f"got {shown(value)}"
     )
 
 
@@ -73,7 +74,7 @@ def fraction(name: str, value: Any, also: str = "") -> float:
     """
     number = _number(value)
     if not 0 <= number < 1:
-        raise SpecError(f"{name} must be a fraction in [0, 1){f', or {also}' if also else ''}, got {value!r:.80}")
+        raise SpecError(f"{name} must be a fraction in [0, 1){f', or {also}' if also else ''}, got {shown(value)}")
     return number
 
 
@@ -84,8 +85,28 @@ def flag(name: str, value: Any) -> bool:
         SpecError: it is neither.
     """
     if not isinstance(value, bool):
-        raise SpecError(f"{name} must be True or False, got {value!r:.80}")
+        raise SpecError(f"{name} must be True or False, got {shown(value)}")
     return value
+
+
+def path(name: str, value: Any, kind: str = "a path") -> str:
+    """Return the argument `name`, a path, as text.
+
+    Args:
+        name: the name of the argument.
+        value: text or an `os.PathLike` of text.
+        kind: "a path" or what else the caller takes, such as "a path or URL", for the message.
+
+    Raises:
+        SpecError: it is no such path, is empty, or has a NUL, which no file system takes.
+    """
+    try:
+        text = os.fspath(value)
+    except Exception:  # noqa: BLE001 - the user's own __fspath__
+        text = ""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise SpecError(f"{name} must be {kind}, of at least one character and without NUL, got {shown(value)}")
+    return text
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
@@ -96,7 +117,7 @@ def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
     """
     if not any(type(value) is type(choice) and value == choice for choice in allowed):
         *first, last = (f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in allowed)
-        raise SpecError(f"{name} must be {', '.join(first)} or {last}, got {value!r:.80}")
+        raise SpecError(f"{name} must be {', '.join(first)} or {last}, got {shown(value)}")
     return value
 
 
@@ -107,7 +128,7 @@ def environment(name: str, value: Any) -> dict[str, str]:
         SpecError: it is not a mapping of text to text, or no process could have such variables.
     """
     if not isinstance(value, Mapping):
-        raise SpecError(f"{name} must be a mapping of environment variables, got {value!r:.80}")
+        raise SpecError(f"{name} must be a mapping of environment variables, got {shown(value)}")
     variables = dict(value)
     for key, text in variables.items():
         both_text = isinstance(key, str) and isinstance(text, str)

@@ -15,12 +15,12 @@ from typing import Any
 from hopyard.checks import whole
 from hopyard.errors import SpecError
 from hopyard.spec import Config
-from hopyard.text import unwritable
+from hopyard.text import shown, unwritable
 
 
 def _number(name: str, field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise SpecError(f"{name}: {field} must be a finite number, got {value!r}")
+        raise SpecError(f"{name}: {field} must be a finite number, got {shown(value)}")
     return float(value)
 
 
@@ -136,7 +136,7 @@ Distribution = Choice | Uniform | RandInt
 def choice(values: list[Any]) -> Choice:
     """One of `values`: numbers, strings, booleans, None, or lists of these."""
     if not isinstance(values, (list, tuple)) or not values:
-        raise SpecError(f"choice(…) must be given a list of at least one value, got {values!r}")
+        raise SpecError(f"choice(…) must be given a list of at least one value, got {shown(values)}")
     return Choice(tuple(plain(value, f"choice({values!r})") for value in values))
 
 
@@ -150,7 +150,7 @@ def quniform(low: float, high: float, q: float, grid: int | None = None) -> Unif
     """A real number in [low, high], rounded to a multiple of `q`. As in Ray, high is included when q divides it."""
     _range("quniform", low, high, grid)
     if _number("quniform", "q", q) <= 0:
-        raise SpecError(f"quniform(q=…) must be a number > 0, got {q!r}")
+        raise SpecError(f"quniform(q=…) must be a number > 0, got {shown(q)}")
     if q > high - low:
         raise SpecError(f"quniform({low!r}, {high!r}, q={q!r}): the step is wider than the range")
     return Uniform(float(low), float(high), q=float(q), grid=grid)
@@ -168,7 +168,7 @@ def randint(low: int, high: int, grid: int | None = None) -> RandInt:
     """A whole number in [low, high): high is excluded."""
     _range("randint", low, high, grid)
     if not isinstance(low, int) or not isinstance(high, int):
-        raise SpecError(f"randint(…) must be given integers, got {low!r} and {high!r}")
+        raise SpecError(f"randint(…) must be given integers, got {shown(low)} and {shown(high)}")
     if fault := unwritable(low) or unwritable(high):
         raise SpecError(f"randint({low!r}, {high!r}): {fault}")
     return RandInt(low, high, grid)

@@ -17,7 +17,7 @@ import msgspec
 
 from hopyard.checks import one_of, seconds, whole
 from hopyard.errors import SpecError
-from hopyard.text import unwritable
+from hopyard.text import shown, unwritable
 
 FORMAT = 1
 """Version of the journal. A reader refuses a newer journal than it knows."""
@@ -229,7 +229,7 @@ class Hopper:
     def __post_init__(self) -> None:
         whole = isinstance(self.group, int) and not isinstance(self.group, bool) and self.group >= 1
         if not whole and self.group not in ("auto", "off"):
-            raise SpecError(f'Hopper(group=…) must be "auto", "off" or an integer >= 1, got {self.group!r}')
+            raise SpecError(f'Hopper(group=…) must be "auto", "off" or an integer >= 1, got {shown(self.group)}')
 
 
 @dataclass(slots=True)

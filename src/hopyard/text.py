@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from typing import Any
 
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
@@ -22,6 +23,23 @@ _CONTROLS = re.compile(
 )
 """Characters that a terminal or a reader would not take for what they are. Joiners and marks of direction are not among
 them: Persian, Hindi and emoji are written with them."""
+
+
+SHOWN = 200
+"""Characters of a value in an error."""
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxlong, _REPR.maxother = 4, SHOWN, SHOWN, SHOWN
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 10
+
+
+def shown(value: Any) -> str:
+    """Return a value for the text of an error: its `repr` in one line, cut where it is long; the type's name where the
+    object cannot give it."""
+    try:
+        text = _REPR.repr(value)
+    except Exception:  # noqa: BLE001 - the user's own __repr__; ValueError for integers of thousands of digits
+        text = f"<{type(value).__name__}>"
+    return escaped(re.sub(r"\s*\n\s*", " ", text))
 
 
 def sendable(text: str) -> bool:

@@ -19,6 +19,7 @@ import typer
 
 from hopyard.cli.common import AsJson, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, UsageError
+from hopyard.text import shown
 
 DAY = 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
@@ -96,7 +97,7 @@ def seconds(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", "0d" if text == "0" else text)
     if not match:
-        raise UsageError(f"--older-than must be a number with s, m, h, d or w (for example 30d), got {text!r}")
+        raise UsageError(f"--older-than must be a number with s, m, h, d or w (for example 30d), got {shown(text)}")
     return float(match[1]) * _UNITS[match[2]]
 
 

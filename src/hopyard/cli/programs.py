@@ -11,6 +11,7 @@ from typing import Any
 
 from hopyard.cli.common import FAILED, GOOD, echo, say
 from hopyard.errors import UsageError
+from hopyard.text import shown
 
 
 def roles_of(text: str, gpus: int) -> dict[str, Any]:
@@ -28,12 +29,12 @@ def roles_of(text: str, gpus: int) -> dict[str, Any]:
             low = int(least) if least else None
         except ValueError:
             raise UsageError(
-                f"--roles must be such as worker=4,ps=1, got {text!r}: {part.strip()!r} is no role"
+                f"--roles must be such as worker=4,ps=1, got {shown(text)}: {part.strip()!r} is no role"
             ) from None
         if count or low:
             roles[name] = Role(count, low, 0 if name in SERVING else gpus)
     if not roles:
-        raise UsageError(f"--roles must be such as worker=4,ps=1, got {text!r}: no process at all")
+        raise UsageError(f"--roles must be such as worker=4,ps=1, got {shown(text)}: no process at all")
     return roles
 
 

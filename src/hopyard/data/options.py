@@ -11,7 +11,7 @@ import msgspec
 from hopyard.checks import closest, one_of, whole
 from hopyard.data.manifest import Value
 from hopyard.errors import SpecError
-from hopyard.text import sendable, unwritable
+from hopyard.text import sendable, shown, unwritable
 
 Names = str | list[str]
 Assign = Literal["round_robin", "contiguous"]
@@ -102,9 +102,11 @@ def columns(
         raise SpecError("features names no column; give one name, a list of names or a dict of these")
     targets = {} if label is None else _named("label", label, "targets")
     if weight is not None and not isinstance(weight, str):
-        raise SpecError(f"weight must be the name of one column, or None, got {weight!r}")
+        raise SpecError(f"weight must be the name of one column, or None, got {shown(weight)}")
     if not isinstance(encode, Mapping):
-        raise SpecError(f'encode must be a dict from column to "one-hot", "index" or a list of values, got {encode!r}')
+        raise SpecError(
+            f'encode must be a dict from column to "one-hot", "index" or a list of values, got {shown(encode)}'
+        )
     used = {*_flat(inputs), *_flat(targets)}
     for name in encode:
         if name not in used:
@@ -118,7 +120,7 @@ def columns(
                 raise SpecError(f"standardize names {name!r}, which is encoded as categories; leave out one of the two")
         standardize = list(standardize)
     elif not isinstance(standardize, bool):
-        raise SpecError(f"standardize must be True, False or a list of feature columns, got {standardize!r}")
+        raise SpecError(f"standardize must be True, False or a list of feature columns, got {shown(standardize)}")
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
     return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys)
@@ -154,7 +156,7 @@ def _names(argument: str, value: Any) -> Names:
             raise SpecError(f"{argument}[{at}] = {name!r}: names of columns are text, {str(name)!r} perhaps")
         if not name:
             raise SpecError(f"{argument}[{at}] = '': a name has a character at least; rename the column")
-    raise SpecError(f"{argument} must be the name of a column or a list of such names, got {value!r}")
+    raise SpecError(f"{argument} must be the name of a column or a list of such names, got {shown(value)}")
 
 
 def _encoding(name: str, how: Any) -> Encoding:
@@ -172,4 +174,6 @@ def _encoding(name: str, how: Any) -> Encoding:
         if len(set(values)) < len(values):
             raise SpecError(f"encode[{name!r}] = {how!r}: a value is there twice")
         return Encoding(kind, list(values))
-    raise SpecError(f'encode[{name!r}] must be "one-hot", "index", a list of values or ("index", list), got {how!r}')
+    raise SpecError(
+        f'encode[{name!r}] must be "one-hot", "index", a list of values or ("index", list), got {shown(how)}'
+    )

@@ -26,6 +26,7 @@ from hopyard.ports import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
 from hopyard.system.oom import RAN_OUT, Kills
 from hopyard.system.processes import watched
+from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Local:
             or not all(isinstance(d, (int, str)) for d in self.devices)
         ):
             raise SpecError(
-                f'Local(devices=…) must be "auto", None or a list such as [0, 0, 1, 1], got {self.devices!r}'
+                f'Local(devices=…) must be "auto", None or a list such as [0, 0, 1, 1], got {shown(self.devices)}'
             )
         else:
             devices = [str(device) for device in self.devices]
@@ -115,8 +116,8 @@ class Local:
         object.__setattr__(self, "env", worker_environment("Local(env=)", self.env))
         if self.devices not in ("auto", None) and workers > len(devices):
             raise SpecError(
-                f"Local(devices=…) must name one device for each of {workers} workers, got {list(devices)!r}; name one "
-                "several times to share it"
+                f"Local(devices=…) must name one device for each of {workers} workers, got {shown(list(devices))}; "
+                "name one several times to share it"
             )
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "devices", tuple(devices))

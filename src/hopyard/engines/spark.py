@@ -31,6 +31,7 @@ from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo
 from hopyard.sparkapi.session import is_connect, is_stopped
 from hopyard.system.network import LOOPBACK, address_towards
+from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Spark:
         if self.port > 65533:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
-            raise SpecError(f"Spark(host=…) must be a name or address that executors can dial, got {self.host!r}")
+            raise SpecError(f"Spark(host=…) must be a name or address that executors can dial, got {shown(self.host)}")
         object.__setattr__(self, "env", worker_environment("Spark(env=)", self.env))
         object.__setattr__(self, "start_timeout", seconds("Spark(start_timeout=)", self.start_timeout))
         if self.session is not None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hopyard.errors import SpecError
 from hopyard.formats.arrow import Array
+from hopyard.text import shown
 
 Batches = Callable[[], Iterator[dict[str, Array]]]
 
@@ -29,7 +30,7 @@ def dataset(framework: str, batches: Batches, first: Callable[[], dict[str, Arra
         SpecError: another name.
     """
     if framework not in _MAKERS:
-        raise SpecError(f"framework must be one of {', '.join(map(repr, sorted(_MAKERS)))}, got {framework!r}")
+        raise SpecError(f"framework must be one of {', '.join(map(repr, sorted(_MAKERS)))}, got {shown(framework)}")
     return _MAKERS[framework](batches, first)
 
 

@@ -18,6 +18,7 @@ from hopyard.feeds.protocol import END, SCHEMA
 from hopyard.feeds.sender import FeedConnection, Route, framed
 from hopyard.feeds.spark_tasks import ROWS, Batches, cut, task
 from hopyard.formats.arrow import is_list
+from hopyard.text import shown
 
 
 def ask(route: Route, partition: int, attempt: int, blocks: Iterable[Any]) -> Iterator[tuple[Any, int]]:
@@ -195,7 +196,7 @@ def _schema(schema: Any, zone: str) -> Any:
     except ParseException as error:
         raise SpecError(f'schema = {schema!r} is no such text; "prediction double" is') from error
     if not isinstance(parsed, StructType):
-        raise SpecError(f'schema must be a StructType or text such as "prediction double", got {schema!r}')
+        raise SpecError(f'schema must be a StructType or text such as "prediction double", got {shown(schema)}')
     return to_arrow_schema(parsed, timezone=zone)
 
 

@@ -54,10 +54,10 @@ _MAX_PATH_BYTES = 100
 _MAX_SCHEMA_BYTES = 64 << 20
 _LEAVE_SECONDS = 1.0
 _ACCEPT_SECONDS = 0.1
+"""Pause of an endpoint that could not accept a connection (no descriptors are left, …) before it tries again."""
 STRANGERS = 512
 """Connections that may be about to show the token, as tasks of a whole cluster may come at once. One more ends the
 oldest."""
-"""Pause of an endpoint that could not accept a connection (no descriptors are left, …) before it tries again."""
 
 
 class FeedServer:

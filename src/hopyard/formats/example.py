@@ -18,6 +18,7 @@ import pyarrow as pa
 from hopyard.checks import closest
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.example_proto import KINDS, message, parse
+from hopyard.text import shown
 
 _NAMES = {"int64_list": "whole numbers", "float_list": "floats", "bytes_list": "bytes"}
 
@@ -123,14 +124,14 @@ def listed(binary_features: Any) -> tuple[str, ...]:
     """Return the names that the user gave. Raises SpecError when these are no names."""
     if isinstance(binary_features, str):
         raise SpecError(
-            f"binary_features must be a list of names such as [{binary_features!r}], got {binary_features!r}"
+            f"binary_features must be a list of names such as [{binary_features!r}], got {shown(binary_features)}"
         )
     try:
         names = tuple(binary_features)
     except TypeError:
         names = (None,)
     if not all(isinstance(name, str) for name in names):
-        raise SpecError(f"binary_features must be a list of names, got {binary_features!r}")
+        raise SpecError(f"binary_features must be a list of names, got {shown(binary_features)}")
     return names
 
 

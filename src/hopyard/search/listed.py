@@ -14,6 +14,7 @@ from hopyard.core.runs.order import fraction
 from hopyard.errors import SpecError
 from hopyard.space import Space, plain
 from hopyard.spec import Config
+from hopyard.text import shown
 
 GRID_LIMIT = 1_000_000
 """A grid of more points than this is taken for a mistake."""
@@ -90,7 +91,7 @@ class Listed:
 
 def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise SpecError(f"Configs: names of parameters must be text, got {name!r}")
+        raise SpecError(f"Configs: names of parameters must be text, got {shown(name)}")
     plain(name, "Configs, the name of a parameter")
     return name
 

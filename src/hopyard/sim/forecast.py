@@ -8,6 +8,7 @@ from hopyard.checks import whole
 from hopyard.errors import SpecError
 from hopyard.sim.world import Seconds, World, lengths
 from hopyard.spec import RunSpec, Unit
+from hopyard.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def predict(
     for name, value in (("slots", slots), ("trials", trials)):
         whole(name, value, 1)
     if not seconds > 0:
-        raise SpecError(f"seconds must be a number above 0, got {seconds!r}")
+        raise SpecError(f"seconds must be a number above 0, got {shown(seconds)}")
     spec = RunSpec(
         epochs=epochs, partitions=partitions, validation=validation, trials=trials, group_seconds=group_seconds
     )

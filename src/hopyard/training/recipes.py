@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hopyard.errors import SpecError
+from hopyard.text import shown
 
 Recipe = Callable[..., Any]
 
@@ -69,7 +70,7 @@ def wants_context(recipe: Callable[..., Any]) -> bool:
         SpecError: it has other parameters.
     """
     if not callable(recipe):
-        raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {recipe!r}")
+        raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {shown(recipe)}")
     try:
         parameters = inspect.signature(recipe).parameters.values()
     except (TypeError, ValueError):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from hopyard.errors import SpecError
+from hopyard.text import shown
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -22,7 +23,7 @@ class TFTypeConverters:
         """Return a dict. Raises TypeError, as the converters of pyspark.ml do."""
         if isinstance(value, Mapping):
             return dict(value)
-        raise TypeError(f"must be a dict, got {value!r}")
+        raise TypeError(f"must be a dict, got {shown(value)}")
 
 
 def _has(param: str, setter: str, doc: str, converter: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
@@ -160,7 +161,7 @@ class Namespace:
         elif isinstance(d, (argparse.Namespace, Namespace)):
             self.__dict__.update(vars(d))
         else:
-            raise SpecError(f"Namespace(…) must be given a dict, a Namespace or a list of arguments, got {d!r}")
+            raise SpecError(f"Namespace(…) must be given a dict, a Namespace or a list of arguments, got {shown(d)}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.__dict__)

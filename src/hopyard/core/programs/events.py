@@ -16,6 +16,7 @@ import msgspec
 from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, nonfinite_from_text
 from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Role, Task, roles_of, shares
 from hopyard.errors import JournalError, SpecError
+from hopyard.text import shown
 
 FORMAT = 1
 """Number of the format of a program's journal. A higher number is for changes that an older Hopyard would misread."""
@@ -94,7 +95,7 @@ def _until(until: object, roles: dict[str, Role]) -> str:
     if not colon or not number.isdecimal() or not number.isascii():
         raise SpecError(
             f'until must be "chief", "workers", "all" or the name of a task such as "{next(iter(roles))}:0", '
-            f"got {until!r}"
+            f"got {shown(until)}"
         )
     if role not in roles:
         raise SpecError(f"until = {until!r}: roles have no {role!r}; there are {', '.join(map(repr, roles))}")

@@ -48,7 +48,7 @@ from hopyard.core.programs.messages import (
 from hopyard.core.programs.status import ProgramStatus
 from hopyard.core.programs.uneven import Count, Uneven
 from hopyard.errors import HopyardError, SpecError
-from hopyard.text import sendable
+from hopyard.text import sendable, shown
 
 ASK_SECONDS = 0.5
 """Seconds between questions to the workers how far they are. They are asked again and again, as a process that does not
@@ -78,7 +78,7 @@ def feed_named(name: Any, caller: str) -> str:
         SpecError: `name` is no valid name; the message begins with `caller`.
     """
     if not isinstance(name, str) or not name or not sendable(name):
-        raise SpecError(f"{caller}(name=…) must be text that is not empty, got {name!r}")
+        raise SpecError(f"{caller}(name=…) must be text that is not empty, got {shown(name)}")
     return name
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from hopyard.checks import whole
 from hopyard.errors import SpecError
+from hopyard.text import shown
 
 CHIEFS = ("chief", "master")
 """Roles with one task at most, which leads the program."""
@@ -66,7 +67,7 @@ def roles_of(roles: Any) -> dict[str, Role]:
         SpecError: a role is wrong; names the role, the value, and what is allowed.
     """
     if not isinstance(roles, Mapping) or not roles:
-        raise SpecError(f'roles must be a dict such as {{"chief": 1, "worker": 2, "ps": 1}}, got {roles!r}')
+        raise SpecError(f'roles must be a dict such as {{"chief": 1, "worker": 2, "ps": 1}}, got {shown(roles)}')
     parsed: dict[str, Role] = {}
     for name, value in roles.items():
         if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
@@ -79,10 +80,12 @@ def roles_of(roles: Any) -> dict[str, Role]:
             if value != 0:
                 parsed[name] = _role(name, value, value)
         else:
-            raise SpecError(f"roles[{name!r}] must be a number, a range (least, most) or hy.Role(…), got {value!r}")
+            raise SpecError(
+                f"roles[{name!r}] must be a number, a range (least, most) or hy.Role(…), got {shown(value)}"
+            )
     chiefs = [name for name in CHIEFS if name in parsed]
     if not parsed:
-        raise SpecError(f"roles must have at least one process, got {dict(roles)!r}")
+        raise SpecError(f"roles must have at least one process, got {shown(dict(roles))}")
     if len(chiefs) == 2:
         raise SpecError('roles: "chief" and "master" are two names of one role; give one of them')
     for name in chiefs:

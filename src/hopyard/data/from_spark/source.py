@@ -23,6 +23,7 @@ from hopyard.data.sources.source import Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import on_this_host
+from hopyard.text import shown
 
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 
@@ -143,7 +144,7 @@ def folder_for(
             'first, such as "flights-v1"'
         )
     if path is not None and (not isinstance(path, (str, os.PathLike)) or not os.fspath(path)):
-        raise SpecError(f"path must be a path or URL that driver and executors share, got {path!r}")
+        raise SpecError(f"path must be a path or URL that driver and executors share, got {shown(path)}")
     if path is None and not on_this_host(df):
         master = df.sparkSession.conf.get("spark.master", "unknown")
         raise SpecError(

@@ -24,6 +24,7 @@ from hopyard.data.rows.names import name_rows
 from hopyard.data.sources.source import Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import require
+from hopyard.text import shown
 
 
 class InputRows:
@@ -33,7 +34,7 @@ class InputRows:
 
     def __init__(self, source: Source, transform: Transform | None = None) -> None:
         if transform is not None and not callable(transform):
-            raise SpecError(f"transform must be a function of a record batch, or None, got {transform!r}")
+            raise SpecError(f"transform must be a function of a record batch, or None, got {shown(transform)}")
         self.source, self.transform = source, transform
         self._digest: str | None = None
         """The digest of the source's rows as they were when `identity` was first called."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import is_there, matching, open_url, reaching, why
-from hopyard.text import sendable
+from hopyard.text import sendable, shown
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
     if isinstance(source, (list, tuple)) and source:
         return [file for one in source for file in find(one, kind, endings)]
     if not isinstance(source, (str, os.PathLike)) or not os.fspath(source):
-        raise SpecError(f"source must be a path, glob, directory or URL, or a list of these, got {source!r}")
+        raise SpecError(f"source must be a path, glob, directory or URL, or a list of these, got {shown(source)}")
     text = os.fspath(source)
     with reaching(text, "open", DataError, "source"):
         system, root = open_url(str(Path(text).expanduser().absolute()) if is_local(text) else text)

@@ -14,7 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any, Literal
 
 from hopyard import __version__
-from hopyard.checks import environment, flag, one_of, seconds, whole
+from hopyard.checks import environment, flag, one_of, path, seconds, whole
 from hopyard.core.messages import LIMIT
 from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
 from hopyard.core.programs.machine import ProgramMachine
@@ -32,6 +32,7 @@ from hopyard.spec import Timeouts
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
 from hopyard.system.files import sweep_parts
+from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +117,10 @@ def launch(
     )
     for name, value in (("resume", resume), ("tensorflow1", tensorflow1), ("release_cores", release_cores)):
         flag(name, value)
-    if not isinstance(tensorboard, (bool, str, os.PathLike)):
-        raise SpecError(f"tensorboard must be True, False or a directory, got {tensorboard!r}")
-    if directory is not None and not _is_path(directory):
-        raise SpecError(f"directory must be a path, or None for a fresh one under runs/, got {directory!r}")
+    if not isinstance(tensorboard, bool):
+        path("tensorboard", tensorboard, "True, False or a path")
+    if directory is not None:
+        path("directory", directory)
     pickled = _script(Path(str(main)), args) if script else _function(main, args)
     variables = environment("env", {} if env is None else env)
     one_of("transport", transport, ("auto", None))
@@ -164,7 +165,7 @@ def launch(
 
 def _function(main: Any, args: Any) -> bytes:
     if not callable(main):
-        raise SpecError(f"main must be a function main(args, ctx), or the path of a script, got {main!r}")
+        raise SpecError(f"main must be a function main(args, ctx), or the path of a script, got {shown(main)}")
     called = main if isinstance(main, (FunctionType, MethodType, partial)) else type(main).__call__
     if any(is_kind(called) for is_kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
         raise SpecError(
@@ -182,18 +183,20 @@ def _function(main: Any, args: Any) -> bytes:
 
 def _script(path: Path, args: Any) -> bytes:
     if not path.is_file():
-        raise SpecError(f"main must be the path of a Python script, got {str(path)!r}: no such file")
+        raise SpecError(f"main must be the path of a Python script, got {shown(str(path))}: no such file")
     if args is None:
         args = []
     if isinstance(args, str) or not isinstance(args, Sequence) or not all(isinstance(arg, str) for arg in args):
-        raise SpecError(f'args of a script must be a list of strings (for example ["--steps", "100"]), got {args!r}')
+        raise SpecError(
+            f'args of a script must be a list of strings (for example ["--steps", "100"]), got {shown(args)}'
+        )
     return dump((path.read_bytes(), str(path.absolute()), list(args)), "the script")
 
 
 def _starting_agents(engine: Engine) -> AgentEngine:
     if not is_engine(engine) or not starts_agents(engine):
         raise SpecError(
-            f"engine must be hy.Local(…) or hy.Spark(…), got {engine!r}; a program has processes of its own"
+            f"engine must be hy.Local(…) or hy.Spark(…), got {shown(engine)}; a program has processes of its own"
         )
     return engine
 
@@ -234,8 +237,3 @@ def _prepare_directory(layout: Layout, resume: bool) -> None:
         layout.logs.mkdir(parents=True, exist_ok=True)
         retire(layout.program)
         sweep_parts(layout.root)
-
-
-def _is_path(directory: Any) -> bool:
-    text = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else ""
-    return isinstance(text, str) and text != "" and "\0" not in text

@@ -25,6 +25,7 @@ from hopyard.driver.runs.run import About
 from hopyard.errors import SpecError
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
+from hopyard.text import shown
 from hopyard.training.recipes import assigned, joined, wants_context
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ def for_workers(recipe: Callable[..., Any], machine: Machine, retries: tuple[Ret
 def _digest(recipe: Callable[..., Any]) -> str:
     """Return the digest of its code and values, or of its pickle where it has none."""
     if not callable(recipe):
-        raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {recipe!r}")
+        raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {shown(recipe)}")
     wants_context(recipe)
     try:
         return digest(recipe, imports=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import flag
+from hopyard.checks import flag, path
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
@@ -22,6 +22,7 @@ from hopyard.space import Space
 from hopyard.spec import Config, Encrypt, Hopper, Timeouts
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
+from hopyard.text import shown
 
 
 def select(
@@ -93,9 +94,9 @@ def select(
     """
     engine = _engine(engine)
     if not isinstance(search, Search):
-        raise SpecError(f"search must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {search!r}")
+        raise SpecError(f"search must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {shown(search)}")
     if not isinstance(metric, str) or not metric:
-        raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {metric!r}')
+        raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
     timeouts = Timeouts(
         heartbeat_timeout=heartbeat_timeout,
         stall_timeout=stall_timeout,
@@ -104,7 +105,7 @@ def select(
     )
     inputs = RunInputs(recipe, data, space, search, engine)
     spec = run_spec(inputs, epochs, metric, mode, parallel, seed, exact, timeouts)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, flag("trust", trust))
+    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, trust)
 
 
 def fit(
@@ -132,7 +133,7 @@ def fit(
 ) -> Run:
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last."""
     if not isinstance(config, dict):
-        raise SpecError(f"config must be a dict, got {config!r}")
+        raise SpecError(f"config must be a dict, got {shown(config)}")
     if metric is not None and mode is None:
         raise SpecError(f'mode = None: metric = {metric!r} needs "min" or "max", which of its values is the best')
     timeouts = Timeouts(
@@ -143,7 +144,7 @@ def fit(
     )
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine))
     spec = run_spec(inputs, epochs, metric, mode or "min", parallel, seed, exact, timeouts)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, flag("trust", trust))
+    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, trust)
 
 
 def resume(
@@ -182,8 +183,8 @@ def resume(
             its pickle.
         JournalError: the journal is damaged, or of a newer version.
     """
-    flag("failed", failed)
-    flag("trust", trust)
+    for name, value in (("wait", wait), ("failed", failed), ("trust", trust)):
+        flag(name, value)
     if recipe is not None and not failed:
         raise SpecError("recipe=: only trials that failed begin anew with another recipe; give failed=True as well")
     timeouts = {
@@ -196,7 +197,7 @@ def resume(
     if unit_timeout == math.inf:
         changes["unit_timeout"] = None
     Timeouts(**changes)
-    layout = find(run_directory)
+    layout = find(path("run_directory", run_directory))
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
@@ -207,5 +208,5 @@ def _engine(engine: Engine | None) -> Engine:
     if engine is None:
         return Local()
     if not is_engine(engine):
-        raise SpecError(f"engine must be hy.Local(…), hy.Spark(spark, …) or hy.Inline(), got {engine!r}")
+        raise SpecError(f"engine must be hy.Local(…), hy.Spark(spark, …) or hy.Inline(), got {shown(engine)}")
     return engine

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hopyard.checks import one_of, path
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
 from hopyard.errors import SpecError
 from hopyard.ports import Engine
 from hopyard.spec import Encrypt, Hopper, RunSpec, Timeouts
 from hopyard.store.states import private
-from hopyard.text import unwritable
+from hopyard.text import shown, unwritable
 from hopyard.training.recipes import wants_context
 
 
@@ -44,12 +45,9 @@ class RunRequest:
                 "data must be a hy.Dataset, for example hy.Dataset.numpy(x, y) or "
                 f"hy.Dataset.parquet(path, features=[…], label=…), got {type(self.inputs.data).__name__}"
             )
-        if self.directory is not None and not isinstance(self.directory, (str, Path)):
-            raise SpecError(f"directory must be a path, got {self.directory!r}")
-        if not isinstance(self.encrypt, bool) and self.encrypt != "between hosts":
-            raise SpecError(f'encrypt must be True, False or "between hosts", got {self.encrypt!r}')
-        root = str(Path.cwd() if self.directory is None else Path(self.directory).absolute())
-        store = None if self.store is None else str(self.store)
+        one_of("encrypt", self.encrypt, (True, False, "between hosts"))
+        root = str(Path("" if self.directory is None else path("directory", self.directory)).absolute())
+        store = None if self.store is None else path("store", self.store, "a path or URL")
         for name, text in (("directory", root), ("store", store)):
             if fault := unwritable(text):
                 raise SpecError(f"{name} = {text!a}: {fault}")
@@ -74,9 +72,9 @@ def run_spec(
     """
     parallel = Hopper() if parallel is None else parallel
     if not isinstance(parallel, Hopper):
-        raise SpecError(f"parallel must be hy.Hopper(), got {parallel!r}")
+        raise SpecError(f"parallel must be hy.Hopper(), got {shown(parallel)}")
     if metric is not None and not isinstance(metric, str):
-        raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {metric!r}')
+        raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
     return RunSpec(
         epochs=epochs,
         partitions=1,

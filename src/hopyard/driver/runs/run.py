@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hopyard import checks
 from hopyard.core.runs.events import CODEC, Line
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
@@ -74,8 +75,8 @@ def load(run_directory: str | Path, *, trust: bool = False) -> Run:
         RunDirectoryError: no run there.
         JournalError: damaged, or of a newer version.
     """
-    layout = find(run_directory)
-    return Run(layout, recover(layout)[0], trust=trust)
+    layout = find(checks.path("run_directory", run_directory))
+    return Run(layout, recover(layout)[0], trust=checks.flag("trust", trust))
 
 
 class Handle:
@@ -231,6 +232,8 @@ class Run:
 
     def wait(self, seconds: float | None = None) -> Run:
         """Wait until the run has ended, or for so many seconds. Raises what the run raised."""
+        if seconds is not None:
+            checks.seconds("wait(seconds=)", seconds, zero=True, none="for any")
         try:
             self._driver.wait(seconds)
         except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
@@ -259,7 +262,7 @@ class Run:
         """Write a chart of who did what when: HTML that opens without network, or PNG by the name's ending."""
         from hopyard.views import gantt
 
-        target = Path(path) if path is not None else self._layout.gantt
+        target = Path(checks.path("path", path)) if path is not None else self._layout.gantt
         if target.suffix == ".png":
             gantt.png(read(self._layout.journal, CODEC), target)
         else:

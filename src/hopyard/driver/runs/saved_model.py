@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hopyard.checks import flag, path
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.manifest import Manifest
 from hopyard.driver.pickling import PYTHON, dump, load
@@ -117,7 +118,8 @@ def load_model(directory: str | Path, recipe: Callable[..., Any] | None = None, 
     Raises:
         RunDirectoryError: not such a folder, or of another Python version; others may write it.
     """
-    root = Path(directory)
+    root = Path(path("directory", directory))
+    flag("trust", trust)
     try:
         about = msgspec.json.decode((root / CONFIG).read_bytes(), type=Saved)
     except FileNotFoundError:

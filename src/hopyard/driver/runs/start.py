@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard import __version__
+from hopyard.checks import flag
 from hopyard.code.digest import Unseen, digest
 from hopyard.core.runs.events import CODEC, Dispatch
 from hopyard.core.runs.machine import Machine
@@ -50,6 +51,8 @@ BY_VALUE = ("recipe", "space", "search")
 def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) -> Run:
     """Prepare the data, make the directory, drive the run; or, with `resume`, go on with the run in it. Raises as
     `select` does."""
+    for name, value in (("resume", resume), ("wait", wait), ("trust", trust)):
+        flag(name, value)
     inputs, metric = request.inputs, request.spec.metric
     if resume and request.directory is None:
         raise SpecError("resume=True: directory= says which run")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hopyard.checks import one_of, path
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.apply import apply
 from hopyard.data.columns import Columns
@@ -158,7 +159,7 @@ class Trial:
         built = self._built(which)
         epochs, remainder = divmod(self._step(which), self._partitions)
         epoch = None if remainder else epochs - 1
-        return save(Path(directory), self._plan, self._record, epoch, built)
+        return save(Path(path("directory", directory)), self._plan, self._record, epoch, built)
 
     @property
     def _plan(self) -> Plan:
@@ -168,8 +169,7 @@ class Trial:
         return replace(plan, recipe=assigned(plan.recipe, recipes))
 
     def _step(self, which: str) -> int:
-        if which not in ("best", "last"):
-            raise SpecError(f'which must be "best" or "last", got {which!r}')
+        one_of("which", which, ("best", "last"))
         if which == "last" or self._record.best is None:
             return self._record.durable_step
         return (self._record.best + 1) * self._partitions

@@ -33,6 +33,7 @@ from hopyard.frameworks.keras.sharing import sharing_key
 from hopyard.frameworks.keras.state import load_state, reseed_variables, seed_variables, state_of
 from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch, Sums, Values
+from hopyard.text import shown
 
 __all__ = ["Model"]
 
@@ -301,4 +302,4 @@ def _faults(model: Any, class_weight: Any) -> Iterator[str]:
             for weight in class_weight.values()
         )
     ):
-        yield f"class_weight must be a dict of class number → weight, a number >= 0, got {class_weight!r}"
+        yield f"class_weight must be a dict of class number → weight, a number >= 0, got {shown(class_weight)}"

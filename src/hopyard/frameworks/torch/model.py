@@ -22,6 +22,7 @@ from hopyard.frameworks.torch.metrics import AUC, F1, Tally, accuracy
 from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
 from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch, Sums, Values
+from hopyard.text import shown
 
 __all__ = ["AUC", "F1", "Model", "accuracy"]
 
@@ -278,14 +279,14 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
     if own and not any(id(p) in own for group in model.optimizer.param_groups for p in group["params"]):
         yield "optimizer: none of its parameters is one of the module's; give it module.parameters()"
     if not callable(model.loss):
-        yield f"loss must be a function loss(outputs, targets), got {model.loss!r}"
+        yield f"loss must be a function loss(outputs, targets), got {shown(model.loss)}"
     for name, metric in model.metrics.items():
         if name == "loss":
             yield 'metrics: "loss" is always there; give yours another name'
         if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "result")):
             yield (
                 f"metrics[{name!r}] must be a function f(outputs, targets) -> one value per row, or an object with "
-                f"update and result, got {metric!r}"
+                f"update and result, got {shown(metric)}"
             )
     if isinstance(model.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         yield (
@@ -295,16 +296,16 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
     if getattr(model.scheduler, "optimizer", model.optimizer) is not model.optimizer:
         yield "scheduler: it was made over another optimizer"
     if model.scheduler_every not in ("epoch", "batch"):
-        yield f'scheduler_every must be "epoch" or "batch", got {model.scheduler_every!r}'
+        yield f'scheduler_every must be "epoch" or "batch", got {shown(model.scheduler_every)}'
     size, clip = model.batch_size, model.clip_norm
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        yield f"batch_size must be an integer >= 1, or None, got {size!r}"
+        yield f"batch_size must be an integer >= 1, or None, got {shown(size)}"
     if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
-        yield f"clip_norm must be a number > 0, or None, got {clip!r}"
+        yield f"clip_norm must be a number > 0, or None, got {shown(clip)}"
     if autocast is not None and model.autocast not in _HALVES.values():
-        yield f'autocast must be "bfloat16", "float16" or None, got {autocast!r}'
+        yield f'autocast must be "bfloat16", "float16" or None, got {shown(autocast)}'
     if model.augment is not None and not _takes_two(model.augment):
-        yield f"augment must be a function augment(inputs, generator) -> inputs, got {model.augment!r}"
+        yield f"augment must be a function augment(inputs, generator) -> inputs, got {shown(model.augment)}"
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

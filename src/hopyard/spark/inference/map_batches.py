@@ -20,6 +20,7 @@ from hopyard.errors import DataError, SpecError
 from hopyard.spark.inference.arrays import column, to_column
 from hopyard.spark.inference.scoring import partition
 from hopyard.sparkapi.dataframe import mapped, new_columns, quoted, require_unique
+from hopyard.text import shown
 
 SAMPLE_ROWS = 8
 """Rows on which a function is tried to find the schema of its result."""
@@ -98,11 +99,11 @@ def map_batches(
     from pyspark.sql.types import DataType, StructType
 
     if not callable(fn):
-        raise SpecError(f"fn must be a function from a dict of arrays to a dict of arrays, got {fn!r}")
+        raise SpecError(f"fn must be a function from a dict of arrays to a dict of arrays, got {shown(fn)}")
     if not hasattr(df, "mapInArrow"):
         raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}")
     if isinstance(columns, str):
-        raise SpecError(f"columns must be a list of names such as [{columns!r}], got {columns!r}")
+        raise SpecError(f"columns must be a list of names such as [{columns!r}], got {shown(columns)}")
     names = tuple(df.columns if columns is None else columns)
     if not names and not keep:
         raise SpecError("columns must name at least one column, or be None for all, got []")
@@ -124,7 +125,7 @@ def map_batches(
         except Exception as error:
             raise SpecError(f'schema = {schema!r} is no such text; "score double, vector array<float>" is') from error
         if not isinstance(result_schema, StructType):
-            raise SpecError(f'schema must be a StructType or text such as "score double", got {schema!r}')
+            raise SpecError(f'schema must be a StructType or text such as "score double", got {shown(schema)}')
     if keep:
         new_columns(df, [field.name for field in result_schema.fields], "in what fn returns")
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")

@@ -13,6 +13,7 @@ from hopyard.spark.inference.loaded import probe
 from hopyard.spark.inference.map_batches import map_batches
 from hopyard.spark.inference.scoring import Score, score_batches, score_columns
 from hopyard.sparkapi.dataframe import mapped, new_columns, require_unique
+from hopyard.text import shown
 
 __all__ = ["map_batches", "predict", "with_scores"]
 
@@ -67,7 +68,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
     check(df, model)
     for name in fields:
         if not isinstance(name, str) or not name:
-            raise SpecError(f"the new column's name must be text, got {name!r}")
+            raise SpecError(f"the new column's name must be text, got {shown(name)}")
     new_columns(df, fields, "with predictionCol=")
     schema = StructType([*df.schema.fields, *[StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]])
 

@@ -19,6 +19,7 @@ from hopyard.spark.inference.scoring import Meaning, Score, infer_meaning, score
 from hopyard.spark.ml.files import FileReader, FileWriter
 from hopyard.spark.ml.params import begin, has, value
 from hopyard.sparkapi.dataframe import narrowed
+from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,9 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
         score = Score(self._model.ticket(dataset.sparkSession), self.meaning, value(self, "predictionCol"), probability)
         if score.meaning != "values" and (isinstance(self._sample, dict) or self._sample.ndim > 2):
             kind = "several outputs" if isinstance(self._sample, dict) else f"rows of shape {self._sample.shape[1:]}"
-            raise SpecError(f'outputs must be "values" or "auto" where the model gives {kind}, got {self.meaning!r}')
+            raise SpecError(
+                f'outputs must be "values" or "auto" where the model gives {kind}, got {shown(self.meaning)}'
+            )
         return with_scores(dataset, self._model, score, score_columns(score, self._sample))
 
     def write(self) -> MLWriter:

@@ -19,6 +19,7 @@ from hopyard.ports import is_engine
 from hopyard.search.listed import Search
 from hopyard.space import Space
 from hopyard.spec import Hopper, Timeouts
+from hopyard.text import shown
 from hopyard.training.recipes import wants_context
 
 Check = Callable[[str, Any], Any]
@@ -37,19 +38,19 @@ class Row:
 def _text(name: str, value: Any) -> Any:
     if isinstance(value, str) and value:
         return value
-    raise SpecError(f"{name} must be text that is not empty, got {value!r}")
+    raise SpecError(f"{name} must be text that is not empty, got {shown(value)}")
 
 
 def _text_or_none(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return value
-    raise SpecError(f'{name} must be text, "" for no such column, got {value!r}')
+    raise SpecError(f'{name} must be text, "" for no such column, got {shown(value)}')
 
 
 def _names(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
         return list(value)
-    raise SpecError(f"{name} must be a list of column names, got {value!r}")
+    raise SpecError(f"{name} must be a list of column names, got {shown(value)}")
 
 
 def _whole(least: int | None, name: str, value: Any) -> Any:
@@ -71,7 +72,7 @@ def _seconds(field: str, name: str, value: Any) -> Any:
 def _one_of(allowed: tuple[str, ...], name: str, value: Any) -> Any:
     if value in allowed:
         return value
-    raise SpecError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    raise SpecError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
 
 
 def _recipe(name: str, value: Any) -> Any:
@@ -82,19 +83,19 @@ def _recipe(name: str, value: Any) -> Any:
 def _instance_of(kinds: type | tuple[type, ...], expected: str, name: str, value: Any) -> Any:
     if isinstance(value, kinds):
         return value
-    raise SpecError(f"{name} must be {expected}, got {value!r}")
+    raise SpecError(f"{name} must be {expected}, got {shown(value)}")
 
 
 def _search(name: str, value: Any) -> Any:
     if isinstance(value, Search) and not isinstance(value, type):
         return value
-    raise SpecError(f"{name} must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {value!r}")
+    raise SpecError(f"{name} must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {shown(value)}")
 
 
 def _engine(name: str, value: Any) -> Any:
     if is_engine(value):
         return value
-    raise SpecError(f"{name} must be an engine such as hy.Local(workers=2), got {value!r}")
+    raise SpecError(f"{name} must be an engine such as hy.Local(workers=2), got {shown(value)}")
 
 
 OUTPUTS = ("auto", "logits", "probabilities", "values")

@@ -23,6 +23,7 @@ from hopyard.spark.tfrecord.target import Target, part
 from hopyard.sparkapi.dataframe import checked
 from hopyard.sparkapi.session import is_stopped
 from hopyard.sparkapi.tasks import report_each
+from hopyard.text import shown
 
 ROWS = 10_000
 """Most rows of a batch that a task gives to Spark."""
@@ -61,9 +62,9 @@ def save_tfrecords(df: Any, path: str | os.PathLike[str], *, mode: Literal["erro
         ResourceError: the directory has no room. In each case nothing is left behind.
     """
     if mode not in ("error", "overwrite"):
-        raise SpecError(f'mode must be "error" or "overwrite", got {mode!r}')
+        raise SpecError(f'mode must be "error" or "overwrite", got {shown(mode)}')
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise SpecError(f"path must be a directory or its URL, got {path!r}")
+        raise SpecError(f"path must be a directory or its URL, got {shown(path)}")
     _writable(checked(df, "df"))
     target = Target(absolute(path), mode == "overwrite")
     writing = _Writing(target.hidden)
