@@ -296,6 +296,8 @@ class _AgentRunner:
                 self._end_task()
             case Leave():
                 self._leave()
+            case End():
+                pass  # of a slot whose agent is not here any more
 
     def _start(self, slot: int) -> None:
         self._end()

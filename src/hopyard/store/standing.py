@@ -35,7 +35,8 @@ def standing(layout: Layout, journal_status: str) -> str:
             return status
         case Interrupted(stopped=True):
             return "stopped"
-    return "interrupted"
+        case _:
+            return "interrupted"
 
 
 def held(lock: Path) -> bool:

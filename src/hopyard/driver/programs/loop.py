@@ -312,6 +312,8 @@ class ProgramLoop:
             case Finish():
                 self._over = True
                 self._log_failures()
+            case _:
+                pass  # a decision: it is in the journal
 
     def _log_failures(self) -> None:
         """Log tasks that failed when the program was done already: they do not change its status."""
