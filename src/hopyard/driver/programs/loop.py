@@ -141,6 +141,11 @@ class ProgramLoop:
 
     # ------------------------------------------------------------------------------------------------ the user's side
 
+    @property
+    def tensorboard(self) -> bool:
+        """Whether TensorBoard was asked for."""
+        return bool(self._setup.tensorboard)
+
     def open(self, listener: Listener) -> None:
         """Start the thread; raise the error if the engine cannot be opened. The program ends with this process."""
         atexit.register(self._end_with_process)
