@@ -139,6 +139,9 @@ def resume(
     failed: Annotated[
         bool, typer.Option("--failed", help="Also try failed trials again, except those that the recipe ended.")
     ] = False,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of each trial from now on; more than the run has so far.")
+    ] = None,
     trust: Trust = False,
     heartbeat_timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time without a heartbeat after which a worker is replaced.")
@@ -154,7 +157,7 @@ def resume(
         typer.Option(metavar="SECONDS", help="Time without a stored State after which a worker is replaced."),
     ] = None,
 ) -> int:
-    """Go on with a run that was interrupted."""
+    """Go on with a run that was interrupted, or give one that is over more epochs."""
     from hopyard.driver.runs.api import resume as resume_run
     from hopyard.engines.local import Local
 
@@ -163,6 +166,7 @@ def resume(
         run,
         engine=None if workers is None else Local(workers=workers),
         failed=failed,
+        epochs=epochs,
         trust=trust,
         heartbeat_timeout=heartbeat_timeout,
         stall_timeout=stall_timeout,

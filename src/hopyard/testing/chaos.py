@@ -27,6 +27,7 @@ from hopyard.core.runs.events import (
     Durable,
     Event,
     Exhausted,
+    Extended,
     Failed,
     Finish,
     Finished,
@@ -175,6 +176,12 @@ class Chaos:
             self._to_the_end()
             failed = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
             hold(set(failed) <= self.sick | self.unfit, f"tried again in a kind world, and failed: {failed}")
+        if self.choose(2) and self.machine.names:
+            self._die()
+            self.resume()
+            self.ended = False
+            self._extend()
+            self._to_the_end()
 
     def _to_the_end(self) -> None:
         turns = 0
@@ -223,6 +230,17 @@ class Chaos:
             self.feed(Retried(at=self.clock, trial=number))
         self.look()
         return True
+
+    def _extend(self) -> None:
+        """Give the run another epoch, and perhaps another trial, as a user may."""
+        spec = self.machine.spec
+        count = spec.trials or 0
+        self.feed(Extended(at=self.clock, epochs=spec.epochs + 1, trials=count + self.choose(2)))
+        for trial in range(count, self.machine.spec.trials or 0):
+            self.feed(Proposed(at=self.clock, trial=trial, config={"n": trial}))
+        if not self.machine.exhausted:
+            self.feed(Exhausted(at=self.clock))
+        self.look()
 
     def join(self) -> None:
         """Let a slot join, with a new number."""
@@ -340,6 +358,8 @@ class Chaos:
         states = [state for trial in self.machine.trials.values() for state in trial.states.values()]
         hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
         self.sweep()
+        if not self.kind and not self.choose(8) and self.machine.names and self.machine.spec.epochs < LONGEST:
+            self._extend()
 
     def sweep(self) -> None:
         """Delete stored States that the run does not keep: their `Durable` never came, or their driver was killed."""
@@ -521,6 +541,8 @@ class Chaos:
             hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
 
 
+LONGEST = 5
+"""Epochs up to which a run is given more before its end."""
 _WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}
 _WEIGHTS |= {"leave": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}
 

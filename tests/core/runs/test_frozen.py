@@ -3,7 +3,7 @@
 A change that makes this fail breaks the resume of every run that is on a disk somewhere. Add a new pair of files when
 the format grows; never change an old one. (Until the first release they may be written anew: `freeze`.) `journal-1`
 is of a world of `hopyard.testing.chaos`: slots lost and replaced, system and user failures, validation, folds, drivers
-killed and resumed.
+killed and resumed; `journal-2` of one that is given more epochs and a trial as well.
 """
 
 import json
@@ -58,8 +58,9 @@ def test_an_old_journal_folds_to_the_same_state(path):
     assert folded(path) == json.loads(path.with_suffix(".json").read_text())
 
 
-def freeze(seed: int) -> None:
-    """Write the pair anew, from the world of this seed: only before the first release, when the format changes."""
+def freeze(seed: int, name: str) -> None:
+    """Write a pair, from the world of this seed: a new one when the format grows; an old one anew only before the first
+    release."""
     from hopyard.testing.chaos import drawn
 
     world = drawn(seed)
@@ -68,10 +69,10 @@ def freeze(seed: int) -> None:
         if not world.ended:
             world.step()
     world.finish()
-    target = HERE / "journal-1.jsonl"
+    target = HERE / f"{name}.jsonl"
     target.write_bytes(b"".join(line + b"\n" for line in world.journal))
     target.with_suffix(".json").write_text(json.dumps(folded(target), indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
-    freeze(int(sys.argv[1]))
+    freeze(int(sys.argv[1]), sys.argv[2])

@@ -164,6 +164,15 @@ class Retried(Fact, frozen=True):
     recipe: str = ""
 
 
+class Extended(Fact, frozen=True):
+    """The user gave the run more: epochs, or trials, where its search proposes more than it did."""
+
+    epochs: int
+    """Passes of each trial from now on, those that it has made included."""
+    trials: int | None
+    """As in RunSpec."""
+
+
 class Interrupted(Fact, frozen=True):
     """The driver ended before the run did."""
 
@@ -262,6 +271,7 @@ Event = (
     | Tick
     | Resumed
     | Retried
+    | Extended
     | Interrupted
     | Finished
 )

@@ -129,6 +129,18 @@ def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
     offer(run, trial)
 
 
+def extend(run: RunRecord, trial: TrialRecord) -> None:
+    """Let the trial go on to the run's last step, which has moved; one that failed stays as it is."""
+    trial.target = run.spec.steps
+    if trial.status == "failed" or trial.durable_step == trial.target:
+        return
+    if trial.ended:
+        trial.ended, trial.status = False, "waiting"
+        run.open += 1
+    run.scheduler.estimate(trial)
+    run.scheduler.offer(trial)
+
+
 def _rewind(run: RunRecord, trial: TrialRecord) -> None:
     """Go back to the durable step: units that start from States behind it count no longer."""
     if trial.lease:

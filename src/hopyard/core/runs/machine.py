@@ -15,8 +15,8 @@ used as soon as its `Done` is in, long before its `Durable` (the driver holds ba
 `Done`). When a slot is lost, a trial goes back to its *durable step* (its State is durable, and so is every epoch's end
 before it) if a State that it needs went with the slot, and else stays. What is done again must give the same digest;
 sums are kept by (epoch, partition), so nothing is counted twice. A trial trains up to its `target`, which is the end of
-the run; one whose target comes before would wait there. A State that a slot could not take from its maker is *parked*:
-its maker stores it next, and units start from it when it is durable.
+the run (`Extended` moves it on); one whose target comes before would wait there. A State that a slot could not take
+from its maker is *parked*: its maker stores it next, and units start from it when it is durable.
 
 No clock, no I/O, no randomness: time is in the events.
 """
@@ -43,6 +43,7 @@ from hopyard.core.runs.events import (
     Durable,
     Event,
     Exhausted,
+    Extended,
     Failed,
     Finish,
     Finished,
@@ -465,6 +466,16 @@ class Machine:
             self.status = self._preflight.begin_anew(event.recipe)
             lifecycle.try_again(self._run, trial, event.recipe)
 
+    def _extended(self, event: Extended) -> None:
+        run = self._run
+        if event.trials != run.spec.trials:
+            run.exhausted = False
+        run.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)
+        for trial in self.trials.values():
+            lifecycle.extend(run, trial)
+        if self.status in ("completed", "partial", "failed"):
+            self.status, self._finishing = "running" if self.names else "checking", False
+
     def _interrupted(self, event: Interrupted) -> None:
         pass
 
@@ -556,6 +567,7 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Tick: Machine._tick,
     Resumed: Machine._resumed,
     Retried: Machine._retried,
+    Extended: Machine._extended,
     Interrupted: Machine._interrupted,
     Finished: Machine._finished,
 }

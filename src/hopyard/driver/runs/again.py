@@ -8,7 +8,7 @@ fail begin anew (`core.runs.faults.begins_anew`), and the others go on with the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from hopyard.code.digest import Unseen, digest
 from hopyard.core.messages import LIMIT
-from hopyard.core.runs.events import Retried
+from hopyard.core.runs.events import Event, Retried
 from hopyard.core.runs.faults import begins_anew
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.pickling import RunInputs, dump
@@ -119,14 +119,14 @@ def with_recipe(
     return about, inputs
 
 
-def for_workers(recipe: Callable[..., Any], machine: Machine, retries: tuple[Retried, ...]) -> bytes:
-    """Return the pickle that each worker gets: the recipes that trials are trained with, those of `retries` included.
+def for_workers(recipe: Callable[..., Any], machine: Machine, changes: Sequence[Event]) -> bytes:
+    """Return the pickle that each worker gets: the recipes that trials are trained with, those of `changes` included.
 
     Raises:
         SpecError: it cannot be pickled, or is too large.
     """
     trials = {trial.id: trial.recipe for trial in machine.trials.values() if trial.recipe}
-    trials |= {fact.trial: fact.recipe for fact in retries if fact.recipe}
+    trials |= {fact.trial: fact.recipe for fact in changes if isinstance(fact, Retried) and fact.recipe}
     pickle = dump(assigned(recipe, trials), "recipe")
     if len(pickle) > LIMIT // 2:
         raise SpecError(
@@ -134,6 +134,14 @@ def for_workers(recipe: Callable[..., Any], machine: Machine, retries: tuple[Ret
             "carries data or weights; load them inside the recipe, from a file"
         )
     return pickle
+
+
+def value_digest(value: Any) -> str:
+    """Return its digest; empty: none. What bodies import does not count: no pickle holds it, workers import it anew."""
+    try:
+        return digest(value, imports=False)
+    except Unseen:
+        return ""
 
 
 def _digest(recipe: Callable[..., Any]) -> str:

@@ -11,6 +11,7 @@ from hopyard.checks import flag, path
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
+from hopyard.driver.runs.extension import Changes
 from hopyard.driver.runs.request import RunRequest, run_spec
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
@@ -154,6 +155,8 @@ def resume(
     wait: bool = True,
     failed: bool = False,
     recipe: Callable[..., Any] | None = None,
+    epochs: int | None = None,
+    search: Search | None = None,
     trust: bool = False,
     heartbeat_timeout: float | None = None,
     stall_timeout: float | None = None,
@@ -175,10 +178,14 @@ def resume(
         recipe: with failed=True: another recipe, with which those failed trials begin anew that errors of their recipe
             ended, or too much memory, or workers that crashed (poison), and those that had no State yet. The other
             failed trials go on with theirs. To try first what can go on, leave it out the first time.
+        epochs: epochs of each trial from now on, more than the run has so far. Trials that completed go on from their
+            last State, to the same bits as in a run that had as many from the start.
+        search: proposes the trials of the run and more, for example hy.Random(64) where the run had hy.Random(32).
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
 
     Raises:
-        SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe.
+        SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe; epochs= and search= add
+            nothing, or the search does not begin with the run's trials.
         RunDirectoryError: no run there, in use by a live driver, or started by another Python version; others may write
             its pickle.
         JournalError: the journal is damaged, or of a newer version.
@@ -195,15 +202,16 @@ def resume(
         "unit_timeout": unit_timeout,
         "durable_timeout": durable_timeout,
     }
-    changes: dict[str, Any] = {name: value for name, value in timeouts.items() if value is not None}
+    changed: dict[str, Any] = {name: value for name, value in timeouts.items() if value is not None}
     if unit_timeout == math.inf:
-        changes["unit_timeout"] = None
-    Timeouts(**changes)
+        changed["unit_timeout"] = None
+    Timeouts(**changed)
+    changes = Changes(changed, failed, recipe, epochs, search)
     layout = find(path("run_directory", run_directory))
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, wait, changes, failed=failed, recipe=recipe, trust=trust)
+        return go_on(layout, lock, engine, wait, changes, trust=trust)
 
 
 def _engine(engine: Engine | None) -> Engine:

@@ -16,7 +16,7 @@ import msgspec
 
 from hopyard import __version__
 from hopyard.core.messages import LIMIT, Bulk, Setup
-from hopyard.core.runs.events import CODEC, Began, Line, Resumed, Retried
+from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
 from hopyard.data.manifest import Manifest
 from hopyard.data.shared.needed import need, spare
@@ -92,8 +92,8 @@ class Drive:
     states: Owned
     earlier: EarlierDrivers | None = None
     """What earlier drivers of the run did; None: the run is new."""
-    retries: tuple[Retried, ...] = ()
-    """Failed trials that are tried again."""
+    changes: tuple[Extended | Retried, ...] = ()
+    """What the user changes: more epochs or trials, failed trials that are tried again."""
     encrypt: Encrypt = "between hosts"
     timeouts: Timeouts | None = None
     """Other timeouts than the run has so far."""
@@ -145,7 +145,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     """Start the agents, run the loop to its end, leave nothing behind but the run directory."""
     layout, machine, inputs = job.layout, job.machine, job.inputs
     engine = inputs.engine
-    spec, earlier = machine.spec, job.earlier or EarlierDrivers()
+    spec, earlier = extended(machine.spec, job.changes), job.earlier or EarlierDrivers()
     with contextlib.ExitStack() as stack:
         stack.callback(job.lock.free)
         stack.callback(journal.close)
@@ -154,7 +154,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         sweep(root)
         need(job.manifest, layout.root)
         stack.callback(_release_rows, job.manifest, layout, machine)
-        recipe = for_workers(inputs.recipe, machine, job.retries)
+        recipe = for_workers(inputs.recipe, machine, job.changes)
         manifest = msgspec.json.encode(job.manifest)
         if starts_agents(engine):
             fits(job.manifest, len(manifest))
@@ -205,7 +205,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 memory=folder.path,
                 idle_timeout=IDLE if engine.apart else None,
             )
-            opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.retries)]
+            opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.changes)]
             loop = Loop(machine, journal, link, store, sampler, workers, _views(spec, link), opening, clock)
             link_stack.pop_all()  # the loop closes it
         handle.attach(loop.stop)
@@ -228,6 +228,14 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
         raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+
+
+def extended(spec: RunSpec, changes: Sequence[Extended | Retried]) -> RunSpec:
+    """Return the spec with what the user adds."""
+    for change in changes:
+        if isinstance(change, Extended):
+            spec = msgspec.structs.replace(spec, epochs=change.epochs, trials=change.trials)
+    return spec
 
 
 def fits(manifest: Manifest, size: int) -> None:

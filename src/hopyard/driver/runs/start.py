@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,7 +11,6 @@ import msgspec
 
 from hopyard import __version__
 from hopyard.checks import flag
-from hopyard.code.digest import Unseen, digest
 from hopyard.core.runs.events import CODEC, Dispatch
 from hopyard.core.runs.machine import Machine
 from hopyard.data.dataset import Dataset
@@ -21,7 +19,8 @@ from hopyard.data.shared.needed import need, spare
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, RunInputs, dump
 from hopyard.driver.pickling import load as unpickle
-from hopyard.driver.runs.again import trials_to_retry, with_recipe
+from hopyard.driver.runs.again import trials_to_retry, value_digest, with_recipe
+from hopyard.driver.runs.extension import Changes, extension, with_search
 from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.recovery import EarlierDrivers, recover
 from hopyard.driver.runs.request import RunRequest, check_shared
@@ -97,7 +96,7 @@ def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:
         recipe=getattr(inputs.recipe, "__name__", type(inputs.recipe).__name__),
         backend=engine.env.get("KERAS_BACKEND", ""),
         encrypt=request.encrypt,
-        digests={name: _digest(getattr(inputs, name)) for name in BY_VALUE},
+        digests={name: value_digest(getattr(inputs, name)) for name in BY_VALUE},
     )
 
 
@@ -106,25 +105,23 @@ def go_on(
     lock: Lock,
     engine: Engine | None,
     wait: bool,
-    changes: Mapping[str, Any],
+    changes: Changes,
     data: tuple[Dataset, Manifest] | None = None,
     recovered: tuple[Machine, EarlierDrivers] | None = None,
-    failed: bool = False,
-    recipe: Callable[..., Any] | None = None,
     trust: bool = False,
 ) -> Run:
     """Go on with the run in a directory whose lock is ours, from where its journal ends.
 
     Args:
         layout, lock, engine, wait: as in the other functions here.
-        changes: fields of its Timeouts that change from now on.
+        changes: what the user changes of it.
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
         recovered: what `recover` returned, where the journal was read already.
-        failed, recipe, trust: as for `resume`.
+        trust: as for `resume`.
     """
     machine, earlier = recovered or recover(layout)
-    retries = trials_to_retry(layout, machine, recipe) if failed else ()
-    ended = machine.status in ("completed", "partial", "failed") and not retries
+    retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
+    ended = machine.status in ("completed", "partial", "failed") and not retries and not changes.extend
     lost = lost_states(layout, about_of(layout), machine, earlier) if ended else []
     if lost:
         text = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
@@ -136,6 +133,7 @@ def go_on(
         return load(layout.root, trust=trust)
     about = about_of(layout)
     inputs: RunInputs = unpickle(layout.recipe, about.python, trust)
+    added = (extension(layout, machine, inputs, changes),) if changes.extend else ()
     selected = engine or with_environment(inputs.engine, layout.root, about.backend)
     check_shared(parent_of(about.store), selected)
     _compare_threads(layout, about, selected, machine.spec.exact)
@@ -144,10 +142,12 @@ def go_on(
         sweep_parts(layout.root)
         if data is not None:
             inputs = _with_data(layout, inputs, *data)
-        if recipe is not None:
-            about, inputs = with_recipe(layout, machine, about, inputs, recipe, retries)
+        if changes.recipe is not None:
+            about, inputs = with_recipe(layout, machine, about, inputs, changes.recipe, retries)
+        if changes.search is not None:
+            about, inputs = with_search(layout, about, inputs, changes.search)
         states = take_over(layout, about, machine, earlier)
-    timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes)
+    timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes.timeouts)
     return drive(
         Drive(
             layout,
@@ -157,7 +157,7 @@ def go_on(
             machine,
             states,
             earlier,
-            retries,
+            (*added, *retries),
             encrypt=about.encrypt,
             timeouts=None if timeouts == machine.spec.timeouts else timeouts,
         ),
@@ -257,10 +257,10 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     if differ:
         raise RunDirectoryError(
             f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
-            "with what it was started with"
+            "with what it was started with, with more epochs= or a search= of more trials if you like"
         )
-    timeouts = msgspec.structs.asdict(now.timeouts)
-    return go_on(layout, lock, inputs.engine, wait, timeouts, (inputs.data, manifest), recovered, trust=trust)
+    changes = Changes(msgspec.structs.asdict(now.timeouts))
+    return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)
 
 
 def hopper_of(spec: RunSpec) -> Hopper:
@@ -271,20 +271,12 @@ def hopper_of(spec: RunSpec) -> Hopper:
 def _differs(layout: Layout, about: About, name: str, now: Any, trust: bool) -> bool:
     """Whether a part of the run differs, in code or values, from the one that it was started with. Where that is
     unknown, a warning says so, and the run goes on with its own part."""
-    then, asked = about.digests.get(name, ""), _digest(now)
+    then, asked = about.digests.get(name, ""), value_digest(now)
     if then and asked == then:
         return False
-    if then and asked and _digest(getattr(unpickle(layout.recipe, about.python, trust), name)) == then:
+    if then and asked and value_digest(getattr(unpickle(layout.recipe, about.python, trust), name)) == then:
         return True
     log.warning(
         "%s: whether the %s was edited cannot be told; the one that it was started with is used", layout.root, name
     )
     return False
-
-
-def _digest(value: Any) -> str:
-    """Return its digest; empty: none. What bodies import does not count: no pickle holds it, workers import it anew."""
-    try:
-        return digest(value, imports=False)
-    except Unseen:
-        return ""

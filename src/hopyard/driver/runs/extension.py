@@ -1,0 +1,96 @@
+"""What the user changes of a run that goes on: timeouts, failed trials that are tried again, more epochs, more trials.
+
+More of a run gives what a run with as much from the start gives: which partition a trial is at, and what it draws at
+random, depends on its number and epoch alone, and a search gives each trial its configuration by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from hopyard.checks import whole
+from hopyard.core.runs.events import Extended
+from hopyard.core.runs.machine import Machine
+from hopyard.driver.pickling import RunInputs, dump
+from hopyard.driver.runs.again import value_digest
+from hopyard.driver.runs.run import About
+from hopyard.errors import SpecError
+from hopyard.search.listed import Search
+from hopyard.store.journal import write_whole
+from hopyard.store.layout import Layout
+from hopyard.text import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the user changes.
+
+    Attributes:
+        timeouts: fields of the run's Timeouts that change from now on.
+        failed: whether failed trials are tried again.
+        recipe: the recipe with which some of them begin anew; None: their own.
+        epochs: epochs of each trial from now on; None: as many as before.
+        search: proposes the run's trials and more; None: as before.
+    """
+
+    timeouts: Mapping[str, Any] = field(default_factory=dict)
+    failed: bool = False
+    recipe: Callable[..., Any] | None = None
+    epochs: int | None = None
+    search: Search | None = None
+
+    @property
+    def extend(self) -> bool:
+        """Whether there is to be more of the run."""
+        return self.epochs is not None or self.search is not None
+
+
+def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Changes) -> Extended:
+    """Return what is added to the run.
+
+    Args:
+        layout: layout of the run directory, for messages.
+        machine: folded up to where its journal ends.
+        inputs: those that the run was started with.
+        changes: more epochs, another search, or both.
+
+    Raises:
+        SpecError: there are fewer epochs than the run has, or as many and no more trials; the search does not begin
+            with the run's trials; every trial failed.
+    """
+    spec, trials = machine.spec, machine.trials
+    epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs, spec.epochs)
+    total = spec.trials
+    if changes.search is not None:
+        if not isinstance(changes.search, Search):
+            raise SpecError(f"search must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {shown(changes.search)}")
+        sampler = changes.search.open(inputs.space, spec.seed)
+        total = sampler.total
+        for trial in trials.values():
+            if (config := sampler.ask(trial.id)) != trial.config:
+                raise SpecError(
+                    f"search: its trial {trial.id} is {config}, that of {layout.root} is {trial.config}; a search that "
+                    "adds trials must begin with those of the run, as hy.Random with a larger number does"
+                )
+    if epochs == spec.epochs and total == spec.trials:
+        raise SpecError(
+            f"{layout.root} has {spec.epochs} epochs and {len(trials)} trials already: give more epochs=, a search= of "
+            "more trials, or neither"
+        )
+    if total == spec.trials and not changes.failed and all(trial.status == "failed" for trial in trials.values()):
+        raise SpecError(f"epochs = {epochs}: every trial of {layout.root} failed; failed=True tries them again")
+    return Extended(epochs=epochs, trials=total)
+
+
+def with_search(layout: Layout, about: About, inputs: RunInputs, search: Search) -> tuple[About, RunInputs]:
+    """Write the search to the run directory, and return it with the rest of what the run needs from now on. Until the
+    journal has the `Extended`, it proposes nothing."""
+    inputs = replace(inputs, search=search)
+    about = msgspec.structs.replace(about, digests={**about.digests, "search": value_digest(search)})
+    write_whole(layout.recipe, dump(inputs, "the run with its other search"), private=True)
+    write_whole(layout.about, msgspec.json.encode(about))
+    return about, inputs

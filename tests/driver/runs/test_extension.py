@@ -1,0 +1,127 @@
+"""More epochs and trials for a run: it is then, bit for bit, the run that had as many from the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hopyard as hy
+from hopyard.cli import app
+from hopyard.core.runs.events import Extended
+from hopyard.driver.runs.run import Run
+from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.store.layout import Layout
+from jobs import CONFIGS, dataset, digests, journal, linear, select, troubled
+
+SPACE = hy.Space(lr=hy.loguniform(1e-3, 1))
+
+
+def search(directory: Path, trials: int, epochs: int, **more: Any) -> Run:
+    arguments = {"epochs": epochs, "metric": "val_loss", "mode": "min", "engine": hy.Inline()} | more
+    return hy.select(linear, SPACE, dataset(), search=hy.Random(trials), directory=directory, **arguments)
+
+
+def same(run: Run, whole: Run) -> None:
+    assert run.status == whole.status
+    assert digests(run) == digests(whole)
+    assert [trial.history for trial in run.trials] == [trial.history for trial in whole.trials]
+    assert [trial.epoch for trial in run.trials] == [trial.epoch for trial in whole.trials]
+    assert (run.best.id, run.best.metrics) == (whole.best.id, whole.best.metrics)
+    assert run.spec.epochs == whole.spec.epochs
+    assert run.best.evaluate(dataset()) == whole.best.evaluate(dataset())
+
+
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=2)], ids=lambda engine: engine.name)
+def test_more_epochs(tmp_path: Path, engine: Any) -> None:
+    whole = select(tmp_path / "whole", epochs=5)
+    select(tmp_path / "run", epochs=2, engine=engine)
+    same(hy.resume(tmp_path / "run", epochs=3), select(tmp_path / "three", epochs=3))
+    same(hy.resume(tmp_path / "run", epochs=5), whole)
+    assert "of 5" in Layout(tmp_path / "run").report.read_text()
+    same(hy.load(tmp_path / "run"), whole)
+
+
+def test_more_trials_and_epochs(tmp_path: Path) -> None:
+    search(tmp_path / "run", 2, 2)
+    run = hy.resume(tmp_path / "run", search=hy.Random(5), epochs=3)
+    same(run, search(tmp_path / "whole", 5, 3))
+    same(search(tmp_path / "run", 5, 3, resume=True), run)  # it is that run now
+    with pytest.raises(RunDirectoryError, match="with epochs=3, not 2"):
+        search(tmp_path / "run", 5, 2, resume=True)
+
+
+def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
+    select(tmp_path / "run")
+    layout = Layout(tmp_path / "run")
+    lines = layout.journal.read_bytes().splitlines(keepends=True)
+    layout.journal.write_bytes(b"".join(lines[: len(lines) // 2]))
+    same(hy.resume(tmp_path / "run", epochs=4), select(tmp_path / "whole", epochs=4))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
+def test_the_driver_ends_while_there_is_more_to_do(tmp_path: Path, share: float) -> None:
+    """Wherever it ended, a plain resume goes on with what was added."""
+    search(tmp_path / "run", 2, 2)
+    before = len(journal(tmp_path / "run"))
+    hy.resume(tmp_path / "run", search=hy.Random(4), epochs=4)
+    layout = Layout(tmp_path / "run")
+    lines = layout.journal.read_bytes().splitlines(keepends=True)
+    at = next(n for n, line in enumerate(journal(tmp_path / "run")) if isinstance(line, Extended)) + 1
+    assert at > before
+    layout.journal.write_bytes(b"".join(lines[: at + int(share * (len(lines) - at))]))
+    same(hy.resume(tmp_path / "run"), search(tmp_path / "whole", 4, 4))
+
+
+def test_failed_trials_stay_or_are_tried_again(tmp_path: Path) -> None:
+    mark = str(tmp_path / "mark")
+    configs = [CONFIGS[0], {"lr": 0.1, "at": 5, "do": "raise", "once": mark}]
+    run = select(tmp_path / "run", troubled, configs)
+    assert [trial.status for trial in run.trials] == ["completed", "failed"]
+    run = hy.resume(tmp_path / "run", epochs=3)
+    assert [trial.status for trial in run.trials] == ["completed", "failed"]
+    assert len(run.trials[0].history) == 3
+    run = hy.resume(tmp_path / "run", epochs=4, failed=True, recipe=troubled)
+    assert [len(trial.history) for trial in run.trials] == [4, 4]
+    assert digests(run) == digests(select(tmp_path / "whole", troubled, configs, epochs=4))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"epochs": 1}, "epochs must be an integer >= 2, got 1"),
+        ({"epochs": "4"}, "epochs must be an integer >= 2, got '4'"),
+        ({"epochs": 2}, r"has 2 epochs and 4 trials already: give more epochs="),
+        ({"search": hy.Configs(CONFIGS)}, r"has 2 epochs and 4 trials already"),
+        (
+            {"search": hy.Configs([{"lr": 0.5}, *CONFIGS])},
+            r"search: its trial 0 is {'lr': 0.5}, that of .* is {'lr': 0.1}",
+        ),
+        ({"search": hy.Configs(CONFIGS[:2])}, r"search: its trial 2 is None"),
+        ({"search": 5}, r"search must be hy.Grid\(\)"),
+    ],
+)
+def test_what_adds_nothing_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    select(tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(SpecError, match=words):
+        hy.resume(tmp_path / "run", **more)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert hy.resume(tmp_path / "run").status == "completed"  # the lock is free
+
+
+def test_a_run_whose_every_trial_failed(tmp_path: Path) -> None:
+    configs = [{"lr": 0.1, "at": 5, "do": "raise"}]
+    with pytest.raises(hy.RunFailed):
+        select(tmp_path / "run", troubled, configs)
+    with pytest.raises(SpecError, match=r"epochs = 3: every trial of .* failed; failed=True tries them again"):
+        hy.resume(tmp_path / "run", epochs=3)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    select(tmp_path / "run")
+    ended = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--epochs", "3"])
+    assert ended.exit_code == 0, ended.output
+    same(hy.load(tmp_path / "run"), select(tmp_path / "whole", epochs=3))
