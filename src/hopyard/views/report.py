@@ -7,11 +7,14 @@ from typing import Any
 
 from hopyard.core.runs.events import Line
 from hopyard.core.runs.machine import Machine
-from hopyard.core.runs.records import TrialRecord
 from hopyard.text import escaped, one_line
 from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
 
+TRACES = 3
+"""The most tracebacks that a report shows."""
+WARNINGS = 50
+"""The most warnings that it shows."""
 SHORT = 16
 """How many hexadecimal digits of a digest a table shows; `summary` has all of them."""
 
@@ -22,7 +25,7 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
 
     Keys: trial, config, status, epochs (how many are complete), metrics (of the last of them), best_epoch, best (the
     run's metric there), best_metrics, history (epoch → metrics), digest (of the final State, empty until it is
-    durable), remaining_seconds (of training, estimated), fault, error.
+    durable), remaining_seconds (of training, estimated), fault, error, trace (the traceback).
     """
     metric = machine.spec.metric
     return [
@@ -40,6 +43,7 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
             "remaining_seconds": trial.remaining,
             "fault": trial.fault,
             "error": trial.error,
+            "trace": trial.trace,
         }
         for _, trial in sorted(machine.trials.items())
     ]
@@ -85,6 +89,7 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
         _ranks(machine, status),
         _account(timeline, machine, status),
         _failures(machine),
+        _warnings(machine),
         _defects(machine),
         _next(machine, about, directory, status),
     ]
@@ -112,6 +117,10 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "lost": [mark.text for mark in timeline.lost],
         "resumed": len(timeline.gaps),
         "defects": machine.defects,
+        "warnings": [
+            {"place": place, "text": text, "trials": sorted(trials)}
+            for place, (text, trials) in machine.warnings.items()
+        ],
     }
 
 
@@ -230,16 +239,22 @@ def _failures(machine: Machine) -> str:
         return ""
     lines = [f"Failed: {words.count(len(failed), 'trial')}"]
     for trial in failed[:20]:
-        lines += _failure(trial)
+        lines += [f"  trial {trial.id} ({trial.fault}): {trial.error}", f"    {words.named(trial.config)}"]
     if len(failed) > 20:
         lines.append(f"  and {len(failed) - 20} more")
+    traces: dict[str, list[str]] = {}
+    for trial in failed:
+        if trial.trace:
+            traces.setdefault(trial.trace.strip(), []).append(str(trial.id))
+    for trace, ids in list(traces.items())[:TRACES]:
+        lines += [f"  Traceback of trial {', '.join(ids)}", *(f"    | {line}" for line in trace.splitlines())]
+    if len(traces) > TRACES:
+        lines.append(f"  and {words.count(len(traces) - TRACES, 'other traceback')}: `hopyard show --json` has all")
     return "\n".join(lines)
 
 
-def _failure(trial: TrialRecord) -> list[str]:
-    lines = [f"  trial {trial.id} ({trial.fault}): {trial.error}", f"    {words.named(trial.config)}"]
-    tail = trial.trace.strip().splitlines()[-6:]
-    return lines + [f"    | {line}" for line in tail]
+def _warnings(machine: Machine) -> str:
+    return "\n  ".join(["Warnings", *words.warned(machine, WARNINGS)]) if machine.warnings else ""
 
 
 def _defects(machine: Machine) -> str:
