@@ -107,6 +107,7 @@ def test_a_traceback_of_several_trials_is_shown_once_and_whole():
         trace = "\n".join(lines)
         run.failed(0, "user", trace=trace)
     text = report(run.lines, run.machine, {}, "failed")
+    assert "Failed: 6 trials\n  trials 0, 1, 2, 3, 4, 5 (user): broke\n    lr=" in text.replace("    \n", "    lr=\n")
     assert "  Traceback of trial 0, 1, 2\n" in text and text.count("ValueError: 0") == 1
     assert text.count("    |   a line") == 3 * 30
     assert "  and 1 other traceback: `hopyard show --json` has all" in text

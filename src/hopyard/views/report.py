@@ -7,6 +7,7 @@ from typing import Any
 
 from hopyard.core.runs.events import Line
 from hopyard.core.runs.machine import Machine
+from hopyard.core.runs.records import TrialRecord
 from hopyard.text import escaped, one_line
 from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
@@ -238,19 +239,27 @@ def _failures(machine: Machine) -> str:
     if not failed:
         return ""
     lines = [f"Failed: {words.count(len(failed), 'trial')}"]
+    errors: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in failed[:20]:
-        lines += [f"  trial {trial.id} ({trial.fault}): {trial.error}", f"    {words.named(trial.config)}"]
+        errors.setdefault((trial.fault, trial.error), []).append(trial)
+    for (fault, error), trials in errors.items():
+        lines.append(f"  {'trial' if len(trials) == 1 else 'trials'} {_numbers(trials)} ({fault}): {error}")
+        lines += [f"    {words.named(trial.config)}" for trial in trials]
     if len(failed) > 20:
         lines.append(f"  and {len(failed) - 20} more")
-    traces: dict[str, list[str]] = {}
+    traces: dict[str, list[TrialRecord]] = {}
     for trial in failed:
         if trial.trace:
-            traces.setdefault(trial.trace.strip(), []).append(str(trial.id))
-    for trace, ids in list(traces.items())[:TRACES]:
-        lines += [f"  Traceback of trial {', '.join(ids)}", *(f"    | {line}" for line in trace.splitlines())]
+            traces.setdefault(trial.trace.strip(), []).append(trial)
+    for trace, trials in list(traces.items())[:TRACES]:
+        lines += [f"  Traceback of trial {_numbers(trials)}", *(f"    | {line}" for line in trace.splitlines())]
     if len(traces) > TRACES:
         lines.append(f"  and {words.count(len(traces) - TRACES, 'other traceback')}: `hopyard show --json` has all")
     return "\n".join(lines)
+
+
+def _numbers(trials: Iterable[TrialRecord]) -> str:
+    return ", ".join(str(trial.id) for trial in trials)
 
 
 def _warnings(machine: Machine) -> str:
