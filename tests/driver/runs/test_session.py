@@ -132,14 +132,22 @@ def test_a_trial_that_breaks_in_training_tells_its_line(tmp_path: Path, capfd: p
         assert "Traceback (most recent call last)" in text and "in multiply" in text
 
 
+def test_a_run_whose_trials_all_break_has_the_traceback_as_a_note(tmp_path: Path) -> None:
+    with pytest.raises(hy.RunFailed) as caught:
+        select(tmp_path / "run", breaks, CONFIGS[:2], engine=LOCAL)
+    (note,) = caught.value.__notes__
+    assert note.startswith("What trial 0 raised in its worker:\nTraceback") and "in multiply\n" in note
+
+
 @pytest.mark.parametrize("engine", [LOCAL, hy.Inline()], ids=["local", "inline"])
 def test_warnings_are_counted_and_shown_once_with_their_place(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], engine: Any
 ) -> None:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True) as shown:
         warnings.filterwarnings("default", "Using a target size")
         run = select(tmp_path / "run", warns, engine=engine)
     assert run.status == "completed"
+    assert len(shown) == (1 if engine == hy.Inline() else 0)  # a worker's is in its log
     line = f"UserWarning: Using a target size (test_session.py, line {WARNING}, in train; in 3 of 4 trials)"
     told = capfd.readouterr().err
     assert told.count(f"warning: {line}") == 1 and told.strip().endswith(line)
