@@ -193,8 +193,8 @@ def test_more_workers_than_cores_is_a_warning(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("raise", r"RuntimeError: the moon is in the wrong house \(jobs\.py, line \d+\)"),
-        ("build", r"RuntimeError: no such optimizer \(jobs\.py, line \d+\)"),
+        ("raise", r"RuntimeError: the moon is in the wrong house \(jobs\.py, line \d+, in do\)"),
+        ("build", r"RuntimeError: no such optimizer \(jobs\.py, line \d+, in troubled\)"),
         ("nan", r"the loss is nan in trial 2, epoch 2, partition \d: this configuration diverged"),
     ],
 )
@@ -236,10 +236,10 @@ def test_a_config_that_kills_its_process_is_poison(tmp_path: Path, undisturbed: 
 
 
 def test_a_recipe_that_fails_for_all(tmp_path: Path) -> None:
-    with pytest.raises(hy.PreflightError, match=r"nothing was trained; preflight found 3 fault\(s\)") as caught:
+    with pytest.raises(hy.PreflightError, match=r"nothing was trained; preflight found 1 fault\(s\)") as caught:
         select(tmp_path / "run", troubled, [{**config, "do": "build"} for config in CONFIGS])
-    assert len(caught.value.faults) == 3
-    assert all(f"trial {n}, config" in fault for n, fault in enumerate(caught.value.faults))
+    (fault,) = caught.value.faults
+    assert re.fullmatch(r"trials 0, 1, 2: RuntimeError: no such optimizer \(jobs\.py, line \d+, in troubled\)", fault)
     assert not [line for line in journal(tmp_path / "run") if isinstance(line, Dispatch)]
     assert hy.load(tmp_path / "run").status == "failed"
 

@@ -134,6 +134,16 @@ class SupportsLabelCheck(Protocol):
 
 
 @runtime_checkable
+class SupportsLossCheck(Protocol):
+    """A Trainable that can tell from one batch whether its loss takes its outputs and the labels."""
+
+    def loss_fault(self, batch: Batch, label: str) -> str:
+        """Return what is wrong with labels and outputs for the loss; "" when nothing is. `label`: the name of the
+        label's column, for the sentence; of several labels, the batch has the names."""
+        ...
+
+
+@runtime_checkable
 class ReportsNondeterminism(Protocol):
     """A Trainable that can tell which parts of its steps cannot be repeated bit by bit."""
 

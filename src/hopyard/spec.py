@@ -10,7 +10,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -94,6 +94,9 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sharing_key: str
     """Equal for models that differ only in their State; "": equal to no model of another trial."""
     batch_size: int
+    reads_epochs: bool = False
+    """Whether the recipe asked for the run's number of epochs (`Context.epochs`), so that a run of more epochs trains
+    another model."""
 
 
 class Unit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -130,6 +133,15 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partition: int
     sums: PackedSums
     seconds: float
+
+
+class Warned(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A warning (of Python's `warnings`) that a recipe, its model or its loss gave."""
+
+    text: str
+    """Its class and text: "UserWarning: Using a target size …"."""
+    place: str
+    """The innermost line of the user's code, and the line of a library that it came from."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,12 +268,16 @@ class Batch:
 class Context:
     """What a `recipe(config, ctx)` receives in addition to its config.
 
+    A schedule of the learning rate over the whole run, which steps after each batch, has
+    `total_steps=ctx.epochs * ctx.batches(config["batch_size"])`.
+
     Attributes:
         device: "cpu" or "cuda".
         inputs: input name → (shape of one row, NumPy dtype name); a single input has the name "inputs".
         classes: number of classes when the label is one column of whole numbers ≥ 0 (largest + 1), else None.
         seed: the seed of this trial's build; torch, NumPy and random are already seeded with it.
         trial: the number of the trial.
+        partition_rows: training rows of each partition.
     """
 
     device: str
@@ -269,3 +285,37 @@ class Context:
     classes: int | None
     seed: int
     trial: int
+    partition_rows: tuple[int, ...] = ()
+    _epochs: int = field(default=1, repr=False)
+    _asked: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        """Training rows of all partitions."""
+        return sum(self.partition_rows)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the run. A recipe that asks for them trains another model where the run has more: it is noted that
+        it did."""
+        self._asked.add("epochs")
+        return self._epochs
+
+    @property
+    def epochs_read(self) -> bool:
+        """Whether `epochs` was asked for."""
+        return "epochs" in self._asked
+
+    def batches(self, batch_size: int) -> int:
+        """Return the number of optimizer steps in one epoch: each partition ends with a short batch of its own, but for
+        a last batch of one row, which joins the batch before it. (`hy.torch.Model` takes no step for a batch in which
+        all rows weigh 0.)
+
+        Args:
+            batch_size: rows of a batch: that of `hy.torch.Model` or the config; 32 where neither names one.
+
+        Raises:
+            SpecError: it is not an integer >= 1.
+        """
+        size = whole("batch_size", batch_size, 1)
+        return sum(rows // size + (rows % size > 1 or rows == 1) for rows in self.partition_rows)

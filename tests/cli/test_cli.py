@@ -13,6 +13,7 @@ import types
 import pytest
 from typer.testing import CliRunner
 
+import hopyard
 import hopyard.cli as cli
 from hopyard import errors
 from hopyard.core.runs.events import Interrupted, encode
@@ -217,6 +218,10 @@ def test_show(runs):
         assert shown.exit_code == 2 and "run.json: " in shown.stderr and "copy it again" in shown.stderr
 
 
+def test_version():
+    assert call("--version").stdout == f"hopyard {hopyard.__version__}\n"
+
+
 def test_logs(runs):
     text = call("logs", "done").stdout
     assert text == "".join(f"==> slot-{slot}.log <==\nhello from {slot}\n" for slot in (0, 1, 10))
@@ -224,6 +229,28 @@ def test_logs(runs):
     found = call("logs", "done", "--slot", "5")
     assert found.exit_code == 2 and "slot-10.log" in found.stderr
     assert call("logs", "done", "--follow").exit_code == 0
+
+
+def test_the_last_lines_of_logs(runs):
+    logs = runs / "done" / "logs"
+    logs.joinpath("slot-0.log").write_text("".join(f"line {n}\n" for n in range(99)) + "half a line")
+    logs.joinpath("slot-1.log").write_text("")
+    text = call("logs", "done", "--tail", "2").stdout
+    assert text == "==> slot-0.log <==\nline 98\nhalf a line\n==> slot-10.log <==\nhello from 10\n"
+    assert call("logs", "done", "--tail", "1000").stdout == call("logs", "done").stdout
+    assert call("logs", "done", "--slot", "10", "--tail", "0").stdout == ""
+    assert call("logs", "done", "--tail", "-1").exit_code == 2
+
+
+def test_logs_say_when_there_is_nothing(runs):
+    for log in (runs / "done" / "logs").iterdir():
+        log.write_text("")
+    found = call("logs", "done")
+    assert (found.exit_code, found.stdout) == (0, "") and "no worker has printed anything" in found.stderr
+    assert "an inline run has no logs" not in found.stderr
+    for log in (runs / "done" / "logs").iterdir():
+        log.unlink()
+    assert "an inline run has no logs" in call("logs", "done").stderr
 
 
 def test_logs_follow_until_the_driver_is_gone(runs):

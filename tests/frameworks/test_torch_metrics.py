@@ -184,3 +184,32 @@ def test_wrong_metrics_are_named() -> None:
     assert tally({"u": Unweighted()}, [5, 3])[0]["u"] == ([8.0, 1.0], 8.0)
     with pytest.raises(SpecError, match="'u': the rows have weights"):
         tally({"u": Unweighted()}, [5, 3], weighted=True)
+
+
+@pytest.mark.parametrize("metric", [AUC, F1])
+def test_one_of_several_outputs_is_scored(metric: Any) -> None:
+    logits, targets, weights = two_classes()
+    alone = metric().update(logits, targets, weights)
+    outputs, labels = {"late": logits, "delay": logits * 3}, {"late": targets, "delay": targets * 1.5}
+    assert np.array_equal(metric(output="late").update(outputs, labels, weights), alone)
+    assert np.array_equal(metric(output="late").update(outputs, targets, weights), alone)
+    assert np.array_equal(metric(output=0, label="late").update((logits, logits * 3), labels, weights), alone)
+    assert np.array_equal(metric(label="late").update(logits, labels, weights), alone)
+    with pytest.raises(SpecError, match=r"the model gives 2 outputs.*choose output='late', output='delay'"):
+        metric().update(outputs, labels)
+    with pytest.raises(SpecError, match=r"the data has 2 labels, and label=None names none: choose label='late'"):
+        metric(output=1).update((logits, logits), labels)
+    with pytest.raises(SpecError, match="the model gives one tensor: leave output= out"):
+        metric(output="late").update(logits, targets)
+
+
+def test_metrics_of_several_outputs_over_a_partition() -> None:
+    logits, targets, _ = two_classes(64)
+    tally = Tally({"f1": F1(output="late"), "auc": AUC(output="late")})
+    for start in range(0, 64, 16):
+        cut = slice(start, start + 16)
+        outputs = {"late": logits[cut], "delay": torch.zeros(16, 3)}
+        tally.add(torch.tensor(1.0), 16.0, outputs, {"late": targets[cut], "delay": torch.zeros(16)}, None)
+    sums = tally.sums()
+    assert F1().result(np.array(sums["f1"][0])) == pytest.approx(sk.f1_score(targets, logits > 0))
+    assert sums["auc"][0] == AUC().update(logits, targets).tolist()

@@ -12,6 +12,7 @@ from rows import Rows, aligned, rows
 from torch import nn
 from torch.nn import functional as F
 
+import hopyard as hy
 from hopyard.errors import SpecError
 from hopyard.frameworks import framework_of, seed_all
 from hopyard.frameworks.torch.model import AUC, Model, accuracy
@@ -21,6 +22,7 @@ from hopyard.ports import (
     SupportsDevice,
     SupportsEpochEnd,
     SupportsLabelCheck,
+    SupportsLossCheck,
     SupportsPredict,
     SupportsResult,
     SupportsWholePartition,
@@ -45,6 +47,7 @@ def test_offers_what_the_ports_ask() -> None:
     assert isinstance(model, SupportsWholePartition) and isinstance(model, SupportsEpochEnd)
     assert isinstance(model, SupportsResult) and isinstance(model, SupportsPredict)
     assert isinstance(model, SupportsDevice) and isinstance(model, SupportsLabelCheck)
+    assert isinstance(model, SupportsLossCheck)
     assert model.load_copies and framework_of(model) == "torch"
     assert model.batch_size is None and linear(batch_size=8).batch_size == 8
 
@@ -394,3 +397,133 @@ def test_labels_out_of_range_are_found_before_training() -> None:
     assert model.label_fault(batch, 0, 4) == ""
     assert "label 12 has none; give the model 13 outputs" in model.label_fault(batch, 0, 12)
     assert "label -1 has none" in model.label_fault(batch, -1, 4)
+
+
+# ---------------------------------------------------------------- labels and the loss
+
+
+def net(width: int, loss: Any, last: Any = None) -> Model:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(20, width), *([] if last is None else [last]))
+    return Model(module, torch.optim.SGD(module.parameters(), lr=0.1), loss)
+
+
+def labelled(dtype: Any, classes: int = 2) -> Batch:
+    batch = next(iter(rows(1, classes=classes)))
+    batch.targets = batch.targets.astype(dtype)
+    return batch
+
+
+PAIRS = "outputs have shape (rows, 1) and label 'y' has shape (rows,), so the loss compares each output with the labels"
+SHAPE = "outputs have shape (rows, 1) and label 'y' has shape (rows,), which {} does not take; return outputs.squeeze"
+FLOAT = "label 'y' is int64, and the loss ({}) takes floating-point labels (float32): make the column a "
+CLASSES = "label 'y' is float32, and the loss ({}) takes class numbers (int64): make the column an integer one"
+
+
+@pytest.mark.parametrize(
+    ("width", "loss", "dtype", "message"),
+    [
+        (1, nn.MSELoss(), np.float32, PAIRS),
+        (1, nn.MSELoss(reduction="none"), np.float32, PAIRS),
+        (1, F.l1_loss, np.float32, PAIRS),
+        (1, nn.HuberLoss(), np.float32, PAIRS),
+        (1, lambda outputs, targets: ((outputs - targets) ** 2).mean(), np.float32, PAIRS),
+        (1, nn.BCEWithLogitsLoss(), np.float32, SHAPE.format("BCEWithLogitsLoss")),
+        (1, nn.BCEWithLogitsLoss(), np.int64, FLOAT.format("BCEWithLogitsLoss")),
+        (1, nn.MSELoss(), np.int64, PAIRS),
+        (5, F.cross_entropy, np.float32, CLASSES.format("cross_entropy")),
+        (5, nn.CrossEntropyLoss(), np.float32, CLASSES.format("CrossEntropyLoss")),
+    ],
+)
+def test_labels_that_the_loss_takes_otherwise_are_explained(width: int, loss: Any, dtype: Any, message: str) -> None:
+    fault = net(width, loss).loss_fault(labelled(dtype), "y")
+    assert fault.startswith(message)
+    assert "write targets." in fault or "squeeze(-1) from the module" in fault
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits])
+def test_integer_labels_of_a_flat_output(loss: Any) -> None:
+    model, name = net(1, loss, nn.Flatten(0)), getattr(loss, "__name__", "BCEWithLogitsLoss")
+    assert model.loss_fault(labelled(np.int64), "y").startswith(FLOAT.format(name))
+    assert model.loss_fault(labelled(np.float32), "y") == ""
+    assert net(1, nn.MSELoss(), nn.Flatten(0)).loss_fault(labelled(np.int64), "y") == ""  # torch makes them float32
+
+
+@pytest.mark.parametrize(
+    ("width", "loss", "dtype"),
+    [
+        (5, F.cross_entropy, np.int64),
+        (1, lambda outputs, targets: F.mse_loss(outputs.squeeze(), targets), np.float32),
+        (1, lambda outputs, targets: F.mse_loss(outputs[:, 0], targets), np.float32),
+        (1, lambda outputs, targets: F.mse_loss(outputs, targets.unsqueeze(1)), np.float32),
+        (1, lambda outputs, targets: F.mse_loss(outputs.squeeze(1), targets.float()), np.int64),
+        (1, lambda outputs, targets: outputs.mean(), np.float32),
+        (1, lambda outputs, targets: (outputs[:, :1] - targets).abs().max(1).values.mean(), np.float32),  # on purpose
+        (3, nn.MSELoss(), np.float32),  # no shape that would help is known: training says what torch says
+        (5, nn.NLLLoss(), np.int64),
+    ],
+)
+def test_losses_that_take_the_labels_row_by_row_pass(width: int, loss: Any, dtype: Any) -> None:
+    assert net(width, loss).loss_fault(labelled(dtype), "y") == ""
+
+
+def test_a_net_that_gives_one_constant_hides_nothing() -> None:
+    model = net(1, nn.MSELoss())
+    for parameter in model.module.parameters():
+        nn.init.zeros_(parameter)
+    assert model.loss_fault(labelled(np.float32), "y").startswith(PAIRS)
+
+
+def test_of_several_labels_those_that_the_loss_does_not_take_are_named() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.late, self.long = nn.Linear(20, 1), nn.Linear(20, 1)
+
+        def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"late": self.late(inputs).squeeze(1), "long": self.long(inputs).squeeze(1)}
+
+    def loss(outputs: Any, targets: Any) -> torch.Tensor:
+        return sum(
+            (F.binary_cross_entropy_with_logits(outputs[name], targets[name]) for name in outputs), torch.zeros(())
+        )
+
+    module = Two()
+    model = Model(module, torch.optim.SGD(module.parameters(), lr=0.1), loss)
+    batch = labelled(np.int64)
+    whole = batch.targets
+    part = whole * np.float32(0.5)
+    batch.targets = {"late": whole, "long": part}
+    fault = model.loss_fault(batch, "late, long")
+    assert fault.startswith("label 'late' is int64") and fault.endswith("or write targets['late'].float() in the loss")
+    batch.targets = {"late": whole, "long": whole}
+    fault = model.loss_fault(batch, "late, long")
+    assert "label 'late' is int64" in fault and "label 'long' is int64" in fault
+    batch.targets = {"late": whole.astype(np.float32), "long": part}
+    assert model.loss_fault(batch, "late, long") == ""
+
+
+def test_the_check_of_the_loss_changes_nothing() -> None:
+    def spoils(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = F.mse_loss(outputs.squeeze(1), targets)
+        targets += 1
+        return loss
+
+    module = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    model = Model(module, torch.optim.Adam(module.parameters()), spoils)
+    batch, before = labelled(np.float32), bits(model)
+    targets = batch.targets.copy()
+    assert model.loss_fault(batch, "y") == ""
+    assert bits(model) == before and np.array_equal(batch.targets, targets)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_preflight_refuses_an_output_that_the_loss_would_broadcast(tmp_path: Any) -> None:
+    def recipe(config: Any, ctx: Any) -> Any:
+        module = nn.Linear(6, 1)
+        return Model(module, torch.optim.SGD(module.parameters(), lr=config["lr"]), nn.MSELoss())
+
+    x = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
+    data = hy.Dataset.numpy(x, x[:, 0] * 2)
+    with pytest.raises(hy.PreflightError, match=r"outputs have shape \(rows, 1\) and label '\w+' has shape \(rows,\)"):
+        hy.fit(recipe, {"lr": 0.1}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")

@@ -14,6 +14,8 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.runs.order import build_seed
+from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.loader import PartitionLoader, sizes
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import RunSpec
 from hopyard.training.build import BATCH_SIZE, Plan, build, foresee, undisturbed
@@ -60,8 +62,42 @@ def test_the_context_says_what_the_data_is() -> None:
         seen.append(ctx)
         return linear(config)
 
-    build(plan(recipe), 2, {"lr": 0.1})
-    assert seen == [hy.Context("cpu", {"inputs": ((WIDTH,), "float32")}, 2, build_seed(3, 2), 2)]
+    about = plan(recipe)
+    built = build(about, 2, {"lr": 0.1})
+    rows = tuple(part.rows for part in about.manifest.train)
+    assert seen == [hy.Context("cpu", {"inputs": ((WIDTH,), "float32")}, 2, build_seed(3, 2), 2, rows, 1)]
+    assert seen[0].rows == sum(rows) == about.manifest.train_rows
+    assert built.context is seen[0] and not built.reads_epochs
+    assert seen[0].epochs == 1 and built.reads_epochs
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 16, 32, 51, 1000])
+def test_the_context_counts_the_batches_of_an_epoch(batch_size: int) -> None:
+    seen: list[Any] = []
+    about = plan(lambda config, ctx: seen.append(ctx) or linear(config))
+    build(about, 0, {"lr": 0.1})
+    loaders = [
+        PartitionLoader(open_partition(about.manifest, "train", partition), batch_size)
+        for partition in range(len(about.manifest.train))
+    ]
+    assert seen[0].batches(batch_size) == sum(1 for loader in loaders for _ in loader)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 18, 33])
+def test_a_last_batch_of_one_row_is_no_step_of_its_own(rows: int) -> None:
+    ctx = hy.Context("cpu", {}, None, 0, 0, (rows, 16))
+    assert ctx.batches(16) == len(sizes(rows, 16)) + 1
+
+
+def test_batches_of_what_is_no_size_are_refused() -> None:
+    with pytest.raises(hy.SpecError, match="batch_size must be an integer >= 1, got 0"):
+        hy.Context("cpu", {}, None, 0, 0, (16,)).batches(0)
+
+
+def test_to_show_a_context_does_not_count_as_asking_for_the_epochs() -> None:
+    ctx = hy.Context("cpu", {}, None, 0, 0, (16,), 3)
+    assert "trial=0" in repr(ctx) and ctx == hy.Context("cpu", {}, None, 0, 0, (16,), 3)
+    assert not ctx.epochs_read
 
 
 def test_everything_random_is_seeded_by_run_and_trial() -> None:

@@ -28,7 +28,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.liveness import Stall
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.sim.world import World, lengths
-from hopyard.spec import Part, RunSpec
+from hopyard.spec import Part, RunSpec, Warned
 from hopyard.views.live import Table
 from machines import Run
 
@@ -131,6 +131,36 @@ def test_each_epoch_is_told_once_and_in_order(batches, printed):
         lines = [re.match(r"trial 0  epoch (\d)/3  ", line) for line in told(console)[before:]]
         found.append([int(line[1]) for line in lines if line])
     assert found == [*printed, *[[]] * (len(found) - len(printed))]
+
+
+@pytest.mark.parametrize("fit", [True, False])
+def test_trials_that_do_not_pass_preflight_are_told_once_another_has_passed(fit):
+    """If none does, the error that ends the run tells them."""
+    run, console = Run(trials=5, checked=False), paper(terminal=False)
+    table = Table(run.machine.spec, console)
+    table.see(run.lines, run.machine)
+    for trial in range(3):
+        faults = () if fit and trial == 2 else ("no label",)
+        names = () if faults else ("loss",)
+        run.give(Checked(at=0.0, slot=0, trial=trial, faults=faults, names=names))
+        table.see(run.lines[-2:], run.machine)
+        lines = [line for line in told(console) if "failed" in line]
+        assert lines == ([f"trial {n}  failed (user): no label  " for n in (0, 1)] if not faults else [])
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_warnings_are_told_at_the_end(terminal):
+    run, console = Run(trials=1), paper(terminal=terminal, width=200)
+    table = Table(run.machine.spec, console)
+    table.see(run.lines, run.machine)
+    run.done(0, warnings=tuple([Warned("W: odd", f"train.py, line {place}") for place in range(7)]))
+    table.see(run.lines[-1:], run.machine)
+    assert not any("odd" in line for line in told(console))
+    table.close(run.machine)
+    assert told(console)[-6:] == [
+        *(f"warning: W: odd (train.py, line {place}; in trial 0)" for place in range(5)),
+        "warning: and 2 others",
+    ]
 
 
 def test_the_epochs_of_a_trial_that_fails_are_told_before_its_failure():

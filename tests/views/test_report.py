@@ -6,7 +6,7 @@ import pytest
 
 from hopyard.core.runs.events import Finished
 from hopyard.core.runs.machine import fold
-from hopyard.spec import RunSpec
+from hopyard.spec import RunSpec, Warned
 from hopyard.views.report import facts, report, summary
 from machines import Run
 
@@ -98,3 +98,26 @@ def test_summary_is_plain(rough):
     assert len(done["digest"]) == 64
     assert json.loads(msgspec.json.encode(rows))[done["trial"]]["history"]["0"]["loss"] > 0
     assert facts(rough, fold(rough), "partial")["idle_share"] > 0
+
+
+def test_a_traceback_of_several_trials_is_shown_once_and_whole():
+    run = Run(trials=6, partitions=1)
+    for number in range(6):
+        lines = ["Traceback (most recent call last):", *["  a line"] * 30, f"ValueError: {0 if number < 3 else number}"]
+        trace = "\n".join(lines)
+        run.failed(0, "user", trace=trace)
+    text = report(run.lines, run.machine, {}, "failed")
+    assert "Failed: 6 trials\n  trials 0, 1, 2, 3, 4, 5 (user): broke\n    lr=" in text.replace("    \n", "    lr=\n")
+    assert "  Traceback of trial 0, 1, 2\n" in text and text.count("ValueError: 0") == 1
+    assert text.count("    |   a line") == 3 * 30
+    assert "  and 1 other traceback: `hopyard show --json` has all" in text
+
+
+def test_warnings_are_in_the_report():
+    run = Run(trials=3, partitions=1)
+    one, two = Warned("UserWarning: odd\nshapes", "train.py, line 3"), Warned("RuntimeWarning: nan", "train.py, line 9")
+    run.done(0, warnings=(one,))
+    run.done(0, warnings=(one, two))
+    text = report(run.lines, run.machine, {}, "running")
+    assert "Warnings\n  UserWarning: odd shapes (train.py, line 3; in 2 of 3 trials)\n  RuntimeWarning: nan (" in text
+    assert "Warnings" not in report(run.lines[:5], fold(run.lines[:5]), {}, "running")

@@ -5,17 +5,36 @@ Only here are signal handlers installed, and only here do errors become exit cod
 `hopyard --help` answers at once.
 """
 
+from typing import Annotated
+
 import typer
 
+from hopyard import __version__
 from hopyard.cli import clean, diagnose, inspect, runs
 
 app = typer.Typer(
     name="hopyard",
-    help="Train and select deep nets by model hopping: exactly, and without loss.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hopyard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train and select deep nets by model hopping: exactly, and without loss."""
+
+
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(runs.run)
 app.command()(runs.demo)
 app.command()(runs.resume)

@@ -36,7 +36,7 @@ def verb(work: Callable[P, int | None]) -> Callable[P, None]:
         try:
             code = work(*args, **kwargs) or GOOD
         except HopyardError as error:
-            say(f"error: {error}")
+            say("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]))
             code = error.exit_code
         except Terminated:
             say("terminated")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hopyard.cli.common import AsJson, RunName, as_text, columns, echo, verb
+from hopyard.cli.common import AsJson, RunName, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
@@ -160,9 +161,12 @@ def _show_program(layout: Layout, as_json: bool) -> None:
 def logs(
     run: RunName,
     slot: Annotated[int | None, typer.Option(help="Show only the log of this slot.")] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, metavar="LINES", help="Show only so many last lines of each log.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new lines until the run ends.")] = False,
 ) -> None:
-    """Show what the workers printed."""
+    """Show what the workers printed, and the tracebacks of trials that failed there."""
     from hopyard.store.layout import find
     from hopyard.store.standing import held
 
@@ -171,6 +175,8 @@ def logs(
         available = ", ".join(path.name for path in sorted(layout.logs.glob("*.log"))) or "none"
         raise UsageError(f"{layout.root}: no log of slot {slot}; there are: {available}")
     offsets: dict[Path, int] = {}
+    if tail is not None:
+        offsets = {path: _tail(path, tail) for path in layout.logs.glob("*.log")}
     last_name = [""]
     while True:
         live = follow and held(layout.lock)  # asked before reading, so that everything written until then is shown
@@ -179,8 +185,20 @@ def logs(
             if path.exists():
                 offsets[path] = _print_log(path, offsets.get(path, 0), last_name, len(paths) > 1, whole=live)
         if not live:
-            return
+            break
         time.sleep(0.3)
+    if not any(path.stat().st_size for path in paths if path.exists()):
+        say(f"{layout.root}: no worker has printed anything{'' if paths else ' (an inline run has no logs)'}")
+
+
+def _tail(path: Path, lines: int) -> int:
+    """Return at which byte the last lines of a log begin."""
+    start = path.stat().st_size
+    if start:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), start, access=mmap.ACCESS_READ) as data:
+            for _ in range(lines):
+                start = data.rfind(b"\n", 0, max(0, start - 1)) + 1
+    return start
 
 
 def _by_slot(path: Path) -> tuple[int, str]:

@@ -54,6 +54,11 @@ class InProcess:
             self._service.close()
             self._service = None
 
+    @property
+    def error(self) -> BaseException | None:
+        """What the last unit or check raised; None: nothing."""
+        return None if self._service is None else self._service.worker.error
+
     def send(self, slot: int, message: Down) -> None:
         """Put it in the worker's inbox."""
         if slot == self._slot:

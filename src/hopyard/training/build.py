@@ -53,6 +53,13 @@ class Built:
     batch_size: int
     steps: Steps = field(default_factory=Steps)
     """Its steps that have run once, and so are compiled."""
+    context: Context | None = None
+    """What its recipe received; None: nothing, or the recipe was not called for it."""
+
+    @property
+    def reads_epochs(self) -> bool:
+        """Whether the recipe, or what it made, has asked for the number of epochs."""
+        return self.context is not None and self.context.epochs_read
 
     @property
     def sharing_key(self) -> str | None:
@@ -177,9 +184,13 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     """
     seed = build_seed(plan.spec.seed, trial)
     arguments: list[Any] = [dict(config)]
-    recipe = recipe_of(plan.recipe, trial)
+    recipe, manifest = recipe_of(plan.recipe, trial), plan.manifest
+    context: Context | None = None
     if wants_context(recipe):
-        arguments.append(Context(plan.device, _shapes(plan.manifest.inputs), plan.manifest.classes, seed, trial))
+        rows = tuple([part.rows for part in manifest.train])
+        shapes = _shapes(manifest.inputs)
+        context = Context(plan.device, shapes, manifest.classes, seed, trial, rows, plan.spec.epochs)
+        arguments.append(context)
     names = named(recipe)
     while True:
         before = imported()
@@ -198,13 +209,13 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     if missing:
         raise SpecError(_untrainable(trainable, missing))
     if isinstance(trainable, SupportsSchema):
-        trainable.set_schema(*(_shapes(infos) for infos in (plan.manifest.inputs, plan.manifest.targets)))
+        trainable.set_schema(*(_shapes(infos) for infos in (manifest.inputs, manifest.targets)))
     if plan.device != "cpu" and isinstance(trainable, SupportsDevice):
         trainable.to_device(plan.device)
     size = getattr(trainable, "batch_size", None)
     if size is None:
         size = config.get("batch_size", BATCH_SIZE)
-    return Built(trainable, whole("batch_size", size, 1))
+    return Built(trainable, whole("batch_size", size, 1), context=context)
 
 
 def _shapes(infos: Mapping[str, ArrayInfo]) -> dict[str, tuple[tuple[int, ...], str]]:

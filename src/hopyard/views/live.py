@@ -32,6 +32,8 @@ EVERY = 0.25
 """The least number of seconds between two drawings."""
 SHARE = 0.05
 """The share of the driver's time that drawing may take."""
+WARNINGS = 5
+"""The most warnings that are shown at the end."""
 METRICS = 4
 """The greatest number of columns for metrics."""
 _EIGHTHS: tuple[str, ...] = ("", *"▏▎▍▌▋▊▉")
@@ -138,7 +140,7 @@ class Table:
             self._live.stop()
         elif self._output == "notebook":
             return
-        self._console.print(_text(self._end(machine)), soft_wrap=True)
+        self._print(self._end(machine))
 
     # ---------------------------------------------------------------- plain lines
 
@@ -161,6 +163,7 @@ class Table:
     def _print_news(self, lines: list[Line], touched: dict[int, None], machine: Machine) -> None:
         for line in lines:
             if isinstance(line, Checked) and machine.status == "running":
+                touched |= {trial.id: None for trial in machine.trials.values() if trial.status == "failed"}
                 slots = words.count(len(machine.slots), "worker")
                 self._print(f"training: {self._scale(machine)}, on {slots}")
         marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
@@ -169,12 +172,14 @@ class Table:
                 self._print(f"{mark.what}: {mark.text}")
             elif mark.what in ("lost", "resumed"):
                 self._print(mark.text)
+        checked = machine.status == "running" or bool(machine.names)
         for number in touched:
             trial = machine.trials.get(number)
             if trial is None:
                 continue
             self._print_epochs(trial, machine)
-            if trial.status == "failed" and number not in self._failed:
+            passed = checked or bool(trial.history)  # if no trial passes preflight, the run's error says why
+            if trial.status == "failed" and number not in self._failed and passed:
                 self._failed.add(number)
                 self._print(f"trial {number}  failed ({trial.fault}): {trial.error}  {words.named(trial.config)}")
 
@@ -223,7 +228,7 @@ class Table:
             text += f"; best: trial {best.id}, epoch {best.best + 1}, {self.spec.metric} {value}"
             config = words.named(best.config, self._names(machine))
             text += f"  {config}" if config else ""
-        return text
+        return "\n".join([text, *(f"warning: {line}" for line in words.warned(machine, WARNINGS))])
 
     def _scale(self, machine: Machine) -> str:
         trials = self.spec.trials if self.spec.trials is not None else len(machine.trials)
@@ -258,7 +263,8 @@ class Table:
         """Return the whole picture in `height` lines: the head, then as many trials (for one trial: epochs) as fit."""
         rows = max(1, height - 5 - len(_troubles(machine, now)))
         body = self._fit(machine, now, rows) if self.spec.trials == 1 else self._search(machine, now, rows, width)
-        return Group(self._head(machine, now), *body)
+        ended = words.warned(machine, WARNINGS) if self._closed and self._output == "notebook" else []
+        return Group(self._head(machine, now), *body, *(_text(f"warning: {line}", "yellow") for line in ended))
 
     def _head(self, machine: Machine, now: float) -> Text:
         trials = machine.trials.values()

@@ -12,6 +12,10 @@ from hopyard.text import escaped, one_line
 from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
 
+TRACES = 3
+"""The most tracebacks that a report shows."""
+WARNINGS = 50
+"""The most warnings that it shows."""
 SHORT = 16
 """How many hexadecimal digits of a digest a table shows; `summary` has all of them."""
 
@@ -22,7 +26,7 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
 
     Keys: trial, config, status, epochs (how many are complete), metrics (of the last of them), best_epoch, best (the
     run's metric there), best_metrics, history (epoch → metrics), digest (of the final State, empty until it is
-    durable), remaining_seconds (of training, estimated), fault, error.
+    durable), remaining_seconds (of training, estimated), fault, error, trace (the traceback).
     """
     metric = machine.spec.metric
     return [
@@ -40,6 +44,7 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
             "remaining_seconds": trial.remaining,
             "fault": trial.fault,
             "error": trial.error,
+            "trace": trial.trace,
         }
         for _, trial in sorted(machine.trials.items())
     ]
@@ -85,6 +90,7 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
         _ranks(machine, status),
         _account(timeline, machine, status),
         _failures(machine),
+        _warnings(machine),
         _defects(machine),
         _next(machine, about, directory, status),
     ]
@@ -112,6 +118,10 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "lost": [mark.text for mark in timeline.lost],
         "resumed": len(timeline.gaps),
         "defects": machine.defects,
+        "warnings": [
+            {"place": place, "text": text, "trials": sorted(trials)}
+            for place, (text, trials) in machine.warnings.items()
+        ],
     }
 
 
@@ -229,17 +239,31 @@ def _failures(machine: Machine) -> str:
     if not failed:
         return ""
     lines = [f"Failed: {words.count(len(failed), 'trial')}"]
+    errors: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in failed[:20]:
-        lines += _failure(trial)
+        errors.setdefault((trial.fault, trial.error), []).append(trial)
+    for (fault, error), trials in errors.items():
+        lines.append(f"  {'trial' if len(trials) == 1 else 'trials'} {_numbers(trials)} ({fault}): {error}")
+        lines += [f"    {words.named(trial.config)}" for trial in trials]
     if len(failed) > 20:
         lines.append(f"  and {len(failed) - 20} more")
+    traces: dict[str, list[TrialRecord]] = {}
+    for trial in failed:
+        if trial.trace:
+            traces.setdefault(trial.trace.strip(), []).append(trial)
+    for trace, trials in list(traces.items())[:TRACES]:
+        lines += [f"  Traceback of trial {_numbers(trials)}", *(f"    | {line}" for line in trace.splitlines())]
+    if len(traces) > TRACES:
+        lines.append(f"  and {words.count(len(traces) - TRACES, 'other traceback')}: `hopyard show --json` has all")
     return "\n".join(lines)
 
 
-def _failure(trial: TrialRecord) -> list[str]:
-    lines = [f"  trial {trial.id} ({trial.fault}): {trial.error}", f"    {words.named(trial.config)}"]
-    tail = trial.trace.strip().splitlines()[-6:]
-    return lines + [f"    | {line}" for line in tail]
+def _numbers(trials: Iterable[TrialRecord]) -> str:
+    return ", ".join(str(trial.id) for trial in trials)
+
+
+def _warnings(machine: Machine) -> str:
+    return "\n  ".join(["Warnings", *words.warned(machine, WARNINGS)]) if machine.warnings else ""
 
 
 def _defects(machine: Machine) -> str:

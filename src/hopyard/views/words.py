@@ -138,6 +138,18 @@ def ranked(machine: Machine) -> list[TrialRecord]:
     return sorted(machine.trials.values(), key=key)
 
 
+def warned(machine: Machine, most: int) -> list[str]:
+    """Return one line for each place in the user's code that gave a warning, with the number of its trials; `most`: how
+    many lines."""
+    total = len(machine.trials)
+    lines = []
+    for place, (text, trials) in machine.warnings.items():
+        where = f"trial {min(trials)}" if len(trials) == 1 else f"{len(trials)} of {count(total, 'trial')}"
+        lines.append(f"{' '.join(text.split())} ({place}; in {where})")
+    rest = len(lines) - most
+    return lines if rest <= 0 else [*lines[:most], f"and {count(rest, 'other')}"]
+
+
 def columns(machine: Machine) -> list[str]:
     """Return the names of the metrics: the run's own first, then the training loss, then those of validation."""
     names: dict[str, None] = {}

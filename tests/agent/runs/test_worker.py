@@ -6,6 +6,7 @@ import errno
 import math
 import shutil
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -364,7 +365,8 @@ def test_preflight_says_what_the_recipe_raised(bench: Callable[..., Bench]) -> N
     checked = bench(troubled).worker.check(1, {**CONFIG, "do": "build"})
     assert isinstance(checked, Checked)
     (fault,) = checked.faults
-    assert fault.startswith("trial 1, config {'lr': 0.1, 'do': 'build'}: RuntimeError: no such optimizer (jobs.py, ")
+    assert fault.startswith("RuntimeError: no such optimizer (jobs.py, line ") and fault.endswith(", in troubled)")
+    assert checked.trace.startswith("Traceback") and 'raise RuntimeError("no such optimizer")' in checked.trace
 
 
 def test_preflight_finds_a_state_that_cannot_be_stored(bench: Callable[..., Bench]) -> None:
@@ -463,3 +465,72 @@ def test_a_recipe_is_not_called_where_a_model_like_its_own_is_built(bench: Calla
     again = bench(recipe, slot=2).train(5, 1, **hop)
     assert calls == [0.1, 0.2, 0.1] and again.model == first.model
     assert again.parts[0].sums == hopped.parts[0].sums
+
+
+# ---------------------------------------------------------------- what the user is told
+
+
+def test_warnings_come_with_the_answer_once_for_each_trial(bench: Callable[..., Bench]) -> None:
+    class Odd(Linear):
+        def train(self, batch: Any) -> Any:
+            warnings.warn("odd shapes", UserWarning, stacklevel=1)
+            return super().train(batch)
+
+    it = bench(lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.filterwarnings("default", "odd shapes")
+        warnings.showwarning = lambda *arguments: None
+        checked = it.worker.check(0, CONFIG)
+        first = it.train(1, 0)
+        other = it.train(2, 0, trial=1)
+    assert isinstance(checked, Checked)
+    (told,) = checked.warnings
+    assert told.text == "UserWarning: odd shapes" and ", in train" in told.place
+    assert first.warnings == ()
+    assert other.warnings == (told,)
+
+
+def test_the_last_error_is_kept_until_something_ends_well(bench: Callable[..., Bench]) -> None:
+    it = bench(troubled)
+    it.worker.check(0, {**CONFIG, "do": "build"})
+    assert str(it.worker.error) == "no such optimizer"
+    it.train(1, 0, config={**CONFIG, "at": 1, "do": "raise"})
+    assert str(it.worker.error) == "the moon is in the wrong house"
+    it.train(2, 0)
+    assert it.worker.error is None
+
+
+def test_a_recipe_that_asks_for_the_epochs_is_noted(bench: Callable[..., Bench]) -> None:
+    def asks(config: Any, ctx: Any) -> Any:
+        return linear({"lr": 0.1 / ctx.epochs})
+
+    def ignores(config: Any, ctx: Any) -> Any:
+        return linear({"lr": 0.1 / ctx.batches(16)})
+
+    checked = bench(asks).worker.check(0, CONFIG)
+    assert isinstance(checked, Checked) and checked.model == ModelInfo("", 16, True)
+    assert bench(asks, slot=1).train(1, 0).model == ModelInfo("", 16, True)
+    assert bench(ignores, slot=2).train(1, 0).model == ModelInfo("", 16, False)
+    assert bench(slot=3).train(1, 0).model == ModelInfo("", 16, False)
+
+
+def test_a_model_that_asks_for_the_epochs_only_later_is_noted_too(bench: Callable[..., Bench]) -> None:
+    class Late(Linear):
+        def train(self, batch: Any) -> Any:
+            if self.steps > 5:
+                assert self.context.epochs == 2
+            return super().train(batch)
+
+    def recipe(config: Any, ctx: Any) -> Any:
+        model = Late(WIDTH, 2, lr=0.1, batch_size=16)
+        model.context = ctx  # type: ignore[attr-defined]
+        return model
+
+    it = bench(recipe)
+    first = it.train(1, 0)
+    assert first.model == ModelInfo("", 16, False)
+    second = it.train(2, 1, 2, start=first, at=Ref(0, 1, 1), model=first.model)
+    assert second.model == ModelInfo("", 16, True)
+    other = bench(recipe, slot=1)
+    assert other.train(3, 3, start=second, at=Ref(0, 3, 2), model=second.model).model is None

@@ -28,9 +28,10 @@ from hopyard.core.runs.events import (
     encode,
 )
 from hopyard.errors import JournalError
-from hopyard.spec import Array, Part, Ref, RunSpec, Unit
+from hopyard.spec import Array, ModelInfo, Part, Ref, RunSpec, Unit, Warned
 
 SPEC = RunSpec(epochs=2, partitions=3, validation=1, trials=4, metric="loss", exact=True)
+WARNED = (Warned("UserWarning: NaN", "train.py, line 3, in loss"),)
 UNIT = Unit(3, 1, "validate", 0, (0, 2), Ref(1, 3, 2))
 UNIT_OF_FOLD = Unit(3, 1, "fold", 0, (0, 2), Ref(1, 3, 2))
 PART = Part(2, {"loss": (0.1, 7.0), "bins": (Array.of([1.0, 2.5]), 7.0)}, 0.25)
@@ -40,14 +41,15 @@ LINES = [
     Exhausted(at=2.0),
     Joined(at=2.0, slot=3, host="h", pid=77),
     Joined(at=2.0, slot=4, host="h", pid=78),
-    Checked(at=2.0, slot=3, trial=0, faults=("no label",), names=("loss",)),
+    Checked(at=2.0, slot=3, trial=0, faults=("no label",), names=("loss",), trace="Traceback", warnings=WARNED),
     Check(at=2.0, slot=3, trial=0),
     Dispatch(at=2.0, slot=3, unit=UNIT),
     Dispatch(at=2.0, slot=3, unit=Unit(4, 1, "fold", 0, (), None)),
     Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, hop_bytes=5, values={"auc": 0.5}),
-    Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0),
+    Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, model=ModelInfo("", 8, True)),
+    Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, values={"c": math.inf}, warnings=WARNED),
     Durable(at=3.0, slot=3, ref=Ref(1, 3, 2), digest="ab", bytes=10),
-    Failed(at=3.0, slot=3, lease=3, fault="data", error="é “quoted”\n", trace="…"),
+    Failed(at=3.0, slot=3, lease=3, fault="data", error="é “quoted”\n", trace="…", warnings=WARNED),
     Lost(at=3.0, slot=3, reason="killed"),
     Tick(at=4.0),
     Resumed(at=5.0, fingerprint={"torch": "2.9"}),

@@ -26,7 +26,7 @@ from hopyard.core.runs.events import (
     Warn,
 )
 from hopyard.core.runs.machine import Machine, fold
-from hopyard.spec import Array, ModelInfo, Ref, RunSpec, Timeouts, Unit
+from hopyard.spec import Array, ModelInfo, Ref, RunSpec, Timeouts, Unit, Warned
 from machines import Run, deferred, dispatched
 
 # -------------------------------------------------------------------------------- the straight road
@@ -483,8 +483,29 @@ def test_preflight_tries_three_trials_and_tells_all_faults_once():
     assert run.give(faulty(0, 0)) == [Check(at=0.0, slot=0, trial=1)]
     run.give(faulty(0, 1))
     assert run.give(faulty(0, 2)) == [Finish("failed")]
-    assert run.machine.faults == ["bad 0", "bad 1", "bad 2"]
+    assert run.machine.faults == [f"trial {n}, config {run.machine.trials[n].config}: bad {n}" for n in range(3)]
     assert run.give(Finished(at=0.0, status="failed")) == []
+
+
+def test_a_fault_of_several_trials_is_told_once_with_its_trials():
+    run = Run(trials=5, checked=False)
+    for trial in range(3):
+        run.give(Checked(at=0.0, slot=0, trial=trial, faults=("no label",), names=(), trace=f"Traceback {trial}"))
+    assert run.machine.faults == ["trials 0, 1, 2: no label"]
+    assert [(trial.error, trial.trace) for trial in run.machine.trials.values()][1:4] == [
+        ("no label", "Traceback 1"),
+        ("no label", "Traceback 2"),
+        ("", ""),
+    ]
+
+
+def test_warnings_are_kept_by_place_with_their_trials():
+    run = Run(trials=2, checked=False)
+    one, other = Warned("UserWarning: odd", "train.py, line 3"), Warned("UserWarning: odd", "train.py, line 9")
+    run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",), warnings=(one,)))
+    run.done(0, warnings=(one, other))
+    assert run.machine.warnings == {one.place: (one.text, {0}), other.place: (other.text, {0})}
+    assert fold(run.lines).warnings == run.machine.warnings
 
 
 def test_finish_is_told_once():

@@ -335,12 +335,12 @@ def test_one_worker_that_cannot_start_when_others_could_is_replaced(stage: Calla
 
 def test_faults_of_all_trials_are_reported_together(stage: Callable[..., Stage]) -> None:
     it = stage([READY], configs=5)
-    for trial in range(3):
-        it.link.receives.append([Checked(at=0.0, slot=0, trial=trial, faults=(f"trial {trial}: no",), names=())])
+    for trial, fault in enumerate(("no", "never", "no")):
+        it.link.receives.append([Checked(at=0.0, slot=0, trial=trial, faults=(fault,), names=())])
     with pytest.raises(PreflightError) as caught:
         it.loop.run()
-    assert caught.value.faults == ["trial 0: no", "trial 1: no", "trial 2: no"]
-    assert "nothing was trained; preflight found 3 fault(s)" in str(caught.value)
+    assert caught.value.faults == ["trials 0, 2: no", f"trial 1, config {it.machine.trials[1].config}: never"]
+    assert "nothing was trained; preflight found 2 fault(s)" in str(caught.value)
     assert not it.link.work
     assert it.lines()[-1] == Finished(at=it.lines()[-1].at, status="failed")
 

@@ -37,6 +37,40 @@ def runs(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> dict[str
         return {"torch": torch_run, "array": select(folder / "array", configs=CONFIGS[:2])}
 
 
+def one_cycle(config: dict[str, Any], ctx: hy.Context) -> Any:
+    import torch
+
+    assert ctx.rows == sum(ctx.partition_rows)
+    module = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=config["lr"], momentum=0.9)
+    steps = ctx.epochs * ctx.batches(16)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=config["lr"], total_steps=steps)
+    loss = torch.nn.functional.cross_entropy
+    return hy.torch.Model(module, optimizer, loss, scheduler=schedule, scheduler_every="batch", batch_size=16)
+
+
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=2, devices=None)], ids=["inline", "local"])
+def test_a_schedule_over_the_whole_run_ends_with_its_last_step(tmp_path: Path, engine: Any) -> None:
+    """OneCycleLR refuses one step more than it was told of."""
+    from torch.optim.lr_scheduler import OneCycleLR
+
+    run = select(tmp_path / "run", one_cycle, CONFIGS[:2], engine=engine)
+    assert run.status == "completed"
+    assert [record.model.reads_epochs for record in run.records if record.model] == [True, True]
+    trainable = run.trials[0]._built("last").trainable
+    assert isinstance(trainable.scheduler, OneCycleLR)
+    assert trainable.scheduler.last_epoch == trainable.scheduler.total_steps
+    x, _ = table(20, seed=9)
+    module = hy.load_model(run.best.save(tmp_path / "model"))
+    assert np.array_equal(run.best.predict(x).argmax(1), module(torch_of(x)).argmax(1).numpy())
+
+
+def torch_of(x: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(x)
+
+
 def test_torch_predicts_and_evaluates_as_plain_torch(runs: dict[str, hy.Run]) -> None:
     import torch
 

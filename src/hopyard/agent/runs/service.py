@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from hopyard.agent.runs.faults import BROKEN
 from hopyard.agent.runs.storage import Network, reach
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
+from hopyard.core.runs.events import Checked, Failed
 from hopyard.data.manifest import Manifest
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import environment, quiet, release, runtimes
@@ -138,8 +140,11 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
             service.close()
             return
         if isinstance(message, (Work, Examine)):
+            trial = message.unit.trial if isinstance(message, Work) else message.trial
             for answer in service.do(message):
                 connection.send(answer)
+                if isinstance(answer, (Checked, Failed)) and answer.trace:
+                    sys.stderr.write(f"trial {trial} failed:\n{answer.trace}")
 
 
 def fingerprint() -> dict[str, Any]:

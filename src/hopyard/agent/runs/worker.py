@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import socket
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from hopyard import meter
 from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
+from hopyard.agent.runs.tracebacks import summary, trace
+from hopyard.agent.runs.warned import WarningWatch
 from hopyard.core.messages import LIMIT, NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
 from hopyard.core.runs.order import partition_seed, shuffle_seed, validation_seed
@@ -25,12 +27,13 @@ from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsResult
+from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsLossCheck, SupportsResult
 from hopyard.spec import Array, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
-from hopyard.text import escaped, message_of, sendable
+from hopyard.text import sendable
 from hopyard.training.build import Built, Plan, build, install
+from hopyard.training.recipes import recipe_of
 from hopyard.training.steps import finite, gather, over
 
 BUILT = 32
@@ -39,8 +42,6 @@ BUILT_BYTES = 2 << 30
 """Bytes of States of the models that it keeps; a model in memory is about as large again."""
 ROOM = 1 << 20
 """Bytes of an answer for everything that is no array."""
-TRACE = 6000
-"""Characters of a traceback that are sent."""
 
 Fetch = Callable[[str, str, Ref], memoryview | None]
 
@@ -85,6 +86,9 @@ class Worker:
         self._loaded: dict[str, Ref] = {}
         """Key → the State that the built model holds now."""
         self._state_bytes: dict[str, int] = {}
+        self._warnings = WarningWatch(__name__)
+        self.error: BaseException | None = None
+        """What the last unit or check raised, inline; None: nothing. (In an agent it would hold a device's memory.)"""
 
     def prepare(self) -> None:
         """Set the process up, before anything runs in it: TensorFlow takes its number of threads only once."""
@@ -98,6 +102,14 @@ class Worker:
         begin = time.perf_counter()
         self._peer = peer
         install(self._plan)  # inline, the user's own code runs in between
+        self.error = None
+        with self._warnings.during(unit.trial, recipe_of(self._plan.recipe, unit.trial)) as warnings:
+            first, *others = self._answers(unit, config, begin)
+        if warnings and isinstance(first, (Done, Failed)):
+            first = msgspec.structs.replace(first, warnings=tuple(warnings))
+        return [first, *others]
+
+    def _answers(self, unit: Unit, config: Config, begin: float) -> Sequence[Done | Failed | Durable | NoRoom]:
         try:
             answers = _RUN[unit.kind](self, unit, config, begin)
             for answer in answers:
@@ -154,7 +166,7 @@ class Worker:
             memory_key=memory_key,
             hop_seconds=round(hop, 6),
             hop_bytes=moved,
-            model=self._new_model(unit),
+            model=self._new_model(unit, built),
         )
         return [done, *stored]
 
@@ -196,23 +208,24 @@ class Worker:
 
     def check(self, trial: int, config: Config) -> Checked | NoRoom:
         """Build the trial, run one batch of training and one of validation; report all faults together."""
+        self.error = None
+        with self._warnings.during(trial, recipe_of(self._plan.recipe, trial)) as warnings:
+            answer = self._check(trial, config)
+        return answer if isinstance(answer, NoRoom) else msgspec.structs.replace(answer, warnings=tuple(warnings))
+
+    def _check(self, trial: int, config: Config) -> Checked | NoRoom:
         spec = self._plan.spec
         names: list[str] = []
         faults: list[str] = []
         notes: tuple[str, ...] = ()
         blamed = Blame("user")
         model: ModelInfo | None = None
+        raised = ""
         try:
             meter.enter("build")
             built = build(self._plan, trial, config)
-            model = _model(built)
             batch = self._first_batch("train", built.batch_size)
-            limits = self._plan.manifest.label_range
-            if (
-                limits is not None
-                and isinstance(built.trainable, SupportsLabelCheck)
-                and (fault := built.trainable.label_fault(batch, *limits))
-            ):
+            if fault := self._label_fault(built, batch):
                 return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
             initial = encode(capture(built.trainable))
             seed_all(0)
@@ -243,12 +256,15 @@ class Worker:
                 faults += [f"exact=True: {note}" for note in notes]
             if built.sharing_key is not None and not notes:  # its compiled steps are worth keeping
                 self._built.setdefault(built.sharing_key or f"trial {trial}", built)
+            model = _model(built)
         except HostFault as error:
             return NoRoom(self.slot, str(error), "rows")
         except BaseException as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
             self._let_through(error)
+            self._keep(error)
             blamed = blame(error, self._plan.device != "cpu")
-            faults.append(escaped(f"trial {trial}, config {config!r}: {_summary(error)}"))
+            faults.append(summary(error, recipe_of(self._plan.recipe, trial)))
+            raised = trace(error)
         else:
             if spec.metric is not None and spec.metric not in names:
                 faults.append(
@@ -265,7 +281,18 @@ class Worker:
             fault=blamed.fault,
             device=blamed.device,
             model=model,
+            trace=raised,
         )
+
+    def _label_fault(self, built: Built, batch: Batch) -> str:
+        """Return what is wrong with the labels for the model and its loss; "" when nothing is, or nobody can tell."""
+        trainable, limits, fault = built.trainable, self._plan.manifest.label_range, ""
+        if limits is not None and isinstance(trainable, SupportsLabelCheck):
+            fault = trainable.label_fault(batch, *limits)
+        if not fault and isinstance(trainable, SupportsLossCheck):
+            fields = [field for field in self._plan.manifest.fields if field.role == "targets"]
+            fault = trainable.loss_fault(batch, ", ".join(column.name for field in fields for column in field.columns))
+        return fault
 
     def _check_repeats(self, built: Built, trained: bytes | bytearray) -> str:
         """Repeat the step that gave `trained` from the same State, batch and seed; return a fault if it differs."""
@@ -373,7 +400,7 @@ class Worker:
         self._built.move_to_end(key)
         self._evict()
         built = existing or fresh
-        return Built(built.trainable, fresh.batch_size, built.steps)
+        return Built(built.trainable, fresh.batch_size, built.steps, fresh.context)
 
     def _find_built(self, unit: Unit) -> Built | None:
         """Return a built model for the unit's trial, if there is one; it holds any State. The recipe need not be called
@@ -386,15 +413,20 @@ class Worker:
         if key not in self._built:
             return None
         self._built.move_to_end(key)
-        return Built(self._built[key].trainable, model.batch_size, self._built[key].steps)
+        built = self._built[key]
+        context = None if model.sharing_key else built.context  # a shared one may be that of another trial
+        return Built(built.trainable, model.batch_size, built.steps, context)
 
     def _key(self, trial: int) -> str:
         """Return the key of the trial's built model."""
         return self._models[trial].sharing_key or f"trial {trial}"
 
-    def _new_model(self, unit: Unit) -> ModelInfo | None:
-        """Return what the recipe returned, if the driver did not know it when it dispatched the unit."""
-        return None if unit.model is not None else self._models.get(unit.trial)
+    def _new_model(self, unit: Unit, built: Built) -> ModelInfo | None:
+        """Return what the recipe returned, if the driver did not know it when it dispatched the unit. A model may ask
+        for the number of epochs only while it trains."""
+        if unit.model is not None and (unit.model.reads_epochs or not built.reads_epochs):
+            return None
+        return msgspec.structs.replace(self._models[unit.trial], reads_epochs=built.reads_epochs)
 
     def _forget(self, trial: int) -> None:
         """Record that the trial's model holds no State any more."""
@@ -420,15 +452,19 @@ class Worker:
         if self._interruptible and isinstance(error, KeyboardInterrupt):
             raise error
 
+    def _keep(self, error: BaseException) -> None:
+        if self._interruptible:
+            self.error = error
+
     def _failure(self, unit: Unit, error: BaseException) -> Failed:
         fault, device = blame(error, self._plan.device != "cpu")
-        trace = "".join(traceback.format_exception(error))
+        self._keep(error)
         return Failed(
             slot=self.slot,
             lease=unit.lease,
             fault=fault,
-            error=_summary(error),
-            trace=escaped(trace[-TRACE:]),
+            error=summary(error, recipe_of(self._plan.recipe, unit.trial) if fault in ("user", "memory") else None),
+            trace=trace(error),
             missing=error.ref if isinstance(error, Missing) else None,
             device=device,
         )
@@ -440,7 +476,7 @@ def _nondeterminism(trainable: Any) -> tuple[str, ...]:
 
 def _model(built: Built) -> ModelInfo:
     """Return what is sent to the driver, and by it to other workers, about a model that the recipe returned."""
-    return ModelInfo(built.sharing_key or "", built.batch_size)
+    return ModelInfo(built.sharing_key or "", built.batch_size, built.reads_epochs)
 
 
 def _seconds(since: float) -> float:
@@ -481,12 +517,3 @@ def sendable_sums(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
             f"{sizes[largest]:,} bytes. All metrics of a unit have room for {LIMIT - ROOM:,}. Report fewer numbers"
             + (", or choose hy.Hopper(group=1)" if len(sums) > 1 else "")
         )
-
-
-def _summary(error: BaseException) -> str:
-    """Return one line: what was raised, and by which line of the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
-    text = escaped(message_of(error))
-    return f"{kind}{text}{'' if isinstance(error, HopyardError) else location}"

@@ -22,7 +22,7 @@ import msgspec
 
 from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, nonfinite_from_text
 from hopyard.errors import JournalError
-from hopyard.spec import FORMAT, Config, Fault, Kind, ModelInfo, Part, Ref, RunSpec, Timeouts, Unit
+from hopyard.spec import FORMAT, Config, Fault, Kind, ModelInfo, Part, Ref, RunSpec, Timeouts, Unit, Warned
 
 
 class Began(Fact, frozen=True):
@@ -64,7 +64,7 @@ class Joined(Fact, frozen=True):
 class Checked(Fact, frozen=True):
     """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
     exact; `fault`: whose the faults are, where there are some; `device`: as in Failed; `model`: what its recipe
-    gave."""
+    gave; `trace`: the traceback of a fault that was raised, at most about 8,000 characters."""
 
     slot: int
     trial: int
@@ -74,6 +74,8 @@ class Checked(Fact, frozen=True):
     fault: Fault = "user"
     device: bool = False
     model: ModelInfo | None = None
+    trace: str = ""
+    warnings: tuple[Warned, ...] = ()
 
 
 class Done(Fact, frozen=True, omit_defaults=True):
@@ -91,6 +93,8 @@ class Done(Fact, frozen=True, omit_defaults=True):
     """Metric name → value, where it is a fold unit."""
     model: ModelInfo | None = None
     """What the recipe gave, where the worker called it and the driver did not know the result."""
+    warnings: tuple[Warned, ...] = ()
+    """Those that the worker did not tell of this trial before."""
 
 
 class Durable(Fact, frozen=True):
@@ -114,6 +118,7 @@ class Failed(Fact, frozen=True):
     """The State that the unit needed and that nobody could hand over."""
     device: bool = False
     """Whether a "memory" fault is one of the slot's device, whose memory ran out, not that of its host."""
+    warnings: tuple[Warned, ...] = ()
 
 
 class Forgotten(Fact, frozen=True):

@@ -66,7 +66,7 @@ from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
-from hopyard.spec import Ref, RunSpec, Unit
+from hopyard.spec import Ref, RunSpec, Unit, Warned
 
 
 class Machine:
@@ -82,6 +82,7 @@ class Machine:
         scheduler: what waits, and which slots are idle.
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
         defects: values that must be equal and are not, one sentence each.
+        warnings: place → (text of a warning that a recipe or its model gave there, the trials of which it came).
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -94,6 +95,7 @@ class Machine:
         self.scheduler = self._run.scheduler
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.defects: list[str] = []
+        self.warnings: dict[str, tuple[str, set[int]]] = {}
         self._finishing = False
         """`Finish` was commanded."""
 
@@ -199,6 +201,7 @@ class Machine:
             **self._preflight.snapshot(),
             "status": self.status,
             "defects": self.defects,
+            "warnings": self.warnings,
         }
 
     # ---------------------------------------------------------------- trials and slots come
@@ -225,6 +228,7 @@ class Machine:
         if not self._preflight.awaits(event):
             return
         self._set_idle(self.slots[event.slot])
+        self._warned(event.trial, event.warnings)
         self.status = self._preflight.checked(event) or self.status
         if event.faults and event.fault == "memory":
             self._replace(event.slot, faults.OUT_OF_MEMORY)
@@ -272,6 +276,7 @@ class Machine:
         trial, slot = self.trials[unit.trial], self.slots[event.slot]
         slot.trial = unit.trial
         trial.model = event.model or trial.model
+        self._warned(unit.trial, event.warnings)
         if partitions != unit.partitions:
             self._retries.retry(trial, unit, "system", f"it answered for partitions {list(partitions)}", "")
             return
@@ -311,6 +316,7 @@ class Machine:
         if unit is None:
             return
         trial = self.trials[unit.trial]
+        self._warned(unit.trial, event.warnings)
         if event.missing is not None:
             self._retries.missing(trial, unit, event.missing, event.error)
         elif event.fault == "memory":
@@ -321,6 +327,10 @@ class Machine:
         else:
             lifecycle.requeue(self._run, trial, unit)
             lifecycle.fail(self._run, trial, event.fault, event.error, event.trace)
+
+    def _warned(self, trial: int, warnings: tuple[Warned, ...]) -> None:
+        for warning in warnings:
+            self.warnings.setdefault(warning.place, (warning.text, set()))[1].add(trial)
 
     def _deferred(self, line: Deferred) -> None:
         self._retries.defer(line)

@@ -14,6 +14,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.spec import Fault
+from hopyard.text import escaped
 
 CHECKS = 3
 """Preflight tries the first trials in turn: when this many cannot start, nothing runs."""
@@ -30,13 +31,13 @@ class Preflight:
         retries: the machine's.
 
     Attributes:
-        faults: what is wrong with the trials that did not pass.
         names: the metrics that the first trial that passed reports.
     """
 
     def __init__(self, run: RunRecord, retries: Retries) -> None:
-        self.faults: list[str] = []
         self.names: tuple[str, ...] = ()
+        self._faults: dict[str, list[int]] = {}
+        """What is wrong → the trials that did not pass because of it."""
         self._run = run
         self._retries = retries
         self._checking: tuple[int, int] | None = None
@@ -45,6 +46,16 @@ class Preflight:
         """Number of trials that did not pass."""
         self._recipe = ""
         """Digest of the newest recipe; empty: there is only the first one."""
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the trials that did not pass: each fault once, with its trials."""
+        return [self._fault(text, trials) for text, trials in self._faults.items()]
+
+    def _fault(self, text: str, trials: list[int]) -> str:
+        if len(trials) > 1:
+            return f"trials {', '.join(map(str, trials))}: {text}"
+        return escaped(f"trial {trials[0]}, config {self._run.trials[trials[0]].config!r}: {text}")
 
     def decide(self) -> Check | None:
         """Return the next check, of the first trial that may be fit; trials of the newest recipe and without a State
@@ -76,9 +87,9 @@ class Preflight:
         self._checking = None
         trial = self._run.trials[event.trial]
         if event.faults and event.fault in faults.TRANSIENT:
-            return self._again(trial, event.fault, "; ".join(event.faults), event.device)
+            return self._again(trial, event.fault, "; ".join(event.faults), event.device, event.trace)
         if event.faults:
-            return self._refuse(trial, event.fault, list(event.faults))
+            return self._refuse(trial, event.fault, list(event.faults), event.trace)
         faults.cleared(trial)
         trial.model = event.model
         self.names = event.names
@@ -91,7 +102,7 @@ class Preflight:
         trial = self._run.trials[self._checking[1]]
         self._checking = None
         if fault == "memory":
-            return self._again(trial, "memory", reason, False)
+            return self._again(trial, "memory", reason, False, "")
         strikes = self._run.spec.strikes
         if fault == "system" and faults.ends("lost", faults.strike(trial, ("lost", "check", 0, 0)), self._run.spec):
             text = f"{faults.POISON}building trial {trial.id} ended {strikes} workers, the last one so: {reason}"
@@ -101,7 +112,7 @@ class Preflight:
     def begin_anew(self, recipe: str) -> Literal["checking", "running"]:
         """Begin again with failed trials, as the user asks. With another recipe (its digest), or where no trial ever
         passed, there is a new preflight."""
-        self._unfit, self.faults = 0, []
+        self._unfit, self._faults = 0, {}
         self._recipe = recipe or self._recipe
         return "running" if self.names and not recipe else "checking"
 
@@ -113,20 +124,21 @@ class Preflight:
         """Return all state that matters, as plain values."""
         return {"faults": self.faults, "names": self.names, "checking": self._checking}
 
-    def _again(self, trial: TrialRecord, fault: Fault, error: str, on_device: bool) -> Verdict:
+    def _again(self, trial: TrialRecord, fault: Fault, error: str, on_device: bool, trace: str) -> Verdict:
         """Retry or refuse a trial that could not be checked, which may be no fault of its own."""
         count = faults.strike(trial, (fault, "check", 0, 0))
         if not faults.ends(fault, count, self._run.spec):
             self._retries.delay(trial, fault, error)
             return ""
         text = faults.out_of_memory(error, on_device) if fault == "memory" else f"{error} (tried {count} times)"
-        return self._refuse(trial, fault, [text])
+        return self._refuse(trial, fault, [text], trace)
 
-    def _refuse(self, trial: TrialRecord, fault: Fault, errors: list[str]) -> Verdict:
+    def _refuse(self, trial: TrialRecord, fault: Fault, errors: list[str], trace: str = "") -> Verdict:
         """End a trial that did not pass preflight. When the first few do not, none will; unless the run went on before
         and only another recipe is unfit: then each other trial is tried by itself."""
-        self.faults += [error for error in errors if error not in self.faults]
-        lifecycle.fail(self._run, trial, fault, "; ".join(errors), "")
+        for error in errors:
+            self._faults.setdefault(error, []).append(trial.id)
+        lifecycle.fail(self._run, trial, fault, "; ".join(errors), trace)
         self._unfit += 1
         if self._unfit >= CHECKS or (self._run.exhausted and not self._run.open):
             return "running" if self.names else "failed"

@@ -33,7 +33,7 @@ from hopyard.driver.runs.recovery import EarlierDrivers
 from hopyard.driver.runs.run import Handle, Run, reasons
 from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores
-from hopyard.errors import ResourceError, RunFailed, SpecError
+from hopyard.errors import HopyardError, PreflightError, ResourceError, RunFailed, SpecError
 from hopyard.ports import AgentEngine, Engine, Store, starts_agents
 from hopyard.spec import Encrypt, RunSpec, Timeouts
 from hopyard.store import summary
@@ -131,7 +131,8 @@ def drive(job: Drive, wait: bool) -> Run:
         except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
             if not (handle.stopped and isinstance(error, KeyboardInterrupt)):
                 handle.error = error
-                traceback.clear_frames(error.__traceback__)  # they hold the whole driver
+                for each in (error, error.__cause__):
+                    traceback.clear_frames(None if each is None else each.__traceback__)  # they hold the whole driver
                 log.error("%s ended: %s: %s", run.directory, type(error).__name__, error)
         finally:
             over()
@@ -211,6 +212,9 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         handle.attach(loop.stop)
         try:
             loop.run()
+        except PreflightError as error:
+            _explain(error, machine, link)
+            raise
         except KeyboardInterrupt:
             hint = "` goes on"
             if engine.apart:
@@ -227,7 +231,18 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
-        raise RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+        failure = RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+        _explain(failure, machine, link)
+        raise failure
+
+
+def _explain(error: HopyardError, machine: Machine, link: Link) -> None:
+    """Add to the error of a run what its trials raised: the exception itself, where this process has it, else the
+    first trial's traceback, as a note."""
+    if isinstance(link, InProcess):
+        error.__cause__ = link.error
+    elif (first := next((trial for trial in machine.trials.values() if trial.trace), None)) is not None:
+        error.add_note(f"What trial {first.id} raised in its worker:\n{first.trace.rstrip()}")
 
 
 def extended(spec: RunSpec, changes: Sequence[Extended | Retried]) -> RunSpec:

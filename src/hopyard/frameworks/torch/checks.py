@@ -1,16 +1,21 @@
-"""Whether labels fit a torch model's outputs."""
+"""Whether labels fit a torch model's outputs, and its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from hopyard.frameworks.torch.metrics import map_tensors
 
-def label_fault(
-    outputs: Any, low: float, high: float, loss: Callable[..., Any] | None = None, whole: bool = True
-) -> str:
+Loss = Callable[..., Any]
+_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
+"""What losses raise for labels that they do not take."""
+
+
+def label_fault(outputs: Any, low: float, high: float, loss: Loss | None = None, whole: bool = True) -> str:
     """Return what is wrong with labels of [low, high] for these outputs; "" when nothing is, or when it is not known.
 
     Labels are class numbers when they are whole and the outputs have a second axis of at least 2. The ends of the range
@@ -36,7 +41,7 @@ def label_fault(
     )
 
 
-def _accepts(loss: Callable[..., Any] | None, outputs: torch.Tensor, label: int) -> bool:
+def _accepts(loss: Loss | None, outputs: torch.Tensor, label: int) -> bool:
     loss = torch.nn.functional.cross_entropy if loss is None else loss
     row = outputs[:1].detach().float().cpu()
     target = torch.full((1, *row.shape[2:]), label, dtype=torch.int64)
@@ -50,3 +55,126 @@ def _accepts(loss: Callable[..., Any] | None, outputs: torch.Tensor, label: int)
         if isinstance(loss, torch.nn.Module):
             loss.to(outputs.device)
     return True
+
+
+def loss_fault(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
+    """Return why the loss does not take these labels, or takes them otherwise than row by row; "" when nothing is
+    wrong, or when no change of dtype or shape would help.
+
+    Args:
+        outputs: the outputs of one batch: a tensor, or tensors in dicts, lists or tuples.
+        targets: its labels: a tensor, or a dict of tensors.
+        loss: the model's.
+        label: the name of a single label.
+    """
+    if targets is None:
+        return ""
+    if _value(loss, outputs, targets) is not None:
+        return _pairs_all(outputs, targets, loss, label)
+    for changed, remedy in _changes(outputs, targets, loss, label):
+        if _value(loss, outputs, changed) is not None:
+            return remedy
+    return ""
+
+
+def _value(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor | None:
+    """Return the loss, flat; None where it, or its gradient, cannot be computed. Changes nothing."""
+    leaves: list[torch.Tensor] = []
+
+    def leaf(output: torch.Tensor) -> torch.Tensor:
+        copy = output.detach().clone()
+        if copy.is_floating_point():
+            leaves.append(copy.requires_grad_())
+        return copy
+
+    try:
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            value = loss(map_tensors(outputs, leaf), map_tensors(targets, torch.Tensor.clone))
+            torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+            return value.detach().reshape(-1)  # type: ignore[no-any-return]
+    except (*_REFUSALS, AttributeError):
+        return None
+
+
+def _pairs_all(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
+    """Return a fault where the loss compares each output of shape (rows, 1) with each label of shape (rows,), as
+    broadcasting makes it do: then it does not change when the labels alone change places, and with outputs of shape
+    (rows,) it does. Tried with the labels as outputs, as those of a fresh net may be one constant."""
+    if not _is_column(outputs, targets):
+        return ""
+    perfect, others = targets.to(outputs.dtype), targets.roll(1, 0)
+    if _equal(_value(loss, perfect, targets), _value(loss, perfect, others)):
+        return ""
+    perfect = perfect.unsqueeze(-1)
+    if not _equal(_value(loss, perfect, targets), _value(loss, perfect, others)):
+        return ""
+    return (
+        f"outputs have shape {_shape(outputs)} and label {label!r} has shape {_shape(targets)}, so the loss compares "
+        f"each output with the labels of all rows; {_reshape(label)}"
+    )
+
+
+def _is_column(outputs: Any, targets: Any) -> bool:
+    return (
+        isinstance(outputs, torch.Tensor)
+        and isinstance(targets, torch.Tensor)
+        and targets.ndim >= 1
+        and len(targets) > 1
+        and outputs.shape == (*targets.shape, 1)
+    )
+
+
+def _equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Whether two losses are equal up to rounding, or neither can be computed."""
+    if a is None or b is None:
+        return a is b
+    return torch.allclose(a.double().sum(), b.double().sum(), rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+def _changes(outputs: Any, targets: Any, loss: Loss, label: str) -> Iterator[tuple[Any, str]]:
+    """Yield labels in a form that the loss may take, and what to tell the user who has others."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if isinstance(targets, dict):
+        others = {key: other for key, target in targets.items() if (other := _other(target)) is not None}
+        for key, other in others.items():
+            yield {**targets, key: other}, _recast(key, targets[key], other, f"targets[{key!r}]", name)
+        if len(others) > 1:
+            texts = [_recast(key, targets[key], other, f"targets[{key!r}]", name) for key, other in others.items()]
+            yield {**targets, **others}, "; ".join(texts)
+        return
+    other = _other(targets)
+    recast = "" if other is None else _recast(label, targets, other, "targets", name)
+    if _is_column(outputs, targets):
+        shapes = f"outputs have shape {_shape(outputs)} and label {label!r} has shape {_shape(targets)}, which {name} "
+        reshape = f"{shapes}does not take; {_reshape(label)}"
+        yield targets.unsqueeze(-1), reshape
+        if other is not None:
+            yield other.unsqueeze(-1), f"{recast}; then: {reshape}"
+    if other is not None:
+        yield other, recast
+
+
+def _other(target: torch.Tensor) -> torch.Tensor | None:
+    """Return integers as float32, and whole numbers in floating point as int64; None for other labels."""
+    if not target.is_floating_point():
+        return target.float()
+    return target.long() if bool((target == target.round()).all()) else None
+
+
+def _recast(label: str, target: torch.Tensor, other: torch.Tensor, name: str, loss: str) -> str:
+    old, new = (str(tensor.dtype).removeprefix("torch.") for tensor in (target, other))
+    kind = "class numbers" if new == "int64" else "floating-point labels"
+    method = "long" if new == "int64" else "float"
+    return (
+        f"label {label!r} is {old}, and the loss ({loss}) takes {kind} ({new}): make the column "
+        f"{'an integer' if new == 'int64' else 'a floating-point'} one, or write {name}.{method}() in the loss"
+    )
+
+
+def _reshape(label: str) -> str:
+    return f"return outputs.squeeze(-1) from the module, or give label {label!r} the outputs' shape"
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"({', '.join(['rows', *map(str, tensor.shape[1:])])}{',' if tensor.ndim == 1 else ''})"

@@ -53,17 +53,20 @@ class AUC:
 
     Args:
         bins: the number of bins. Outputs are logits of shape (rows,), (rows, 1) or (rows, 2); targets are 0 or 1.
+        output: of a model with several outputs, the one that is scored: its key, or its number in a tuple.
+        label: the label that it is compared with, where the data has several; None: the one named like the output.
     """
 
     bins: int = 512
+    output: str | int | None = None
+    label: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bins", whole("AUC(bins=)", self.bins, 2))
 
-    def update(
-        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
-    ) -> NDArray[np.float64]:
+    def update(self, outputs: Any, targets: Any, weights: torch.Tensor | None = None) -> NDArray[np.float64]:
         """Return the rows per bin, of class 0 and then of class 1; shape (2 · bins,)."""
+        outputs, targets = _chosen(self, outputs, targets)
         logits = _logit(outputs)
         if logits.isnan().any():
             return np.full(2 * self.bins, math.nan)
@@ -85,17 +88,23 @@ class F1:
 
     Outputs are logits: for two classes of shape (rows,), (rows, 1) or (rows, 2), else (rows, classes). A class that
     is neither predicted nor present counts as 0, as in scikit-learn. NaN when an output is NaN.
+
+    Args:
+        classes: how many there are.
+        output: of a model with several outputs, the one that is scored: its key, or its number in a tuple.
+        label: the label that it is compared with, where the data has several; None: the one named like the output.
     """
 
     classes: int = 2
+    output: str | int | None = None
+    label: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", whole("F1(classes=)", self.classes, 2))
 
-    def update(
-        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
-    ) -> NDArray[np.float64]:
+    def update(self, outputs: Any, targets: Any, weights: torch.Tensor | None = None) -> NDArray[np.float64]:
         """Return the rows by class: right, predicted, actual; shape (3 · classes,)."""
+        outputs, targets = _chosen(self, outputs, targets)
         logits = outputs if self.classes > 2 else _logit(outputs)
         if logits.isnan().any():
             return np.full(3 * self.classes, math.nan)
@@ -113,6 +122,28 @@ class F1:
         rows = predicted + actual
         scores = np.divide(2 * right, rows, out=np.zeros_like(rows), where=rows != 0)
         return float(scores[1] if self.classes == 2 else scores.mean())
+
+
+def _chosen(metric: AUC | F1, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output and the label that the metric is of."""
+    key, label = metric.output, metric.label
+    if label is None and isinstance(key, str):
+        label = key
+    return _part("output", outputs, key, metric), _part("label", targets, label, metric)
+
+
+def _part(what: str, values: Any, key: str | int | None, metric: AUC | F1) -> torch.Tensor:
+    """Return one of several tensors; a single one as it is."""
+    if isinstance(values, torch.Tensor):
+        if what == "output" and key is not None:
+            raise SpecError(f"{metric}: output={key!r}, but the model gives one tensor: leave output= out")
+        return values
+    keys = list(values) if isinstance(values, dict) else list(range(len(values)))
+    if key not in keys:
+        side = "the model gives" if what == "output" else "the data has"
+        choices = ", ".join(f"{what}={each!r}" for each in keys)
+        raise SpecError(f"{metric}: {side} {len(keys)} {what}s, and {what}={key!r} names none: choose {choices}")
+    return values[key]  # type: ignore[no-any-return]
 
 
 def _unless_nan(right: torch.Tensor, nan: torch.Tensor) -> torch.Tensor:
@@ -161,8 +192,8 @@ class Tally:
         if not self._metrics:
             return
         batch = (
-            _each(outputs, torch.Tensor.detach),
-            _each(targets, torch.Tensor.clone),
+            map_tensors(outputs, torch.Tensor.detach),
+            map_tensors(targets, torch.Tensor.clone),
             None if weights is None else weights.clone(),
         )
         if self._chunk and _form(batch) != _form(self._chunk[0]):
@@ -227,14 +258,14 @@ def _sum(name: str, values: Any, weights: torch.Tensor | None, counts: tuple[int
     return float((flat if weights is None else flat * weights.double().reshape(-1)).sum())
 
 
-def _each(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Applies `function` to every tensor in dicts, lists and tuples; anything else stays unchanged."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {key: _each(item, function) for key, item in value.items()}
+        return {key: map_tensors(item, function) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(_each(item, function) for item in value)
+        return tuple(map_tensors(item, function) for item in value)
     return value
 
 

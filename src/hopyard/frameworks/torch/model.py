@@ -17,7 +17,7 @@ import torch
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import state as torch_state
-from hopyard.frameworks.torch.checks import label_fault
+from hopyard.frameworks.torch.checks import label_fault, loss_fault
 from hopyard.frameworks.torch.metrics import AUC, F1, Tally, accuracy
 from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
 from hopyard.ports import PartitionBatches
@@ -174,6 +174,13 @@ class Model:
         with torch.inference_mode():
             outputs = self._forward(tensors(batch.inputs, self.device))
         return label_fault(outputs, low, high, self.loss, whole)
+
+    def loss_fault(self, batch: Batch, label: str) -> str:
+        """Return why the loss does not take outputs and labels as they are, tried with one batch; "" when it does."""
+        self.module.eval()
+        with torch.no_grad(), self._precision():
+            outputs = self._forward(tensors(batch.inputs, self.device))
+            return loss_fault(outputs, tensors(batch.targets, self.device), self.loss, label)
 
     def _train(self, batches: Iterable[Batch]) -> Sums:
         self.module.train()

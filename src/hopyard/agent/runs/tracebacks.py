@@ -1,0 +1,44 @@
+"""What is told of an error that a recipe, its model or its loss raised: one line, and the traceback."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from hopyard.code import places
+from hopyard.errors import HopyardError
+from hopyard.text import escaped, message_of
+
+HEAD, TAIL = 2000, 6000
+"""Characters that are kept of the beginning and of the end of a traceback."""
+
+
+def summary(error: BaseException, recipe: Callable[..., Any] | None = None) -> str:
+    """Return one sentence: what was raised, and the innermost line of the user's code.
+
+    Args:
+        error: the error.
+        recipe: the trial's, named where the error went through no line of the user's; None: it is not to blame.
+    """
+    kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
+    place = places.of_error(error) or _elsewhere(error, recipe)
+    return escaped(f"{kind}{message_of(error)}" + (f" ({place})" if place else ""))
+
+
+def _elsewhere(error: BaseException, recipe: Callable[..., Any] | None) -> str:
+    """Return the line of a library that raised the error, and the recipe whose model was computed there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, HopyardError) or not frames:
+        return ""
+    origin = "" if recipe is None else places.of_function(recipe)
+    line = places.named(frames[-1].filename, frames[-1].lineno)
+    return f"{line}; the model is from {origin}" if origin else line
+
+
+def trace(error: BaseException) -> str:
+    """Return the traceback, cut in the middle where it is long."""
+    text = escaped("".join(traceback.format_exception(error)))
+    if len(text) <= HEAD + TAIL:
+        return text
+    return f"{text[:HEAD]}\n  … {len(text) - HEAD - TAIL:,} characters are left out here …\n{text[-TAIL:]}"

@@ -1,0 +1,53 @@
+"""What is told of an error that a recipe or its model raised."""
+
+import json
+from typing import Any
+
+from hopyard.agent.runs.tracebacks import HEAD, TAIL, summary, trace
+from hopyard.code.places import of_function
+from hopyard.errors import SpecError
+
+
+def recipe(config: Any) -> Any:
+    return json.loads("{")
+
+
+def raised(function: Any, *arguments: Any) -> BaseException:
+    try:
+        function(*arguments)
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_one_sentence_names_the_line_of_the_user() -> None:
+    text = summary(raised(recipe, {}), recipe)
+    assert text.startswith("JSONDecodeError: Expecting property name")
+    assert text.endswith(", in recipe)") and "(test_tracebacks.py, line " in text
+
+
+def test_where_no_line_is_the_users_the_recipe_is_named() -> None:
+    error = raised(json.loads, "{")
+    error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None  # as if a library called it
+    assert summary(error, recipe).endswith(f"; the model is from {of_function(recipe)})")
+    assert "(decoder.py, line " in summary(error, recipe)
+    assert "the model is from" not in summary(error)
+
+
+def test_an_error_of_hopyard_needs_no_place_in_hopyard() -> None:
+    error = SpecError("epochs must be an integer >= 1, got 0")
+    assert summary(error, recipe) == "epochs must be an integer >= 1, got 0"
+
+
+def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
+    def fall(depth: int) -> None:
+        if depth % 2:
+            return fall(depth - 1)
+        if depth:
+            return fall(depth - 1)
+        raise ValueError("the\x1b[2J ground")
+
+    text = trace(raised(fall, 200))
+    assert HEAD + TAIL < len(text) < HEAD + TAIL + 100
+    assert text.startswith("Traceback (most recent call last)") and text.endswith("ValueError: the\\x1b[2J ground\n")
+    assert "characters are left out here" in text
