@@ -120,6 +120,18 @@ def test_a_run_whose_every_trial_failed(tmp_path: Path) -> None:
         hy.resume(tmp_path / "run", epochs=3)
 
 
+def told(config: dict[str, Any], ctx: Any) -> Any:
+    return linear({"lr": config["lr"] / ctx.epochs})
+
+
+def test_a_recipe_that_was_told_the_epochs(tmp_path: Path) -> None:
+    select(tmp_path / "run", told, CONFIGS[:2])
+    with pytest.raises(SpecError, match=r"epochs = 3: the recipe of trial 0 of .* read ctx\.epochs, which was 2"):
+        hy.resume(tmp_path / "run", epochs=3)
+    run = hy.resume(tmp_path / "run", search=hy.Configs(CONFIGS))  # more trials are told the same
+    assert digests(run) == digests(select(tmp_path / "whole", told))
+
+
 def test_on_the_command_line(tmp_path: Path) -> None:
     select(tmp_path / "run")
     ended = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--epochs", "3"])

@@ -60,7 +60,7 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
 
     Raises:
         SpecError: there are fewer epochs than the run has, or as many and no more trials; the search does not begin
-            with the run's trials; every trial failed.
+            with the run's trials; a recipe read `ctx.epochs`; every trial failed.
     """
     spec, trials = machine.spec, machine.trials
     epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs, spec.epochs)
@@ -80,6 +80,12 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
         raise SpecError(
             f"{layout.root} has {spec.epochs} epochs and {len(trials)} trials already: give more epochs=, a search= of "
             "more trials, or neither"
+        )
+    read = [trial.id for trial in trials.values() if trial.model is not None and trial.model.reads_epochs]
+    if epochs > spec.epochs and read:
+        raise SpecError(
+            f"epochs = {epochs}: the recipe of trial {read[0]} of {layout.root} read ctx.epochs, which was "
+            f"{spec.epochs}: a schedule made for as many gives other results than one for the new number; start another run"
         )
     if total == spec.trials and not changes.failed and all(trial.status == "failed" for trial in trials.values()):
         raise SpecError(f"epochs = {epochs}: every trial of {layout.root} failed; failed=True tries them again")
