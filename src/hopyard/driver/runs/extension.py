@@ -85,7 +85,7 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
     if epochs > spec.epochs and read:
         raise SpecError(
             f"epochs = {epochs}: the recipe of trial {read[0]} of {layout.root} read ctx.epochs, which was "
-            f"{spec.epochs}: a schedule made for as many gives other results than one for the new number; start another run"
+            f"{spec.epochs}: a schedule for as many gives other results than one for the new number; start another run"
         )
     if total == spec.trials and not changes.failed and all(trial.status == "failed" for trial in trials.values()):
         raise SpecError(f"epochs = {epochs}: every trial of {layout.root} failed; failed=True tries them again")
