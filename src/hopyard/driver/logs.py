@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hopyard.system.files import open_regular
 from hopyard.text import one_line
 
 TAIL_BYTES = 1 << 16
@@ -13,7 +14,7 @@ TAIL_BYTES = 1 << 16
 def read_log(path: Path, last: int | None = None) -> str:
     """Return a log, or its last bytes; empty where there is none, or none that can be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if last is not None:
                 file.seek(max(0, path.stat().st_size - last))
             return file.read().decode(errors="replace")
