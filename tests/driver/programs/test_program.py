@@ -132,6 +132,29 @@ class TestItsLife:
         assert program.wait(60) == "done"
         assert len(program.logs()) >= 10 << 20
 
+    def test_what_tasks_print_is_streamed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import time
+
+            print(f"rank {ctx.rank} is up \x07")
+            while not (ctx.directory / "go").exists():
+                time.sleep(0.02)
+            print("the end", end="")
+
+        program = launch(tmp_path, main)
+        shown = ""
+        until = time.monotonic() + 60
+        while shown.count("is up") < 2 and time.monotonic() < until:
+            with pytest.raises(TimeoutError, match="not over after 0 seconds"):
+                program.wait(0.1, stream=True)
+            shown += capsys.readouterr().out
+        assert sorted(shown.splitlines()) == [f"worker {n}: rank {n} is up \\x07" for n in range(2)]
+        (tmp_path / "program" / "go").touch()
+        assert program.wait(60, stream=True) == "done"
+        assert sorted(capsys.readouterr().out.splitlines()) == ["worker 0: the end", "worker 1: the end"]
+        with pytest.raises(hy.SpecError, match=r"wait\(stream=\) must be True or False, got 1"):
+            program.wait(stream=1)  # type: ignore[arg-type]
+
     def test_ports_are_free_again(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
             import json
