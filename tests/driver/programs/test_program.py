@@ -148,7 +148,8 @@ class TestItsLife:
             with pytest.raises(TimeoutError, match="not over after 0 seconds"):
                 program.wait(0.1, stream=True)
             shown += capsys.readouterr().out
-        assert sorted(shown.splitlines()) == [f"worker {n}: rank {n} is up \\x07" for n in range(2)]
+        lines = [line for n in range(2) for line in (f"--- worker {n}, attempt 0", f"rank {n} is up \\x07")]
+        assert sorted(shown.splitlines()) == [f"worker {at // 2}: {line}" for at, line in enumerate(lines)]
         (tmp_path / "program" / "go").touch()
         assert program.wait(60, stream=True) == "done"
         assert sorted(capsys.readouterr().out.splitlines()) == ["worker 0: the end", "worker 1: the end"]
@@ -405,11 +406,14 @@ class TestFailures:
             "import hopyard as hy, programs\n"
             f"hy.launch(programs.idle, roles={{'worker': 2}}, directory={str(tmp_path / 'program')!r}).wait()\n"
         )
-        driver = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+        driver = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
         pids = wait_for_notes(tmp_path, 2)
         driver.send_signal(number)
-        driver.wait(20)
+        _, shown = driver.communicate(timeout=60)
         assert gone(list(pids.values()), 2.0)
+        place = tmp_path / "program"
+        said = f"interrupted; the program in {place} was stopped. `hopyard logs {place}` shows"
+        assert [line.startswith(said) for line in shown.splitlines()].count(True) == (number == signal.SIGINT)
 
 
 class TestBadInput:

@@ -48,8 +48,11 @@ class Program:
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            self._interrupted()
+        else:
+            self.stop()
 
     # ------------------------------------------------------------------------------------------------ its life
 
@@ -75,7 +78,7 @@ class Program:
         try:
             is_over = self._wait_and_print(timeout) if stream else self._loop.wait_for(_ended, timeout)
         except KeyboardInterrupt:
-            self.stop()
+            self._interrupted()
             if stream:
                 self._print_logs()
             raise
@@ -208,6 +211,19 @@ class Program:
     def end(self, name: str = "train") -> None:
         """No more rows come under this name."""
         self._feeding.end(name)
+
+    def _interrupted(self) -> None:
+        """Stop it after Ctrl-C, and say how to go on."""
+        if self._loop.status.ended:
+            return
+        self.stop()
+        log.warning(
+            "interrupted; the program in %s was stopped. `hopyard logs %s` shows what its tasks printed, and "
+            "hy.launch(…, directory=%r, resume=True) goes on with its checkpoints",
+            self.directory,
+            self.directory,
+            str(self.directory),
+        )
 
     def _wait_and_print(self, timeout: float | None) -> bool:
         """Wait until it is over, or for so many seconds, and print what its tasks print. Returns whether it is over."""
