@@ -147,6 +147,11 @@ class TestNewColumns:
         with pytest.raises(SpecError, match="there is 'probability' already"):
             model.transform(df)
 
+    def test_of_classes_may_be_features_of_a_regression(self, df: Any, make: Any) -> None:
+        recipe = lambda config: Linear(3, 1, lr=0.05, batch_size=16)  # noqa: E731
+        model = make(recipe=recipe, labelCol="amount", outputs="auto", probabilityCol="a").fit(df)
+        assert model.transform(df).columns == [*df.columns, "prediction"]
+
     def test_may_be_left_out(self, df: Any, make: Any) -> None:
         model = make(rawPredictionCol="", probabilityCol="").fit(df)
         assert model.transform(df).columns == [*df.columns, "prediction"]

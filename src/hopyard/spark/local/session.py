@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from hopyard.checks import whole
 from hopyard.errors import ResourceError, SpecError
 from hopyard.spark.local import environment
+from hopyard.sparkapi.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -178,7 +179,8 @@ def _start(master: str, name: str, settings: Mapping[str, str], variables: Mappi
             f"Spark did not start ({master}, Java in {variables['JAVA_HOME']}): {cause(error)}; what Java said stands "
             f"above, and `hopyard doctor` looks closer"
         ) from error
-    atexit.register(_stop, session, os.getpid())
+    if not is_connect(session):  # a server that is gone would be asked for minutes
+        atexit.register(_stop, session, os.getpid())
     return session
 
 

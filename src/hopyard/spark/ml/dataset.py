@@ -59,18 +59,23 @@ class Rows:
         self.features(df.schema)
 
     def check_new_columns(self, df: Any, new_columns: dict[str, str]) -> None:
-        """Raise SpecError unless the columns that the model will add (Param → name) differ from those that it reads,
-        and from each other, to Spark too: its `transform` gets the former, and adds the latter."""
+        """Raise SpecError unless the columns that the model will add (Param → name, the prediction last; the others for
+        classes only) differ from those that it reads, and from each other, to Spark too."""
         key = name_key(df)
         features = self.params["featuresCols"] or [self.params["featuresCol"]]
         taken = {key(name): f"the feature column {name!r}" for name in features}
-        for param, name in new_columns.items():
-            if name and key(name) in taken:
+        names = [(param, name) for param, name in new_columns.items() if name]
+        for param, name in names if self._are_classes(df.schema[self.params["labelCol"]]) else names[-1:]:
+            if key(name) in taken:
                 raise SpecError(
                     f"{param} = {name!r} is {taken[key(name)]} to Spark; a new column needs a name of its own: set "
-                    f'{param} to another, for example "prediction_{name}"'
+                    f'{param} to another, for example "{name}_of_model"'
                 )
             taken[key(name)] = f"{param} = {name!r}"
+
+    def _are_classes(self, label: Any) -> bool:
+        """Whether the model is taken to give classes, as far as can be known before it is trained."""
+        return self.params["outputs"] != "values" and (not self._is_floating(label) or self.numbers_classes(label))
 
     def dataset(self, df: Any) -> Dataset:
         """Return the rows of `df` as a Dataset, which cuts them into partitions when it is prepared."""
@@ -120,16 +125,14 @@ class Rows:
         if not self._is_floating(df.schema[name]) or self.numbers_classes(df.schema[name]):
             return ""
         try:
-            is_whole = not df.where(_no_class_number(name)).limit(1).count()
+            if df.where(_no_class_number(name)).limit(1).count():
+                return ""
         except Exception:  # noqa: BLE001 - a hint must not hide the error that it goes with
             return ""
-        kind = df.schema[name].dataType.simpleString()
-        if not is_whole:
-            return ""
         return (
-            f'labelCol {name!r} is of type {kind}, so outputs="auto" takes it for values, and it holds whole numbers '
-            'only: if these number classes, as a loss such as cross entropy wants them, set outputs="logits" (or '
-            '"probabilities"), or cast the column to int'
+            f'labelCol {name!r} is of type {df.schema[name].dataType.simpleString()}, so outputs="auto" takes it for '
+            "values, and it holds whole numbers only: if these number classes, as a loss such as cross entropy wants "
+            'them, set outputs="logits" (or "probabilities"), or cast the column to int'
         )
 
     def _is_floating(self, label: Any) -> bool:

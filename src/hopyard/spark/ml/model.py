@@ -86,9 +86,8 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     @property
     def labels(self) -> list[Any] | None:
         """The values of an encoded label, by the number that stands for each in predictions; else None."""
-        manifest = self._model.about.manifest
-        names = [column.name for field in manifest.fields if field.role == "targets" for column in field.columns]
-        return list(manifest.vocabularies[names[0]]) if len(names) == 1 and names[0] in manifest.vocabularies else None
+        vocabularies, names = self._model.about.manifest.vocabularies, _columns(self._model, "targets")
+        return list(vocabularies[names[0]]) if len(names) == 1 and names[0] in vocabularies else None
 
     @property
     def meaning(self) -> Meaning:
@@ -133,15 +132,14 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
 
     def _check_features(self) -> None:
         """Raise SpecError when a Param names other feature columns than the model was trained on."""
-        for name in ("featuresCols", "featuresCol"):
-            if self.isSet(name):
-                columns, trained = value(self, name), _columns(self._model, "inputs")
-                if columns != (trained if name == "featuresCols" else trained[0]):
-                    raise SpecError(
-                        f"{name} of a model must stay as it was trained, {shown(trained)}, got {shown(columns)}; "
-                        "rename the columns of the DataFrame"
-                    )
-                return
+        trained = _columns(self._model, "inputs")
+        name = "featuresCols" if self.isSet("featuresCols") else "featuresCol"
+        allowed = [trained, *(trained if len(trained) == 1 else [])]
+        if self.isSet(name) and value(self, name) not in allowed:
+            raise SpecError(
+                f"{name} of a model must stay as it was trained, {shown(trained)}, got {shown(value(self, name))}; "
+                "rename the columns of the DataFrame"
+            )
 
     def write(self) -> MLWriter:
         """`model.write().overwrite().save(path)`: Params and, as Parquet, the files of the model. The recipe is among
