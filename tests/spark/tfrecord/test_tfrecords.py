@@ -233,7 +233,8 @@ class TestReading:
         save_tfrecords(count(spark, 4).filter("id < 0"), tmp_path / "rows")
         with pytest.raises(DataError, match="there are no records, so no columns are known"):
             load_tfrecords(spark, tmp_path / "rows")
-        save_tfrecords(spark.createDataFrame([], "x int"), tmp_path / "empty")  # no partition, so no file
+        nothing = spark.createDataFrame(spark.sparkContext.emptyRDD(), "x int")  # no partition, so no file
+        save_tfrecords(nothing, tmp_path / "empty")
         with pytest.raises(DataError, match="empty: no records"):
             load_tfrecords(spark, tmp_path / "empty")
 
