@@ -189,6 +189,7 @@ def _stop(session: SparkSession, process: int) -> None:
     itself, prints pages about executors that end before it."""
     if os.getpid() == process:  # not one that was forked
         with suppress(Exception):  # its Java may be gone
+            session.sparkContext.setLogLevel("OFF")  # messages of executors that come too late are errors to it
             session.stop()
 
 
