@@ -433,7 +433,7 @@ class TestBadInput:
             ({"roles": {"worker": 10**9}}, "at most 10,000"),
             ({"tensorflow1": "no"}, "True or False"),
             ({"release_cores": 3}, "True or False"),
-            ({"tensorboard": 5}, "True, False or a directory"),
+            ({"tensorboard": 5}, "True, False or a path"),
         ],
     )
     def test_values(self, tmp_path: Path, how: dict[str, Any], words: str) -> None:
@@ -447,7 +447,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("directory", ["", 0, "a\0b"])
     def test_directories(self, directory: Any) -> None:
-        with pytest.raises(hy.SpecError, match="a path, or None"):
+        with pytest.raises(hy.SpecError, match="directory must be a path"):
             hy.launch(programs.who, roles={"worker": 1}, directory=directory)
 
     def test_what_runs_nothing_when_it_is_called(self, tmp_path: Path) -> None:
