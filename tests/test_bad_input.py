@@ -130,7 +130,7 @@ def test_no_data_set() -> None:
         ({"seed": "a"}, ["seed must be an integer, got 'a'"]),
         ({"exact": 1.5}, ["exact must be True, False or", "got 1.5"]),
         ({"search": [1]}, ["search must be", "hy.Random", "got [1]"]),
-        ({"search": hy.Random(3)}, ["needs a hy.Space"]),
+        ({"search": hy.Random(3)}, ["space must be a hy.Space"]),
         ({"engine": "local"}, ["engine must be", "hy.Local", "got 'local'"]),
         ({"parallel": 3}, ["parallel must be", "hy.Hopper()", "got 3"]),
         ({"encrypt": "yes"}, ["encrypt must be", 'True, False or "between hosts", got', "'yes'"]),
@@ -155,7 +155,7 @@ def test_a_val_metric_without_validation_rows(tmp_path: Path) -> None:
 
 
 def test_a_resume_of_nothing_in_particular() -> None:
-    with pytest.raises(hy.SpecError, match="resume=True: directory= says which run"):
+    with pytest.raises(hy.SpecError, match="directory must be given with resume=True: it says which run"):
         select(None, resume=True)  # type: ignore[arg-type]
 
 

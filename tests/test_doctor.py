@@ -113,3 +113,24 @@ def test_lines_for_a_shell(bare):
 
 def test_lines_are_quoted(bare):
     assert "export PYSPARK_PYTHON='/opt/my python'" in doctor.exports({**bare, "PYSPARK_PYTHON": "/opt/my python"})
+
+
+@pytest.mark.parametrize("name", [b"/opt/caf\xe9", b"/opt/it's \x1b[31m red", b"/opt/two\nlines $(exit 3)"])
+def test_lines_give_a_shell_the_very_bytes(bare, name):
+    """Of a folder whose name is in another encoding, for example."""
+    asked = [sys.executable, "-m", "hopyard", "doctor", "--env"]
+    environ = {**{os.fsencode(key): os.fsencode(value) for key, value in bare.items()}, b"PYSPARK_PYTHON": name}
+    done = subprocess.run(asked, env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    script = b"unset PYSPARK_PYTHON; " + done.stdout + b'printf %s "$PYSPARK_PYTHON"'
+    done = subprocess.run([b"bash", b"-c", script], env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", name)
+
+
+def test_a_job_does_not_look_for_modules_in_the_current_folder(bare, tmp_path, monkeypatch):
+    """Others may write there: a `queue.py` of theirs would be run as this user's."""
+    (tmp_path / "queue.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "SPARK_JOB", "import queue")
+    assert doctor._spark_job(bare).ok
+    assert not (tmp_path / "ran").exists()

@@ -53,7 +53,7 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
         number = int(value)
         if (least is None or number >= least) and (most is None or number <= most):
             if fault := unwritable(number):
-                raise SpecError(f"{name} = {value!r}: {fault}")
+                raise SpecError(f"{name} = {shown(value)}: {fault}")
             return number
     limits = f" from {least} to {most}" if most is not None else "" if least is None else f" >= {least}"
     raise SpecError(f"{name} must be an integer{limits}, got {shown(value)}")
@@ -165,5 +165,5 @@ def _number(value: Any) -> float:
         return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # noqa: BLE001 - the user's own __float__
         return math.nan

@@ -211,7 +211,7 @@ def _spark_job(environ: Mapping[str, str]) -> Finding:
     """Checks that a row goes from Java to Python and back."""
     start = time.monotonic()
     job = subprocess.Popen(
-        [sys.executable, "-c", SPARK_JOB],
+        [sys.executable, "-P", "-c", SPARK_JOB],
         env=dict(environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -13,6 +13,8 @@
     ├── TrialFailed             3   the model of a failed trial was asked for
     └── ResourceError           4   disk, memory or slots ran out; `hopyard resume` goes on
 
+Errors that Hopyard catches itself, such as a store that cannot be reached, are beside the code that raises them.
+
 Each class carries its `exit_code`; `hopyard run script.py` turns it into the process's.
 """
 

@@ -46,12 +46,12 @@ def plain(value: Any, label: str) -> Any:
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        raise SpecError(f"{label}: {value!r} is not finite; leave the parameter out, or use None")
+        raise SpecError(f"{label}: {shown(value)} is not finite; leave the parameter out, or use None")
     if isinstance(value, (list, tuple)):
         return [plain(item, label) for item in value]
     raise SpecError(
-        f"{label}: {value!r} is a {type(value).__name__}; a configuration holds numbers, strings, booleans, None and "
-        "lists of these. Give a name, and look the object up in the recipe"
+        f"{label}: {shown(value)} is a {type(value).__name__}; a configuration holds numbers, strings, booleans, None "
+        "and lists of these. Give a name, and look the object up in the recipe"
     )
 
 
@@ -137,7 +137,7 @@ def choice(values: list[Any]) -> Choice:
     """One of `values`: numbers, strings, booleans, None, or lists of these."""
     if not isinstance(values, (list, tuple)) or not values:
         raise SpecError(f"choice(…) must be given a list of at least one value, got {shown(values)}")
-    return Choice(tuple(plain(value, f"choice({values!r})") for value in values))
+    return Choice(tuple(plain(value, f"choice({shown(values)})") for value in values))
 
 
 def uniform(low: float, high: float, grid: int | None = None) -> Uniform:

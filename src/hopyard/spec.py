@@ -228,7 +228,7 @@ class Hopper:
 
     def __post_init__(self) -> None:
         whole = isinstance(self.group, int) and not isinstance(self.group, bool) and self.group >= 1
-        if not whole and self.group not in ("auto", "off"):
+        if not whole and not (isinstance(self.group, str) and self.group in ("auto", "off")):
             raise SpecError(f'Hopper(group=…) must be "auto", "off" or an integer >= 1, got {shown(self.group)}')
 
 

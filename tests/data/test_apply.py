@@ -172,7 +172,7 @@ def test_bad_rows(cache: Path, table: pa.Table) -> None:
         apply(manifest, table.slice(0, 0))
     with pytest.raises(DataError, match="string"):
         apply(manifest, {"a": np.array(["x"])})
-    with pytest.raises(DataError, match=r"the data is no array"):
+    with pytest.raises(DataError, match=r"the data must be an array"):
         apply(manifest, [[1], [1, 2]])
 
 

@@ -86,7 +86,7 @@ def test_a_dict_of_arrays_is_a_table() -> None:
     assert np.array_equal(to_numpy(block.column(0), "image", "here"), images)
     assert block.column(1).to_pylist() == [1, 2]
     assert len(list(blocks_of({"a": np.arange(5)}, 3))) == 3
-    with pytest.raises(DataError, match="arrays differ in their number of rows: 'a' has 2, 'b' has 3"):
+    with pytest.raises(DataError, match="arrays must have one number of rows: 'a' has 2, 'b' has 3"):
         list(blocks_of({"a": np.zeros(2), "b": np.zeros(3)}))
 
 

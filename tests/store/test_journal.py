@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -212,6 +213,52 @@ def test_write_whole_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [path]
     write_whole(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def planted_name(path: Path) -> Path:
+    """The name under which this process writes before it renames: everybody can foresee it."""
+    return path.with_name(f".part-{os.getpid()}-{path.name}")
+
+
+def test_a_private_file_is_not_written_through_a_planted_link(tmp_path: Path) -> None:
+    path, precious = tmp_path / "recipe.pkl", tmp_path / "precious"
+    precious.write_text("theirs")
+    planted_name(path).symlink_to(precious)
+    write_whole(path, b"secret", private=True)
+    assert precious.read_text() == "theirs" and not path.is_symlink()
+    assert path.read_bytes() == b"secret" and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_private_file_is_not_written_into_a_planted_one(tmp_path: Path) -> None:
+    """Who has it open would read all that is written to it."""
+    path = tmp_path / "recipe.pkl"
+    with planted_name(path).open("w+") as planted:
+        planted_name(path).chmod(0o666)
+        write_whole(path, b"secret", private=True)
+        assert planted.read() == "" and not os.path.samestat(os.fstat(planted.fileno()), path.stat())
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_private_file_is_not_written_where_one_is_planted_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path, precious = tmp_path / "recipe.pkl", tmp_path / "precious"
+    precious.write_text("theirs")
+    unlink = os.unlink
+
+    def planting(name: str, **how: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            unlink(name, **how)
+        if name == str(planted_name(path)) and not planted:
+            planted.append(name)
+            planted_name(path).write_text("planted") if kind == "file" else planted_name(path).symlink_to(precious)
+
+    planted: list[str] = []
+    monkeypatch.setattr(os, "unlink", planting)
+    with pytest.raises(FileExistsError):
+        write_whole(path, b"secret", private=True)
+    assert planted and precious.read_text() == "theirs" and not path.exists()
 
 
 # ------------------------------------------------------------------------------------------ names

@@ -144,9 +144,9 @@ def _plain(item: Item, removed: bool) -> dict[str, Any]:
 
 def _cache_items() -> Iterator[Item]:
     """Yield the entries of this user's caches."""
-    from hopyard.data.partitions.cache import default_root, entries, is_pinned, sweep
+    from hopyard.data.partitions.cache import default_root, entries, is_pinned, sweep, temporary_folders
 
-    for root in (default_root(), Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}" / "data"):
+    for root in (default_root(), *(folder / "data" for folder in temporary_folders())):
         if not root.is_dir() or root.lstat().st_uid != os.geteuid():
             continue
         sweep(root)
@@ -208,7 +208,7 @@ def _leftovers() -> Iterator[Item]:
             kind = "shared memory" if root != temporary else "temporary"
             yield _path_item(kind, path, "", partial(_sweep, root, path))
     for path in temporary.glob("hopyard-*"):
-        if re.fullmatch(rf"hopyard-{os.geteuid()}(-.*)?", path.name) or path.is_symlink() or not path.is_dir():
+        if re.fullmatch(rf"hopyard-{os.geteuid()}([-.].*)?", path.name) or path.is_symlink() or not path.is_dir():
             continue  # a cache, or shared memory
         if path.lstat().st_uid == os.geteuid():
             yield _path_item("temporary", path, _in_use(path), partial(_remove, path))

@@ -13,6 +13,7 @@ import typer
 
 from hopyard.cli.common import AsJson, RunName, as_text, columns, echo, verb
 from hopyard.errors import HopyardError, RunDirectoryError, UsageError
+from hopyard.system.files import open_regular
 
 if TYPE_CHECKING:
     from hopyard.core.runs.events import Line
@@ -198,7 +199,7 @@ def _print_log(path: Path, start: int, last_name: list[str], several: bool, whol
         several: whether there are other logs.
         whole: leave a line, or a state of a progress bar, that is not ended yet for the next call.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(start)
         data = file.read()
     if whole:

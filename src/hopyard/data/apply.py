@@ -23,6 +23,7 @@ from hopyard.data.sources.of import as_array, is_pandas, table_of
 from hopyard.data.sources.source import Source
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, require
+from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +212,12 @@ def _source(manifest: Manifest, data: Any) -> Source:
         return Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
     if (table := table_of(data)) is not None:
         return Table(table, "the data frame" if is_pandas(data) else "the table")
-    return Arrays(_split(manifest, as_array(data, "the data")), "the array")
+    array = as_array(data, "the data")
+    if not array.ndim:
+        raise DataError(
+            f"data must be a Dataset, a DataFrame, a table, a dict of arrays or an array, got {shown(data)}"
+        )
+    return Arrays(_split(manifest, array), "the array")
 
 
 def _split(manifest: Manifest, array: Array) -> dict[str, Array]:

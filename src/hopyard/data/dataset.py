@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import fraction, whole
+from hopyard.checks import fraction, path, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -244,8 +244,8 @@ class Dataset:
         Raises:
             DataError: there is no data set.
         """
-        source = MaterializedSource(absolute(url))
-        source.prepare(cache_bytes)
+        source = MaterializedSource(absolute(path("url", url, "a path or URL")))
+        source.prepare(whole("cache_bytes", cache_bytes, 0))
         return cls(InputRows(source), None, None, cache_bytes)
 
     @classmethod
@@ -295,7 +295,7 @@ class Dataset:
             DataError: the rows cannot be used; names the column, how many, the first row and its source.
             ResourceError: the disk is full, or the directory cannot be written; nothing is left behind.
         """
-        root = None if cache is None else Path(cache).expanduser().absolute()
+        root = None if cache is None else Path(path("cache", cache)).expanduser().absolute()
         if isinstance(self.rows.source, SupportsPrepare):
             return self.rows.source.prepare(self.cache_bytes, "" if root is None else str(root))
         assert self.options is not None

@@ -20,10 +20,14 @@ Command = TypeVar("Command")
 
 
 class Clock:
-    """Seconds since the Unix epoch that never run backwards, and stand still while the driver does."""
+    """Seconds since the Unix epoch that never run backwards, and stand still while the driver does.
 
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
+    Args:
+        after: the last time that an earlier driver wrote; the system's clock may have been set back since.
+    """
+
+    def __init__(self, after: float = 0.0) -> None:
+        self._offset = max(time.time(), after) - time.monotonic()
         self._last = 0.0
 
     def now(self) -> float:

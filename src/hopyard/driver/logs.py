@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hopyard.system.files import open_regular
 from hopyard.text import escaped, one_line
 
 TAIL_BYTES = 1 << 16
@@ -14,7 +15,7 @@ TAIL_BYTES = 1 << 16
 def read_log(path: Path, last: int | None = None) -> str:
     """Return a log, or its last bytes; empty where there is none, or none that can be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if last is not None:
                 file.seek(max(0, path.stat().st_size - last))
             return file.read().decode(errors="replace")
@@ -69,7 +70,7 @@ class LogStream:
 
     def _chunk(self, path: Path) -> bytes:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(self._read.get(path, 0))
                 return file.read(CHUNK_BYTES)
         except OSError:  # not written yet

@@ -65,6 +65,11 @@ CAUSE_SECONDS = 0.5
 """An executor that ends within this time after its task is named as the cause."""
 POLL_SECONDS = 0.2
 """Time between two looks at processes, where the system has no descriptors of them."""
+SPARK_FILES = "HOPYARD_SPARK_FILES"
+"""Variable in which agents get the folder of Spark's files."""
+_OF_SPARK = ("PYTHONHASHSEED", "PYTHONSAFEPATH", "SPARK_AUTH_SOCKET_TIMEOUT")
+"""Variables of Spark's own Python workers. The first is 0 there, and none elsewhere; with the second a script that the
+user's code starts would not find the modules beside it; others hold secrets."""
 _PR_SET_PDEATHSIG = 1
 """Number of an option of `prctl` on Linux."""
 _SILENT = 20
@@ -111,6 +116,7 @@ def _supervise(ticket: Ticket, rows: Iterator[Any]) -> str:
     """Stay in a task until the supervisor leaves; return the host's name."""
     for _ in rows:
         pass
+    os.environ[SPARK_FILES] = _files()
     hold(ticket, _gpus(), java_above() or os.getppid())
     return socket.gethostname()
 
@@ -296,6 +302,8 @@ class _AgentRunner:
                 self._end_task()
             case Leave():
                 self._leave()
+            case End():
+                pass  # of a slot whose agent is not here any more
 
     def _start(self, slot: int) -> None:
         self._end()
@@ -383,8 +391,8 @@ class _AgentRunner:
 def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
     """Return the environment of an agent: this task's, without what Spark sets for its own Python workers."""
     variables = dict(os.environ)
-    for name in list(variables):  # PYTHONHASHSEED is 0 there, and none elsewhere; others hold secrets of Spark
-        if name in ("PYTHONHASHSEED", "SPARK_AUTH_SOCKET_TIMEOUT") or name.startswith("PYTHON_WORKER_FACTORY"):
+    for name in list(variables):
+        if name in _OF_SPARK or name.startswith("PYTHON_WORKER_FACTORY"):
             del variables[name]
     variables.update(dict.fromkeys(THREADS, str(ticket.threads)))
     variables["PYTHONPATH"] = python_path()
@@ -394,6 +402,13 @@ def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
         variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     variables.update(ticket.env)
     return variables
+
+
+def _files() -> str:
+    """Return the folder of the files that were sent by --files, --py-files, addFile and the like."""
+    from pyspark import SparkFiles
+
+    return os.path.abspath(SparkFiles.getRootDirectory())  # noqa: PTH100 - a text
 
 
 def _gpus() -> list[str]:

@@ -59,7 +59,9 @@ def to_arrow(array: Any, name: str) -> Any:
         invalid = next((text for text in array.flat if isinstance(text, str) and not sendable(text)), "")
         raise DataError(f"{name} has the value {invalid!a}, which UTF-8 cannot write: {error}") from error
     except OverflowError as error:
-        raise DataError(f"{name} has an integer of more than 64 bits: {error}") from error
+        raise DataError(
+            f"{name} has an integer of more than 64 bits: make it floating point, or text ({error})"
+        ) from error
 
 
 def doubled(kind: Any) -> Any:

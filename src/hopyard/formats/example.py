@@ -128,7 +128,7 @@ def listed(binary_features: Any) -> tuple[str, ...]:
         )
     try:
         names = tuple(binary_features)
-    except TypeError:
+    except Exception:  # noqa: BLE001 - the user's own __iter__
         names = (None,)
     if not all(isinstance(name, str) for name in names):
         raise SpecError(f"binary_features must be a list of names, got {shown(binary_features)}")

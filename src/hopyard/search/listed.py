@@ -66,8 +66,9 @@ class Configs:
     configs: Sequence[Config]
 
     def __post_init__(self) -> None:
-        if not self.configs or not all(isinstance(config, dict) for config in self.configs):
-            raise SpecError("Configs(…) must be given a list of at least one dict")
+        configs = self.configs if isinstance(self.configs, Sequence) else ()
+        if not configs or not all(isinstance(config, dict) for config in configs):
+            raise SpecError(f"Configs(…) must be given a list of at least one dict, got {shown(self.configs)}")
 
     def open(self, space: Space | None, seed: int) -> Listed:
         """Return the list itself."""
@@ -98,5 +99,7 @@ def _name(name: Any) -> str:
 
 def _needed(space: Space | None, name: str) -> Space:
     if not isinstance(space, Space):
-        raise SpecError(f"search=hy.{name}(…) needs a hy.Space, not {space!r}")
+        raise SpecError(
+            f"space must be a hy.Space, from which search=hy.{name}(…) takes its values, got {shown(space)}"
+        )
     return space

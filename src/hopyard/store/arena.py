@@ -468,7 +468,7 @@ class Folder:
 def sweep(root: Path) -> list[Path]:
     """Remove the folders of this user's runs of which no process is left. Returns those removed."""
     removed = []
-    for path in root.glob(f"{_folder_prefix()}*"):
+    for path in _folders(root):
         try:
             fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -505,7 +505,7 @@ def remove_if_alone(path: Path) -> bool:
 def left(root: Path) -> list[Path]:
     """Return the folders of this user's runs of which no process is left; nothing is removed."""
     folders = []
-    for path in root.glob(f"{_folder_prefix()}*"):
+    for path in _folders(root):
         try:
             fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -532,6 +532,18 @@ def memory_root(fallback: Path, least_bytes: int = 1 << 28) -> Path:
 
 def _folder_prefix() -> str:
     return f"hopyard-{os.geteuid()}-"
+
+
+def _folders(root: Path) -> list[Path]:
+    """Return the folders with such names that are this user's. Others may give theirs such names, and whoever opens a
+    file that its owner has under a lease waits for 45 seconds."""
+    folders = []
+    for path in root.glob(f"{_folder_prefix()}*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                folders.append(path)
+    return folders
 
 
 def _remove_if_alone(path: Path, fd: int) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from hopyard.core.facts import UNREADABLE, Codec, Line
 from hopyard.errors import JournalError, ResourceError
-from hopyard.system.files import FULL, replacing, sync_directory
+from hopyard.system.files import FULL, open_regular, replacing, sync_directory
 
 _CHUNK = 1 << 16
 
@@ -29,7 +29,7 @@ def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
         JournalError: damaged before its end, or of a newer format. Nothing before is known to be wrong then.
         FileNotFoundError: there is none.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):  # torn, or being written right now
                 return
@@ -50,7 +50,7 @@ def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
 
 def whole_bytes(path: Path) -> int:
     """Return the number of bytes up to the end of the last line that is not torn."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         end = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - _CHUNK)

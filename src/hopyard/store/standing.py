@@ -12,6 +12,7 @@ from pathlib import Path
 from hopyard.core.runs.events import Finished, Interrupted, Line, decode
 from hopyard.errors import JournalError
 from hopyard.store.layout import Layout
+from hopyard.system.files import open_regular
 
 ENDED = ("completed", "partial", "failed", "done", "stopped")
 """Statuses in the journal of a run or program that is over; every other status means that a driver is at work on it."""
@@ -35,13 +36,14 @@ def standing(layout: Layout, journal_status: str) -> str:
             return status
         case Interrupted(stopped=True):
             return "stopped"
-    return "interrupted"
+        case _:
+            return "interrupted"
 
 
 def held(lock: Path) -> bool:
     """Whether a driver, of this process or another, holds the lock. The lock is only tested: nothing is written."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
     except OSError:
         return False
     try:
@@ -56,7 +58,7 @@ def held(lock: Path) -> bool:
 def _last(journal: Path) -> Line | None:
     """Return the last whole line of a run's journal; None where there is none, or one too long for the end of a run."""
     try:
-        with journal.open("rb") as file:
+        with open_regular(journal) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             lines = file.read().split(b"\n")
         return decode(lines[-2]) if len(lines) > 1 else None

@@ -15,6 +15,7 @@ from typing import Any
 
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
+from hopyard.system.files import open_regular
 
 _TAIL = 4096
 
@@ -32,7 +33,8 @@ def write(layout: Layout, facts: dict[str, Any]) -> None:
 def read(layout: Layout) -> dict[str, Any] | None:
     """Return the facts; None when there are none about the journal as it is now. Never raises."""
     try:
-        content = json.loads(layout.summary.read_bytes())
+        with open_regular(layout.summary) as file:
+            content = json.load(file)
         facts = content["facts"] if content["journal"] == _seal(layout.journal) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -41,7 +43,7 @@ def read(layout: Layout) -> dict[str, Any] | None:
 
 def _seal(journal: Path) -> list[Any]:
     """Return the length of a file that is only ever appended to, and the digest of its end."""
-    with journal.open("rb") as file:
+    with open_regular(journal) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))
         return [size, hashlib.sha256(file.read()).hexdigest()]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for "no room": a full disk, a user's quota, a limit of a file's size."""
@@ -32,6 +34,23 @@ def sweep_parts(directory: Path) -> None:
     for part in directory.glob(".part-*"):
         if _PART.fullmatch(part.name) and part.is_file():
             part.unlink(missing_ok=True)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. A pipe, which another user may have put there, is not waited for.
+
+    Raises:
+        OSError: it is not there, may not be read, or is no regular file.
+    """
+    file = open(path, "rb", opener=_at_once)  # noqa: SIM115 - Path.open has no opener
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def sync_directory(path: Path) -> None:

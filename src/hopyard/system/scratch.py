@@ -20,8 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "hopyard-"
-_OTHERS = re.compile(rf"{PREFIX}\d+(-.*)?")
+_OTHERS = re.compile(rf"{PREFIX}\d+([-.].*)?")
 """Shared memory of runs, and caches: `store.arena` and `data.cache` remove those."""
+ATTEMPTS = 100
+"""How many names are tried for a folder."""
 YOUNG = 3600.0
 """Age in seconds of a folder without its final name from which its process counts as killed while it made it."""
 
@@ -53,10 +55,18 @@ def sweep(root: Path) -> None:
 def _make_locked(kind: str) -> tuple[Path, int]:
     root = Path(tempfile.gettempdir())
     sweep(root)
-    folder = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{kind}-", dir=root))  # swept by no other before it is locked
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder.rename(folder.with_name(folder.name[1:])), lock
+    for attempt in range(1, ATTEMPTS + 1):
+        folder = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{kind}-", dir=root))  # swept by no other before it is locked
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return folder.rename(folder.with_name(folder.name[1:])), lock
+        except OSError:  # somebody who saw the first name has taken the second one
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+            if attempt == ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _remove_if_unlocked(path: Path) -> None:

@@ -103,6 +103,8 @@ class TaskSession:
                         question=message.question,
                     )
                 )
+            case _:
+                raise TypeError(f"{type(message).__name__} is no message to a task")
 
     def _on_count(self, feed: str, count: Count) -> None:
         ready = BatchesReady(

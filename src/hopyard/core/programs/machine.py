@@ -144,6 +144,8 @@ class ProgramMachine:
                 self._warn()
             case Stop():
                 self._stop(event, event.at)
+            case _:
+                pass  # it is in the state
         self._advance(event.at)
         return out
 
@@ -175,6 +177,8 @@ class ProgramMachine:
                 deadlines.append(self._phase_began + LAST)
             case "closing":
                 deadlines += [self._phase_began + spec.grace, self._phase_began + spec.grace + LAST]
+            case "over":
+                pass
         return min((deadline for deadline in deadlines if deadline >= now), default=None)
 
     def snapshot(self) -> dict[str, Any]:
@@ -326,6 +330,8 @@ class ProgramMachine:
                 self._warn()
             case Over():
                 self._out.append(Finish(decision.status))
+            case _:
+                pass  # nothing is sent
         self._renew(before)
 
     def _renew(self, before: Phase) -> None:

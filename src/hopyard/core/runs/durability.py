@@ -94,6 +94,8 @@ class Durability:
         owing = self._slots.get(slot)
         if owing is not None:
             owing.stored = owing.own(at)
+        if not self._away and not self._alone:
+            return
         for other_slot in [
             other_slot for other_slot, owing in self._away.items() if other_slot != slot and at > (owing.since or 0.0)
         ]:

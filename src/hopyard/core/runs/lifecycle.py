@@ -78,10 +78,12 @@ def lose_states(run: RunRecord, trial: TrialRecord, gone: set[Ref]) -> None:
 
 def advance(run: RunRecord, trial: TrialRecord) -> None:
     """Move the durable step on, as a State of the trial has become durable."""
-    if retention.advance(trial, run.spec.partitions):
+    partitions = run.spec.partitions
+    if retention.advance(trial, partitions):
         trial.forget()
-        retention.collect(trial, run.spec.partitions, run.commands)
-        complete(run, trial)
+        retention.collect(trial, partitions, run.commands)
+        if not trial.durable_step % partitions:
+            complete(run, trial)
 
 
 def complete(run: RunRecord, trial: TrialRecord) -> None:

@@ -128,12 +128,14 @@ class Machine:
         run = self._run
         commands = run.commands = []
         run.at = event.at
-        _APPLY[type(event)](self, event)
-        if type(event) is Tick:
+        kind = type(event)
+        _APPLY[kind](self, event)
+        if kind is Tick:
             self._expire(event.at)
-        self._retries.decide()
+        if self._retries.delayed:
+            self._retries.decide()
         if self.status == "running":
-            for assignment in self.scheduler.assignments():
+            for assignment in self.scheduler.assignments() if self.scheduler.changed() else ():
                 self._assign(assignment)
         elif self.status == "checking" and (check := self._preflight.decide()) is not None:
             self._preflight.begin(check)
@@ -236,7 +238,7 @@ class Machine:
         self.scheduler.set_busy(slot)
         if trial.isolated == unit.kind:
             trial.refuge = slot.id
-        timeout = self.spec.timeouts.unit_timeout
+        timeout = self._run.spec.timeouts.unit_timeout
         self.leases.grant(line, None if timeout is None else line.at + timeout)
         if unit.kind == "train":
             trial.lease = unit.lease
@@ -329,10 +331,12 @@ class Machine:
         trial = self.trials.get(ref.trial)
         if trial is None:
             return
-        self._run.durability.stored(event.slot, event.at)
-        self._run.durability.settled(ref)
+        run, partitions = self._run, self._run.spec.partitions
+        run.durability.stored(event.slot, event.at)
+        if not ref.step % partitions:
+            run.durability.settled(ref)
         trial.unstored = 0
-        earlier_digest = trial.seal(ref.step, event.digest, self.spec.partitions)
+        earlier_digest = trial.seal(ref.step, event.digest, partitions)
         if earlier_digest != event.digest:
             self._defect(
                 f"trial {ref.trial}, step {ref.step} was done again and gave another State: digest "
@@ -340,12 +344,12 @@ class Machine:
             )
         state = trial.states.get(ref.step)
         if state is None or state.ref != ref:
-            self._run.commands.append(Delete(ref))
+            run.commands.append(Delete(ref))
             return
-        state.digest, state.bytes, state.sealed = event.digest, event.bytes, self.leases.last
+        state.digest, state.bytes, state.sealed = event.digest, event.bytes, run.leases.last
         if state.parked:
             self._retries.unpark(trial, state)
-        lifecycle.advance(self._run, trial)
+        lifecycle.advance(run, trial)
 
     def _defect(self, text: str) -> None:
         self.defects.append(text)
@@ -489,7 +493,7 @@ class Machine:
         """Give the unit of an assignment to its slot."""
         slot, trial, kind, epoch, partitions = assignment
         start, memory_key, digest, totals = None, "", "", None
-        step = trial.step if kind == "train" else (epoch + 1) * self.spec.partitions
+        step = trial.step if kind == "train" else (epoch + 1) * self._run.spec.partitions
         if kind == "fold":
             totals = trial.epochs[epoch].totals()[1]
         elif step:

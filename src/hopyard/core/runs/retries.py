@@ -19,12 +19,14 @@ class Retries:
 
     Args:
         run: the machine's record.
+
+    Attributes:
+        delayed: (trial, fault, reason) of trials that must wait because of the present event.
     """
 
     def __init__(self, run: RunRecord) -> None:
         self._run = run
-        self._delayed: list[tuple[TrialRecord, Fault, str]] = []
-        """(trial, fault, reason) of trials that must wait because of the present event."""
+        self.delayed: list[tuple[TrialRecord, Fault, str]] = []
         self._times: list[tuple[float, int]] = []
         """(when a trial's wait may be over, trial). Entries that are out of date are dropped when they come up."""
 
@@ -110,19 +112,19 @@ class Retries:
     def delay(self, trial: TrialRecord, fault: Fault, error: str) -> None:
         """Note that the trial must wait; `decide` says how long."""
         trial.troubles += 1
-        self._delayed.append((trial, fault, error))
+        self.delayed.append((trial, fault, error))
 
     def decide(self) -> None:
         """Defer the noted trials, which failed through no fault of their own; the others go on meanwhile."""
         run = self._run
-        for trial, fault, error in self._delayed:
+        for trial, fault, error in self.delayed:
             if not trial.ended:
                 wait = faults.FRESH if fault == "memory" else faults.pause(trial.troubles)
                 reason = faults.brief(error)
                 line = Deferred(at=run.at, trial=trial.id, until=run.at + wait, fault=fault, reason=reason)
                 self.defer(line)
                 run.commands.append(line)
-        self._delayed.clear()
+        self.delayed.clear()
 
     def defer(self, line: Deferred) -> None:
         """Apply the decision, as it was made or as the journal has it."""
@@ -166,7 +168,7 @@ class Retries:
 
     def settle(self) -> None:
         """Drop what a fold noted: the decisions that followed are in the journal."""
-        self._delayed.clear()
+        self.delayed.clear()
 
     def clear(self) -> None:
         """Drop all waits, as another driver takes over."""

@@ -154,6 +154,18 @@ class Scheduler:
 
     # ---------------------------------------------------------------- which slot gets what
 
+    def changed(self) -> bool:
+        """Whether the last event made an assignment possible, so that `assignments` must be asked."""
+        return bool(
+            self._newly_idle
+            or self._ready_trials
+            or self._new_validations
+            or self._folds
+            or self.isolated
+            or self.resting
+            or self._rebuild
+        )
+
     def assignments(self) -> Iterator[Assignment]:
         """Yield assignments of idle slots, as far as the last event made new pairs possible. Each choice depends
         on the one before it: carry out an assignment before asking for the next."""
@@ -166,12 +178,13 @@ class Scheduler:
         self._enqueue()
         if newly_idle:
             for number in newly_idle:
-                if (assignment := self._longest_waiting(self._slots[number])) is not None:
+                slot = self._slots[number]
+                if not slot.busy and (assignment := self._longest_waiting(slot)) is not None:
                     yield assignment
             newly_idle.clear()
         if ready_trials:
             for trial in ready_trials:
-                if self.idle and self.is_ready(trial):
+                if self.idle and not trial.lease and self.is_ready(trial):
                     yield self._train(self._nearest(trial), trial)
             ready_trials.clear()
         if new_validations:
@@ -209,15 +222,13 @@ class Scheduler:
                 [(trial.id, epoch) for trial in ready for epoch, record in trial.epochs.items() if record.pending]
             )
         for trial in ready:
-            if self.is_ready(trial):
+            if not trial.lease and self.is_ready(trial):
                 heappush(self._heap, (-trial.remaining, trial.id, trial.queue_version))
-        self._validations.extend([(trial.id, epoch) for trial, epoch in self._new_validations])
+        if self._new_validations:
+            self._validations.extend([(trial.id, epoch) for trial, epoch in self._new_validations])
 
     def _longest_waiting(self, slot: SlotRecord) -> Assignment | None:
-        """Return what the slot, if it is still idle, takes out of the queues: the oldest validation, else the longest
-        trial."""
-        if slot.busy:
-            return None
+        """Return what an idle slot takes out of the queues: the oldest validation, else the longest trial."""
         while self._validations:
             number, epoch = self._validations[0]
             if pending := self._unvalidated(self._trials[number], epoch):

@@ -404,16 +404,25 @@ def _host_root(preferred: str) -> Path:
             continue
         if os.access(root, os.W_OK | os.X_OK):
             return root
-    fallback = Path(tempfile.gettempdir()) / f"hopyard-{os.geteuid()}"
-    fallback.mkdir(mode=0o700, exist_ok=True)
-    status = fallback.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise ResourceError(
-            f"{fallback} is no folder of this user alone (0700), and {default_root()} cannot be written: free one of "
-            "them"
-        )
-    (fallback / "data").mkdir(exist_ok=True)
-    return fallback / "data"
+    name = f"hopyard-{os.geteuid()}"
+    with suppress(FileExistsError):
+        Path(tempfile.gettempdir(), name).mkdir(mode=0o700)
+    folders = temporary_folders() or [Path(tempfile.mkdtemp(prefix=f"{name}."))]
+    (folders[0] / "data").mkdir(exist_ok=True)
+    return folders[0] / "data"
+
+
+def temporary_folders() -> list[Path]:
+    """Return the folders of this user alone (0700) in the system's temporary directory: `hopyard-<uid>`; where another
+    user has taken that name, it has an end that nobody can foresee."""
+    temporary, name = Path(tempfile.gettempdir()), f"hopyard-{os.geteuid()}"
+    folders = []
+    for path in [temporary / name, *sorted(temporary.glob(f"{name}.*"))]:
+        with suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+                folders.append(path)
+    return folders
 
 
 def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:

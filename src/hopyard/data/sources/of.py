@@ -12,7 +12,7 @@ from hopyard.data.sources.memory import Arrays, Reader, Table
 from hopyard.data.sources.source import BYTES, ROWS, Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, masked_at, plain, to_arrow
-from hopyard.text import sendable, unwritable
+from hopyard.text import sendable, shown, unwritable
 
 
 def from_numpy(
@@ -25,6 +25,9 @@ def from_numpy(
         column: plain(value) if column == names.get("key") else as_array(value, repr(text))
         for column, (text, value) in values.items()
     }
+    for column, (text, value) in values.items():
+        if not arrays[column].ndim:
+            raise DataError(f"{text} must be an array of shape (rows, …), got the single value {shown(value)}")
     return arrays, names["inputs"], names.get("targets"), names.get("weight"), names.get("key")
 
 
@@ -85,7 +88,7 @@ def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
 def from_pandas(frame: Any) -> pa.Table:
     """Return a data frame as a table, without its index."""
     if not is_pandas(frame):
-        raise SpecError(f"{type(frame).__name__} is no pandas DataFrame")
+        raise SpecError(f"frame must be a pandas DataFrame, got {shown(frame)}")
     for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
         if kind.kind == "O" and (row := masked_at(frame.iloc[:, at])) is not None:
             raise DataError(f"column {str(name)!a}, row {row}: a mask hides a part of this cell; fill it first")
@@ -283,9 +286,9 @@ def as_array(value: Any, description: str, objects: bool = True) -> Array:
     try:
         array = plain(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{description} is no array: {error}") from error
+        raise DataError(f"{description} must be an array, got {shown(value)}: {error}") from error
     if array.dtype.hasobject and not objects:
-        raise DataError(f"{description} is a {type(value).__name__}, which is no array of numbers")
+        raise DataError(f"{description} must be an array of numbers, got {shown(value)}, a {type(value).__name__}")
     return array
 
 
@@ -297,7 +300,7 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
         DataError: it is empty.
     """
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
-        raise SpecError(f"{type(items).__name__} is no map-style data set: it needs len(it) and it[i]")
+        raise SpecError(f"items must be a map-style data set, with len(it) and it[i], got {shown(items)}")
     if not len(items):
         raise DataError("the data set has no rows: len(it) is 0")
     head = items[0]
@@ -308,7 +311,9 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
             f"items are dicts with {sorted(first)}: name the inputs with features=, and the label with label="
         )
     if not named and not (features is None and label is None and weight is None):
-        raise SpecError("features=, label= and weight= name keys of dicts, but the items are no dicts; leave them out")
+        names = {"features": features, "label": label, "weight": weight}
+        given = ", ".join(f"{name}={shown(value)}" for name, value in names.items() if value is not None)
+        raise SpecError(f"{given}: these name keys of dicts, but the items are no dicts; leave them out")
     if not named:
         features, label, weight = inputs, targets, weights
     source = Reader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)

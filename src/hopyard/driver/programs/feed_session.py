@@ -166,6 +166,8 @@ class FeedSession:
                 if command.error is not None:
                     raise command.error from self._error
                 self._fail_over()
+            case Answer():
+                pass  # `_call` returns it
 
     def _send(self, source: Source, route: Route) -> None:
         """Send the rows of one epoch; runs in a thread."""

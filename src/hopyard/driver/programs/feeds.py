@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hopyard.checks import one_of, seconds, whole
+from hopyard.checks import flag, one_of, seconds, whole
 from hopyard.core.programs.feeding import FeedMachine, feed_named
 from hopyard.core.programs.messages import BatchesReady, RowsTaken
 from hopyard.core.programs.uneven import RULES
@@ -56,6 +56,7 @@ class Feeding:
         """See `Program.feed`."""
         epochs = whole("feed(epochs=)", epochs, 0)
         one_of("feed(uneven=)", uneven, RULES)
+        flag("feed(end=)", end)
         if timeout is not None:
             timeout = seconds("feed(timeout=)", timeout, none="for any")
         source = source_of(data)

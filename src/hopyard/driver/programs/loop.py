@@ -141,6 +141,11 @@ class ProgramLoop:
 
     # ------------------------------------------------------------------------------------------------ the user's side
 
+    @property
+    def tensorboard(self) -> bool:
+        """Whether TensorBoard was asked for."""
+        return bool(self._setup.tensorboard)
+
     def open(self, listener: Listener) -> None:
         """Start the thread; raise the error if the engine cannot be opened. The program ends with this process."""
         atexit.register(self._end_with_process)
@@ -312,6 +317,8 @@ class ProgramLoop:
             case Finish():
                 self._over = True
                 self._log_failures()
+            case _:
+                pass  # a decision: it is in the journal
 
     def _log_failures(self) -> None:
         """Log tasks that failed when the program was done already: they do not change its status."""

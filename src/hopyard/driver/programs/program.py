@@ -7,13 +7,13 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from hopyard.checks import flag, seconds
+from hopyard.checks import flag, seconds, whole
 from hopyard.core.programs.status import ProgramStatus
 from hopyard.driver.logs import LogStream, read_log
 from hopyard.driver.programs.failure import failure
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
-from hopyard.text import escaped
+from hopyard.text import escaped, shown
 
 if TYPE_CHECKING:
     from hopyard.driver.programs.feeds import Feeding
@@ -137,6 +137,10 @@ class Program:
         Raises:
             SpecError: there is no such task.
         """
+        if role is not None and not isinstance(role, str):
+            raise SpecError(f"logs(role=) must be the name of a role, or None for all, got {shown(role)}")
+        if index is not None:
+            index = whole("logs(index=)", index, 0)
         counts = {name: wanted.count for name, wanted in self._loop.spec.wanted.items()}
         tasks = [(name, number) for name, count in counts.items() for number in range(count)]
         if not any(role in (None, name) and index in (None, number) for name, number in tasks):
@@ -154,7 +158,15 @@ class Program:
         return self._loop.status.tensorboard_url
 
     def show_tensorboard(self, timeout: float = 60.0) -> str:
-        """Return its URL, once it is up; empty when it does not start, which is logged with the reason."""
+        """Return its URL, once it is up; empty when it does not start, which is logged with the reason, or was not
+        asked for.
+
+        Args:
+            timeout: seconds to wait for it.
+        """
+        seconds("show_tensorboard(timeout=)", timeout, zero=True)
+        if not self._loop.tensorboard:
+            return ""
         self._loop.wait_for(lambda now: now.tensorboard_url or now.tensorboard_error or now.ended, timeout)
         return self.tensorboard_url
 

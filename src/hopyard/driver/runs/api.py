@@ -186,7 +186,9 @@ def resume(
     for name, value in (("wait", wait), ("failed", failed), ("trust", trust)):
         flag(name, value)
     if recipe is not None and not failed:
-        raise SpecError("recipe=: only trials that failed begin anew with another recipe; give failed=True as well")
+        raise SpecError(
+            f"recipe = {shown(recipe)}: only trials that failed begin anew with another recipe; give failed=True too"
+        )
     timeouts = {
         "heartbeat_timeout": heartbeat_timeout,
         "stall_timeout": stall_timeout,

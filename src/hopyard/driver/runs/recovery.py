@@ -24,6 +24,7 @@ class EarlierDrivers:
         marks: the marks that they put into the folder of the States.
         directories: the run directory, as each of them named it.
         trained: whether a unit was ever dispatched.
+        at: when the last line was written.
     """
 
     slots: int = 0
@@ -31,10 +32,12 @@ class EarlierDrivers:
     marks: set[str] = field(default_factory=set)
     directories: list[str] = field(default_factory=list)
     trained: bool = False
+    at: float = 0.0
 
     def see(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Yield the lines, and record what they say of earlier drivers."""
         for line in lines:
+            self.at = line.at
             self.slots = max(self.slots, 1 + getattr(line, "slot", -1))
             if isinstance(line, Dispatch):
                 self.trained = True

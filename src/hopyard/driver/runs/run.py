@@ -21,14 +21,14 @@ from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
-from hopyard.errors import DataError, HopyardError, RunDirectoryError, RunFailed
+from hopyard.errors import DataError, HopyardError, RunDirectoryError, RunFailed, SpecError
 from hopyard.frameworks import quiet
 from hopyard.spec import Encrypt, RunSpec
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import standing
 from hopyard.store.states import open_store
-from hopyard.text import escaped
+from hopyard.text import escaped, shown
 from hopyard.training.build import Plan
 from hopyard.views import words
 
@@ -263,11 +263,18 @@ class Run:
         from hopyard.views import gantt
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.gantt
-        if target.suffix == ".png":
-            gantt.png(read(self._layout.journal, CODEC), target)
-        else:
-            with target.open("w", encoding="utf-8") as file:
-                file.writelines(gantt.html(read(self._layout.journal, CODEC), self.directory.name))
+        try:
+            if target.suffix == ".png":
+                gantt.png(read(self._layout.journal, CODEC), target)
+            else:
+                with target.open("w", encoding="utf-8") as file:
+                    file.writelines(gantt.html(read(self._layout.journal, CODEC), self.directory.name))
+        except OSError as error:
+            if path is None:
+                raise
+            raise SpecError(
+                f"gantt(path={shown(str(path))}): {error.strerror}; give a file in a folder that this user may write to"
+            ) from error
         return target
 
     def to_pandas(self) -> Any:

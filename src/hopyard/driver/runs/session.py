@@ -164,7 +164,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         with store_errors(job.states.store):
             raw_store.sweep()
         store = Guarded(raw_store, job.states.store)
-        clock = Clock()
+        clock = Clock(earlier.at)
         fingerprint = {
             "hopyard": __version__,
             "python": PYTHON,

@@ -55,7 +55,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
         flag(name, value)
     inputs, metric = request.inputs, request.spec.metric
     if resume and request.directory is None:
-        raise SpecError("resume=True: directory= says which run")
+        raise SpecError("directory must be given with resume=True: it says which run goes on, got None")
     pickle = _pickled(inputs)
     with claimed(request.directory) as (layout, lock):
         if _holds_a_run(layout, lock, resume):

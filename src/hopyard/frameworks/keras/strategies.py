@@ -49,6 +49,8 @@ def foreseen(main: Any, environment: Mapping[str, str]) -> bool:
                 names.update(name.split("."))
             case ast.Call(func=ast.Attribute(attr="fit")):
                 calls_fit = True
+            case _:
+                pass
     keras2 = {"tf_keras", "TF_USE_LEGACY_KERAS"} & names or legacy in ("1", "true", "True")
     return calls_fit and not keras2 and "keras" in names and not names.isdisjoint(STRATEGIES)
 

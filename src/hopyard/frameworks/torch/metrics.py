@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hopyard.checks import whole
 from hopyard.errors import SpecError
 from hopyard.spec import Sums
 
@@ -57,8 +58,7 @@ class AUC:
     bins: int = 512
 
     def __post_init__(self) -> None:
-        if self.bins < 2:
-            raise SpecError(f"AUC(bins=…) must be >= 2, got {self.bins}")
+        object.__setattr__(self, "bins", whole("AUC(bins=)", self.bins, 2))
 
     def update(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
@@ -90,8 +90,7 @@ class F1:
     classes: int = 2
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise SpecError(f"F1(classes=…) must be >= 2, got {self.classes}")
+        object.__setattr__(self, "classes", whole("F1(classes=)", self.classes, 2))
 
     def update(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None

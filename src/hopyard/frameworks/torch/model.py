@@ -69,6 +69,8 @@ class Model:
         autocast: Literal["bfloat16", "float16"] | torch.dtype | None = None,
         augment: Callable[[Any, torch.Generator], Any] | None = None,
     ) -> None:
+        for fault in _wrong_types(module, optimizer, metrics):
+            raise SpecError(f"hopyard.torch.Model: {fault}")
         self.module = module
         self.optimizer = optimizer
         self.loss = loss
@@ -268,6 +270,16 @@ class Model:
         self._scaler = torch.amp.GradScaler("cuda") if needed else None
 
 
+def _wrong_types(module: Any, optimizer: Any, metrics: Any) -> Iterator[str]:
+    """Yield which arguments are nothing that can be looked into."""
+    if not isinstance(module, torch.nn.Module):
+        yield f"module must be a torch.nn.Module, got {shown(module)}"
+    if isinstance(optimizer, type) or not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
+        yield f"optimizer must be a torch optimizer of module.parameters(), got {shown(optimizer)}"
+    if metrics is not None and not isinstance(metrics, Mapping):
+        yield f"metrics must be a dict from name to metric, or None, got {shown(metrics)}"
+
+
 def _faults(model: Model, autocast: Any) -> Iterator[str]:
     """Yield what is wrong with the arguments."""
     lazy = [name for name, p in model.module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
@@ -295,14 +307,14 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
         )
     if getattr(model.scheduler, "optimizer", model.optimizer) is not model.optimizer:
         yield "scheduler: it was made over another optimizer"
-    if model.scheduler_every not in ("epoch", "batch"):
+    if not isinstance(model.scheduler_every, str) or model.scheduler_every not in ("epoch", "batch"):
         yield f'scheduler_every must be "epoch" or "batch", got {shown(model.scheduler_every)}'
     size, clip = model.batch_size, model.clip_norm
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         yield f"batch_size must be an integer >= 1, or None, got {shown(size)}"
     if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
         yield f"clip_norm must be a number > 0, or None, got {shown(clip)}"
-    if autocast is not None and model.autocast not in _HALVES.values():
+    if autocast is not None and not any(model.autocast is half for half in _HALVES.values()):
         yield f'autocast must be "bfloat16", "float16" or None, got {shown(autocast)}'
     if model.augment is not None and not _takes_two(model.augment):
         yield f"augment must be a function augment(inputs, generator) -> inputs, got {shown(model.augment)}"

@@ -7,7 +7,7 @@ record batches of Arrow, and the schema of its result is found by trying it on a
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from hopyard.checks import no_such
+from hopyard.checks import flag, no_such
 from hopyard.driver.pickling import dump
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.inference.arrays import LazyColumns, column, to_column
@@ -108,9 +108,12 @@ def map_batches(
         raise SpecError(f"fn must be a function from a dict of arrays to a dict of arrays, got {shown(fn)}")
     if not hasattr(df, "mapInArrow"):
         raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}")
-    if isinstance(columns, str):
-        raise SpecError(f"columns must be a list of names such as [{columns!r}], got {shown(columns)}")
+    flag("keep", keep)
+    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
+        raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
     names = tuple(df.columns if columns is None else columns)
+    if not all(isinstance(name, str) for name in names):
+        raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
     if not names and not keep:
         raise SpecError("columns must name at least one column, or be None for all, got []")
     if unknown := [name for name in dict.fromkeys(names) if name not in df.columns]:

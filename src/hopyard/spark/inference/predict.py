@@ -52,6 +52,8 @@ def predict(
             the column.
     """
     one_of("handleInvalid", handleInvalid, ("error", "skip", "keep"))
+    if not isinstance(predictionCol, str) or not predictionCol:
+        raise SpecError(f"predictionCol must be text of at least one character, got {shown(predictionCol)}")
     bundle = portable(model, which, flag("trust", trust))
     check(df, bundle)
     score = Score(bundle.ticket(df.sparkSession), "values", predictionCol, invalid=handleInvalid)
@@ -71,9 +73,6 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
     from pyspark.sql.types import StructField, StructType
 
     check(df, model)
-    for name in fields:
-        if not isinstance(name, str) or not name:
-            raise SpecError(f"the new column's name must be text, got {shown(name)}")
     new_columns(df, fields, "with predictionCol=")
     schema = StructType([*df.schema.fields, *[StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]])
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopyard.engines.local import python_path
 from hopyard.errors import ResourceError, UsageError
 from hopyard.spark.local import java
 from hopyard.spark.local.homes import java_home, spark_home
@@ -101,13 +102,16 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def isolated_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `variables` for a Spark of this machine alone: bound to loopback, its executors' logs in the cache.
+    """Return `variables` for a Spark of this machine alone: bound to loopback, its executors' logs in the cache, its
+    Python workers looking for modules where this process does.
 
     Raises:
         As `variables`.
     """
     result = variables(environ)
     result.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    # Spark starts its Python workers by `python -m`, on this machine in the driver's current folder
+    result |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
     if not environ.get("SPARK_HOME"):
         try:
             result["SPARK_HOME"] = str(spark_home(pyspark(environ).home))
