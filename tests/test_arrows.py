@@ -33,7 +33,7 @@ INSIDE = {
         {"npy", "options", "keywords"},
         {"rows"},
         {"sources", "encoding"},
-        {"shared"},
+        {"shared", "faults"},
         {"partitions"},
         {"from_spark"},
         {"dataset"},

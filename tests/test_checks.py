@@ -13,7 +13,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.agent.programs.task import explained, plain
-from hopyard.checks import environment, flag, fraction, one_of, seconds, whole
+from hopyard.checks import environment, flag, fraction, no_such, one_of, seconds, whole
 from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
 from hopyard.core.runs.events import Began, Done, Failed, Interrupted, decode, encode
 from hopyard.driver.runs.session import fits
@@ -337,3 +337,14 @@ def test_words_never_keep_a_message_from_home(message: Any) -> None:
 def test_words_never_keep_a_line_out_of_the_journal(line: Any) -> None:
     back = decode(encode(line))
     assert type(back) is type(line) and "caf\\udce9" in repr(back).replace("\\\\", "\\")
+
+
+def test_names_that_do_not_exist_are_listed_together() -> None:
+    assert (
+        no_such("column", ["lable"], ["label", "x"])
+        == "no column 'lable'; did you mean 'label'? there are: 'label', 'x'"
+    )
+    text = "no columns 'lable' (did you mean 'label'?), 'q'; there are: 'label', 'x'"
+    assert no_such("column", ["lable", "q"], ["label", "x"]) == text
+    assert no_such("column", ["a", "b"], []) == "no columns 'a', 'b'; there are: none"
+    assert no_such("column", ["a", "b"], map(str, range(50))).endswith("'39' and 10 more")

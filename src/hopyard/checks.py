@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
@@ -18,8 +18,29 @@ def closest(name: str, candidates: Iterable[str]) -> str:
     names = [str(candidate) for candidate in candidates]
     matches = get_close_matches(name, names, 1, 0.6)
     suggestion = f"; did you mean {matches[0]!r}?" if matches else ";"
-    listed = ", ".join(map(repr, names[:40])) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-    return f"{suggestion} there are: {listed or 'none'}"
+    return f"{suggestion} {_listed(names)}"
+
+
+def no_such(kind: str, wrong: Sequence[str], candidates: Iterable[str]) -> str:
+    """Return the end of an error message about one or several names that do not exist, "no column 'b'" for example:
+    what was probably meant by each, and the names that exist.
+
+    Args:
+        kind: what has the names, in the singular: "column".
+        wrong: the names, at least one.
+        candidates: the names that exist.
+    """
+    names = [str(candidate) for candidate in candidates]
+    if len(wrong) == 1:
+        return f"no {kind} {wrong[0]!r}{closest(wrong[0], names)}"
+    guesses = [(name, get_close_matches(name, names, 1, 0.6)) for name in wrong]
+    each = ", ".join(f"{name!r}" + (f" (did you mean {guess[0]!r}?)" if guess else "") for name, guess in guesses)
+    return f"no {kind}s {each}; {_listed(names)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 40} more" if len(names) > 40 else ""
+    return f"there are: {', '.join(map(repr, names[:40])) + more or 'none'}"
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:

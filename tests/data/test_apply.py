@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,43 @@ def test_one_hot_with_unknown_values(cache: Path, table: pa.Table) -> None:
         apply(manifest, frame)
 
 
+def test_rows_that_cannot_be_encoded(cache: Path, table: pa.Table) -> None:
+    options = {"features": ["a", "words", "carrier"], "label": "late", "encode": {"carrier": "index"}}
+    manifest = Dataset.arrow(table, **options).prepare(cache)
+    whole = apply(manifest, table, targets=False).inputs
+    columns = table.slice(0, 8).select(["a", "words", "carrier"]).to_pydict()
+    columns["a"][1], columns["a"][2] = None, math.inf
+    columns["words"][4] = None
+    columns["carrier"][5], columns["carrier"][6] = "ZZ", None
+    holed = pa.table(columns, table.select(["a", "words", "carrier"]).schema)
+    with pytest.raises(DataError, match=r"that the model cannot be given:\n  column 'a': 2 of its rows") as caught:
+        apply(manifest, holed.take([0, 1, 2, 4]), targets=False)
+    assert "column 'words': 1 of its rows" in str(caught.value)
+    assert "transform" not in str(caught.value) and "trained" not in str(caught.value)
+    made = apply(manifest, holed, targets=False, drop_invalid=True)
+    assert made.inputs.tobytes() == whole[[0, 3, 7]].tobytes()
+    assert (made.rows, made.source_rows, made.places.tolist()) == (3, 8, [0, 3, 7])
+    made = apply(manifest, holed.slice(1, 2), targets=False, drop_invalid=True)
+    assert (made.rows, made.source_rows, made.inputs.shape) == (0, 2, (0, 4))
+    made = apply(manifest, table.slice(0, 8), targets=False, drop_invalid=True)
+    assert made.places is None and made.inputs.tobytes() == whole[:8].tobytes()
+
+
+def test_rows_that_a_transform_leaves_and_that_cannot_be_encoded(cache: Path, table: pa.Table) -> None:
+    def clean(batch: Any) -> Any:
+        return batch.filter(pc.greater(batch["a"], 0)).sort_by([("a", "descending")])
+
+    def nameless(batch: Any) -> Any:
+        return clean(batch).select(["a", "b"])
+
+    manifest = Dataset.arrow(table, features=["a", "b"], partitions=1).prepare(cache)
+    rows = pa.table({"a": [3.0, -1.0, 1.0, 2.0], "b": [0.5, 0.5, None, 0.5]})
+    made = apply(manifest, rows, clean, targets=False, drop_invalid=True)
+    assert made.inputs[:, 0].tolist() == [3, 2] and made.places.tolist() == [0, 3] and made.source_rows == 4
+    with pytest.raises(DataError, match="nobody can tell which"):
+        apply(manifest, rows, nameless, targets=False, drop_invalid=True)
+
+
 def test_arrays(cache: Path, table: pa.Table) -> None:
     manifest = Dataset.arrow(table, features=["a", "b", "words"], label="late", standardize=["a"]).prepare(cache)
     a, b, words = table["a"].to_numpy(), table["b"].to_numpy(), np.column_stack([np.arange(300), np.arange(1, 301)])
@@ -79,6 +117,8 @@ def test_arrays(cache: Path, table: pa.Table) -> None:
         apply(manifest, {})
     with pytest.raises(DataError, match="no column 'words'"):
         apply(manifest, {"a": a, "b": b})
+    with pytest.raises(DataError, match="has no columns 'b', 'words'; there are: 'a'"):
+        apply(manifest, {"a": a})
 
     x = np.random.default_rng(0).integers(0, 255, (20, 2, 3)).astype(np.uint8)
     manifest = Dataset.numpy(x, np.zeros(20), partitions=1).prepare(cache)

@@ -560,7 +560,7 @@ def test_files_that_lack_a_column(tmp_path: Path, cache: Path) -> None:
     assert rows == {0: [[-1, -1]], 1: [[-1, -1]], 2: [[1.5, -1]], 3: [[2.5, -1]], 4: [[3.5, 7]]}
     columns = pa.schema({"y": pa.int64(), "none": pa.string(), "a": pa.float64(), "b": pa.int64()})
     assert all(schema.equals(columns) for schema in seen)
-    with pytest.raises(DataError, match=r"0\.parquet and so on has no column 'a'"):
+    with pytest.raises(DataError, match=r"0\.parquet and so on has no columns 'a', 'b'"):
         Dataset.parquet(tmp_path, **options)
     for encode in ({}, {"none": "one-hot"}):
         with pytest.raises(DataError, match=r"2\.parquet has no column 'none'"):

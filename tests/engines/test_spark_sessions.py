@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import time
 from pathlib import Path
 
@@ -94,6 +98,76 @@ def test_spark_submit(tmp_path: Path, undisturbed: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert digests(hy.load(tmp_path / "run")) == undisturbed
     assert gone(agents(tmp_path / "run"), 2)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """`env.tar.gz`: an environment as venv-pack packs one, with this process's packages by path."""
+    env = tmp_path / "packed"
+    packages = env / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
+    (env / "bin").mkdir()
+    base = Path(sys.executable).resolve()
+    (env / "bin" / "python").symlink_to(base)
+    (env / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    source = Path(hy.__file__).parent.parent
+    (packages / "here.pth").write_text(f"{source}\n{sysconfig.get_path('purelib')}\n")
+    with tarfile.open(tmp_path / "env.tar.gz", "w:gz") as archive:
+        archive.add(env, ".")
+    shutil.rmtree(env)
+    return tmp_path / "env.tar.gz"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [False, True], ids=["client", "cluster"])
+def test_the_lines_with_a_packed_environment(tmp_path: Path, packed: Path, cluster: bool) -> None:
+    """As they stand in the documentation. Nothing here takes --deploy-mode cluster with Python: that line is run where
+    the archive is unpacked, which is what a container of YARN or Kubernetes is."""
+    root = Path(__file__).parents[2]
+    text = "\n".join(path.read_text() for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))])
+    lines = set(re.findall(r"^PYSPARK.* spark-submit .*--archives env\.tar\.gz#env.*$", text, re.M))
+    (line,) = [line for line in lines if (" --deploy-mode cluster " in line) == cluster]
+    (tmp_path / "train.py").write_text("""
+import sys
+from pathlib import Path
+import hopyard as hy
+from hopyard.frameworks.linear import Linear
+from pyspark.sql import SparkSession
+
+def recipe(config):
+    import sys
+    print("trained by", sys.executable, hy.__file__)
+    return Linear(1, 1, lr=0.1, batch_size=8)
+
+spark = SparkSession.builder.getOrCreate()
+df = spark.range(0, 100).selectExpr("cast(id as double) x", "cast(id as double) y")
+data = hy.Dataset.spark(df, features=["x"], label="y", partitions=1, path="rows")
+hy.fit(recipe, {}, data, epochs=1, engine=hy.Spark(spark, workers=1), directory="run")
+Path("driver").write_text(sys.executable)
+spark.stop()
+""")
+    (tmp_path / "conf").mkdir()
+    settings = "spark.master local-cluster[1,1,1024]\nspark.ui.enabled false\nspark.driver.bindAddress 127.0.0.1\n"
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(settings + "spark.driver.host 127.0.0.1\n")
+    if cluster:
+        (tmp_path / "env").mkdir()
+        with tarfile.open(packed) as archive:
+            archive.extractall(tmp_path / "env", filter="fully_trusted")
+    places = [str(Path(sys.executable).parent), str(Path(pyspark.__file__).parent / "bin"), os.environ["PATH"]]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
+    environment |= {"PATH": os.pathsep.join(places), "SPARK_CONF_DIR": str(tmp_path / "conf")}
+    environment.pop("PYTHONPATH", None)  # driver and executors have what their environments have
+    command = line.replace(" --deploy-mode cluster", "")
+    if not cluster:  # the active environment of the driver has hopyard; here by path
+        command = f"PYTHONPATH={Path(hy.__file__).parent.parent} {command}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (log,) = (tmp_path / "run" / "logs").glob("slot-*.log")
+    assert re.search(r"trained by \S*/env/bin/python ", log.read_text())
+    driver = (tmp_path / "driver").read_text()
+    assert driver.endswith("/env/bin/python") if cluster else Path(driver) == Path(sys.executable)
 
 
 @pytest.mark.slow

@@ -77,6 +77,39 @@ def test_a_size_that_is_none_is_said_at_once(tmp_path: Path, size: Any) -> None:
         fed(server).batches(size)
 
 
+def test_columns_that_are_not_named_may_hold_anything(tmp_path: Path) -> None:
+    batch = pa.record_batch([pa.array([1, 2, 3]), pa.array([None, 0.5, None]), pa.array([{"k": 1}] * 3)], list("abc"))
+    with feed_server(tmp_path) as server:
+        feed = fed(server, [batch])
+        batches = feed.batches(2, columns=["a"])
+        assert {name: array.tolist() for name, array in next(batches).items()} == {"a": [1, 2]}
+        with pytest.raises(DataError, match=r"column 'b' .*null; .*batches\(…, columns=\[…\]\)"):
+            next(feed.batches(1))
+
+
+def test_of_python_rows_too(tmp_path: Path) -> None:
+    with feed_server(tmp_path) as server:
+        (batch,) = fed(server, [[("x", None, 1), ("y", "b", 2)]]).batches(2, columns=["_3", "_1"])
+        assert {name: array.tolist() for name, array in batch.items()} == {"_3": [1, 2], "_1": ["x", "y"]}
+
+
+def test_columns_that_are_not_there(tmp_path: Path) -> None:
+    with feed_server(tmp_path) as server:
+        feed = fed(server, [numbers(0, 3)])
+        with pytest.raises(SpecError, match="columns must be a list of names, or None for all, got 'y'"):
+            feed.batches(2, columns="y")
+        with pytest.raises(DataError, match="feed 'train' has no column 'z'; there are: 'x', 'y'"):
+            next(feed.batches(2, columns=["y", "z"]))
+
+
+def test_a_data_set_of_some_columns(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    batch = pa.record_batch([pa.array([1, 2, 3]), pa.array([None, 0.5, None])], list("ab"))
+    with feed_server(tmp_path) as server:
+        (found,) = fed(server, [batch]).dataset(3, "torch", columns=["a"])
+        assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [1, 2, 3]}
+
+
 def column(values: Any, kind: Any = None) -> list[Any]:
     return [pa.record_batch([pa.array(values, kind)], ["c"])]
 

@@ -15,6 +15,7 @@ from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.encoder import Encoder, RowOrigin
 from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import NAME, RowTracker
+from hopyard.data.faults import listed, valid_rows
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed_vocabularies
 from hopyard.data.sources.memory import Arrays, Reader, Table
@@ -46,6 +47,7 @@ def apply(
     transform: Callable[[Any], Any] | RowTracker | None = None,
     *,
     targets: bool = True,
+    drop_invalid: bool = False,
 ) -> Columns:
     """Return the rows of `data` in memory as a model sees them, and for each of them the number of its source row.
 
@@ -57,6 +59,8 @@ def apply(
         transform: that of the training Dataset, if it had one. A RowTracker keeps its findings for the next call.
         targets: whether to return targets and weights, if their columns exist. Without them (`predict`) the source row
             of each row must be known; with them (`evaluate`) it is enough to know how many rows there are.
+        drop_invalid: leave out rows with null, NaN, infinity or a value that training never saw, as a transform that
+            drops them would.
 
     Raises:
         DataError: a column is missing, has another type or shape, holds NaN, or a value that training never saw; the
@@ -82,14 +86,17 @@ def apply(
             batch, numbers = tracker(
                 piece, places.source_rows, model_columns, f"{piece_origin.name}, rows from {piece_origin.row}"
             )
-        places.add(piece.num_rows, batch.num_rows, numbers)
-        rows += batch.num_rows
-        if not batch.num_rows:
-            continue
-        if encoder is None:
+        if encoder is None and batch.num_rows:
             fields = _fields(manifest, batch.schema, str(origin), targets)
             encoder = Encoder(fields, vocabularies, strict=False)
             finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize)
+        valid = valid_rows(fields, vocabularies, batch) if drop_invalid and batch.num_rows else None
+        places.add(piece.num_rows, batch.num_rows, numbers, valid)
+        if valid is not None:
+            batch = batch.filter(pa.array(valid))
+        rows += batch.num_rows
+        if encoder is None or not batch.num_rows:
+            continue
         raw = encoder.raw(batch, origin)
         if not encoder.faults and finisher is not None:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])
@@ -99,8 +106,10 @@ def apply(
         finisher = FeatureFinalizer(
             [field for field in manifest.fields if field.role == "inputs"], vocabularies, manifest.standardize
         )
-    else:
-        encoder.check()
+    elif encoder.faults:
+        raise DataError(
+            f"the data holds values that the model cannot be given:\n{listed(encoder.faults)}\ndrop or fill them first"
+        )
     source_places = places.result(rows, ordered=not targets)
     if tracker is not None and not targets and places.trusted and tracker.moves:
         raise DataError(MOVED)
@@ -130,13 +139,20 @@ class Places:
         self.trusted = False
         self._parts: list[Array] = []
 
-    def add(self, before: int, after: int, numbers: Array | None) -> None:
-        """Records that a batch of `before` rows became `after` rows. `numbers`: their source rows; None: not known, or
-        all rows in their order."""
+    def add(self, before: int, after: int, numbers: Array | None, valid: Array | None) -> None:
+        """Records that a batch of `before` rows became `after` rows.
+
+        Args:
+            before: rows that went into the transform.
+            after: rows that came out.
+            numbers: their source rows; None: not known, or all rows in their order.
+            valid: which of them are left, a boolean array of shape (after,); None: all.
+        """
         if numbers is None and before == after:
             numbers = np.arange(self.source_rows, self.source_rows + before)
             self.trusted = True
-        self._parts.append(np.full(after, UNKNOWN) if numbers is None else numbers)
+        numbers = np.full(after, UNKNOWN) if numbers is None else numbers
+        self._parts.append(numbers if valid is None else numbers[valid])
         self.source_rows += before
 
     def result(self, rows: int, ordered: bool) -> Array | None:

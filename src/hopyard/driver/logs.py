@@ -1,11 +1,12 @@
-"""The logs of agents and tasks: whole, or their last lines for an error."""
+"""The logs of agents and tasks: whole, their last lines for an error, or line by line as they come."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hopyard.system.files import open_regular
-from hopyard.text import one_line
+from hopyard.text import escaped, one_line
 
 TAIL_BYTES = 1 << 16
 """An error looks for a log's last lines in so many bytes at its end."""
@@ -26,3 +27,51 @@ def last_lines(path: Path, count: int, prefix: str) -> str:
     """Return the last lines of a log, each on a line of its own after `prefix`."""
     lines = read_log(path, TAIL_BYTES).strip().splitlines()[-count:]
     return "".join(f"\n{prefix}{one_line(line[:500])}" for line in lines)
+
+
+CHUNK_BYTES = 1 << 20
+"""Bytes of one log that are shown before it is another log's turn."""
+
+
+class LogStream:
+    """Reads logs line by line while they are written. Owns how far each was read.
+
+    Args:
+        skipped: logs that are there already, of which only what comes from now on is read.
+    """
+
+    def __init__(self, skipped: Iterable[Path]) -> None:
+        self._read = {path: path.stat().st_size for path in skipped}
+
+    def lines(self, logs: Iterable[tuple[str, Path]], is_last: bool) -> Iterator[str]:
+        """Yield what was added to the logs, each line behind its log's name and escaped; of a progress bar its last
+        state.
+
+        Args:
+            logs: (name, log), of logs that may not be there yet.
+            is_last: whether nothing more comes, so that a line without an end is whole.
+        """
+        for name, path in logs:
+            for line in self._lines(path, is_last):
+                yield f"{name}: {escaped(line)}"
+
+    def _lines(self, path: Path, is_last: bool) -> Iterator[str]:
+        while data := self._chunk(path):
+            end = data.rfind(b"\n") + 1
+            if not end:  # one line, that is not whole yet, or longer than a chunk
+                if len(data) < CHUNK_BYTES and not is_last:
+                    return
+                end = len(data)
+            self._read[path] = self._read.get(path, 0) + end
+            for line in data[:end].decode(errors="replace").removesuffix("\n").split("\n"):
+                yield line.rstrip("\r").rpartition("\r")[2]
+            if len(data) < CHUNK_BYTES and not is_last:
+                return
+
+    def _chunk(self, path: Path) -> bytes:
+        try:
+            with open_regular(path) as file:
+                file.seek(self._read.get(path, 0))
+                return file.read(CHUNK_BYTES)
+        except OSError:  # not written yet
+            return b""

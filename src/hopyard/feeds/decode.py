@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from hopyard.checks import no_such
 from hopyard.errors import DataError
 from hopyard.feeds.protocol import PICKLE
 from hopyard.feeds.rows import unpacked
@@ -20,14 +22,21 @@ Pieces = Sequence[tuple[Block, int, int]]
 """(block, first row, row after the last)."""
 
 
-def columns_of(pieces: Pieces, feed: str) -> dict[str, Array]:
+def columns_of(pieces: Pieces, feed: str, names: Sequence[str] | None = None) -> dict[str, Array]:
     """Return column → array of all rows of the pieces: a view of one block, a copy where there are several.
 
+    Args:
+        pieces: of the feed's blocks.
+        feed: its name.
+        names: the columns to decode; None: all.
+
     Raises:
-        DataError: a column has nulls or lists of different lengths, or blocks differ in columns or shapes.
+        DataError: a column has nulls or lists of different lengths, or is not there; blocks differ in columns or
+            shapes.
     """
     parts = [
-        {name: values[start:stop] for name, values in _columns(block, feed).items()} for block, start, stop in pieces
+        {name: values[start:stop] for name, values in _columns(block, feed, names).items()}
+        for block, start, stop in pieces
     ]
     first = parts[0]
     if len(parts) == 1:
@@ -47,19 +56,30 @@ def rows_of(pieces: Pieces, feed: str) -> list[Any]:
     return rows
 
 
-def _columns(block: Block, feed: str) -> dict[str, Array]:
-    if "columns" not in block.decoded:
-        if block.kind == PICKLE:
-            decoded = _columns_of_rows(_rows(block), feed)
-        else:
-            batch = _batch(block)
-            decoded = {
-                name: _writable(column(batch.column(number), name, feed), block.body)
-                for number, name in enumerate(batch.schema.names)
-            }
-        block.decoded["columns"] = decoded
-    columns: dict[str, Array] = block.decoded["columns"]
-    return columns
+def _columns(block: Block, feed: str, names: Sequence[str] | None) -> dict[str, Array]:
+    """Return these columns of a block, or all; each is decoded once."""
+    if "makers" not in block.decoded:
+        block.decoded["makers"], block.decoded["columns"] = _makers(block, feed), {}
+    makers, decoded = block.decoded["makers"], block.decoded["columns"]
+    if unknown := [name for name in names or () if name not in makers]:
+        raise DataError(f"feed {feed!r} has {no_such('column', unknown, makers)}")
+    wanted = makers if names is None else names
+    for name in wanted:
+        if name not in decoded:
+            decoded[name] = makers[name]()
+    return {name: decoded[name] for name in wanted}
+
+
+def _makers(block: Block, feed: str) -> dict[str, Callable[[], Array]]:
+    """Return column → function that decodes it."""
+    if block.kind == PICKLE:
+        return _makers_of_rows(_rows(block), feed)
+    batch = _batch(block)
+    return {name: partial(_array, batch, at, name, feed, block.body) for at, name in enumerate(batch.schema.names)}
+
+
+def _array(batch: Any, number: int, name: str, feed: str, body: Array) -> Array:
+    return _writable(column(batch.column(number), name, feed), body)
 
 
 def _rows(block: Block) -> list[Any]:
@@ -94,10 +114,14 @@ def column(array: Any, name: str, feed: str) -> Array:
     if bad is not None and bad.any():
         raise DataError(
             f"column {name!r} of {source}: {int(bad.sum())} of {len(array)} rows of a block hold null; drop or fill "
-            "them before feeding (df.na.drop, df.na.fill), or take Python rows with feed.rows"
+            "them before feeding (df.na.drop, df.na.fill), name the columns that you read, batches(…, columns=[…]), or "
+            "take Python rows with feed.rows"
         )
     if pa.types.is_nested(kind) and not is_list(kind):
-        raise DataError(f"column {name!r} of {source} has type {kind}, which is no array; select others, or take rows")
+        raise DataError(
+            f"column {name!r} of {source} has type {kind}, which is no array; name others, batches(…, columns=[…]), or "
+            "take rows"
+        )
     return to_numpy(array, name, source)
 
 
@@ -111,31 +135,36 @@ def _writable(array: Array, body: Array) -> Array:
     return body[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
 
 
-def _columns_of_rows(rows: list[Any], feed: str) -> dict[str, Array]:
-    """Return the columns of Python rows that were not sent as numbers."""
-    columns: dict[str, Array] = {}
-    tabular = all(isinstance(row, (tuple, list)) and len(row) == len(rows[0]) for row in rows)
-    names = list(getattr(rows[0], "__fields__", None) or [f"_{n + 1}" for n in range(len(rows[0]))]) if tabular else []
-    parts = zip(*rows, strict=True) if tabular else [rows]
-    for name, values in zip(names or ["value"], parts, strict=True):
-        if any(value is None for value in values) or masked_at(values) is not None:
+def _makers_of_rows(rows: list[Any], feed: str) -> dict[str, Callable[[], Array]]:
+    """Return column → function that returns its array, of Python rows that were not sent as numbers."""
+    if not all(isinstance(row, (tuple, list)) and len(row) == len(rows[0]) for row in rows):
+        return {"value": partial(_array_of_values, rows, "value", feed)}
+    names = list(getattr(rows[0], "__fields__", None) or [f"_{n + 1}" for n in range(len(rows[0]))])
+    return {
+        name: partial(_array_of_values, values, name, feed)
+        for name, values in zip(names, zip(*rows, strict=True), strict=True)
+    }
+
+
+def _array_of_values(values: Sequence[Any], name: str, feed: str) -> Array:
+    if any(value is None for value in values) or masked_at(values) is not None:
+        raise DataError(
+            f"column {name!r} of feed {feed!r} holds None or masked values; leave such rows out, name the columns that "
+            "you read (batches(…, columns=[…])), or take feed.rows"
+        )
+    try:
+        array = np.array(values)
+    except ValueError:
+        array = None
+    if array is None or array.dtype.kind in "USO":
+        if array is None or isinstance(values[0], (list, tuple, np.ndarray)):
             raise DataError(
-                f"column {name!r} of feed {feed!r} holds None or masked values; leave such rows out, or take feed.rows"
+                f"column {name!r} of feed {feed!r} holds lists or arrays that differ in length or type; pad them "
+                "before feeding, or take Python rows with feed.rows"
             )
-        try:
-            array = np.array(values)
-        except ValueError:
-            array = None
-        if array is None or array.dtype.kind in "USO":
-            if array is None or isinstance(values[0], (list, tuple, np.ndarray)):
-                raise DataError(
-                    f"column {name!r} of feed {feed!r} holds lists or arrays that differ in length or type; pad them "
-                    "before feeding, or take Python rows with feed.rows"
-                )
-            array = np.empty(len(values), object)
-            array[:] = values
-        columns[name] = array
-    return columns
+        array = np.empty(len(values), object)
+        array[:] = values
+    return array
 
 
 def _concatenate(parts: list[Array], name: str, feed: str) -> Array:

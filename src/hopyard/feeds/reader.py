@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hopyard.checks import seconds, whole
-from hopyard.errors import DataError
+from hopyard.errors import DataError, SpecError
 from hopyard.feeds.adapters import dataset
 from hopyard.feeds.decode import columns_of, rows_of
 from hopyard.feeds.queue import FeedQueue
 from hopyard.feeds.streams import Block, Stream
 from hopyard.formats.arrow import Array
+from hopyard.text import shown
 
 REPEAT_BYTES = 64 << 20
 """Bytes of a feed's first rows that are kept in memory for uneven="repeat"."""
@@ -63,7 +65,9 @@ class Feed:
         self._pieces.clear()
         self._rows = 0
 
-    def batches(self, size: int, wait: float | None = None) -> Iterator[dict[str, Array]]:
+    def batches(
+        self, size: int, wait: float | None = None, columns: Sequence[str] | None = None
+    ) -> Iterator[dict[str, Array]]:
         """Batches as dicts from column to array of shape (size, …).
 
         Numbers have shape (size,), arrays of one length (size, length), vectors of pyspark.ml the same in float64,
@@ -74,32 +78,34 @@ class Feed:
             size: rows of a batch.
             wait: seconds after which rows that have come are given as a batch, though there are fewer; None: never. It
                 has no effect where workers end together.
+            columns: the columns to decode; None: all. Others may hold anything: nulls, lists of any length, structs.
 
         Raises:
-            SpecError: `size` is no integer >= 1, or `wait` no number of seconds.
+            SpecError: `size` is no integer >= 1, `wait` no number of seconds, or `columns` no list of names.
             DataError: a column has nulls, or lists that differ in length; names it.
             HopyardError: the feed has failed; with its reason.
         """
-        return self._column_batches(whole("size", size, 1), _wait_seconds(wait))
+        return self._column_batches(whole("size", size, 1), _wait_seconds(wait), _names(columns))
 
     def rows(self, size: int, wait: float | None = None) -> Iterator[list[Any]]:
         """Batches as lists of Python rows: those of an RDD as they were, those of a DataFrame as tuples.
 
-        Arguments and errors as for `batches`.
+        `size`, `wait` and errors as for `batches`.
         """
         return self._row_batches(whole("size", size, 1), _wait_seconds(wait))
 
-    def dataset(self, size: int, framework: str = "tensorflow") -> Any:
+    def dataset(self, size: int, framework: str = "tensorflow", columns: Sequence[str] | None = None) -> Any:
         """Batches as a `tf.data.Dataset` or a torch `IterableDataset` whose items are dicts from column to tensor.
 
-        It goes over the rows once, as `batches(size)` does: what one iteration has taken, no other gets. For TensorFlow
-        the first rows are waited for here, as their types are needed. With a torch DataLoader: `batch_size=None`,
-        `num_workers=0`.
+        It goes over the rows once, as `batches(size, columns=columns)` does: what one iteration has taken, no other
+        gets. For TensorFlow the first rows are waited for here, as their types are needed. With a torch DataLoader:
+        `batch_size=None`, `num_workers=0`.
 
         Raises:
             SpecError: another framework than "tensorflow" or "torch".
         """
-        return dataset(framework, lambda: self.batches(size), self._first)
+        names = _names(columns)
+        return dataset(framework, lambda: self.batches(size, columns=names), partial(self._first, names))
 
     def answer(self, values: Any) -> None:
         """In inference: answer the oldest batch that has no answer yet, with one value for each row.
@@ -135,9 +141,9 @@ class Feed:
         except OSError:  # the task has gone: Spark took it back, or wanted only some rows
             self._queue.abandon(stream)
 
-    def _column_batches(self, size: int, wait: float | None) -> Iterator[dict[str, Array]]:
+    def _column_batches(self, size: int, wait: float | None, names: Sequence[str] | None) -> Iterator[dict[str, Array]]:
         while pieces := self._batch(size, wait):
-            columns = self._decode(columns_of, pieces)
+            columns = self._decode(partial(columns_of, names=names), pieces)
             # the program gets copies of pieces that are read again
             yield {name: part.copy() for name, part in columns.items()} if self._repeatable else columns
 
@@ -166,7 +172,7 @@ class Feed:
             self._unanswered.append((stream, rows))
         return pieces
 
-    def _first(self) -> dict[str, Array] | None:
+    def _first(self, names: Sequence[str] | None) -> dict[str, Array] | None:
         """The row that the next batch will begin with; None when there is none."""
         while not self._pieces:
             item = self._queue.take()
@@ -175,7 +181,8 @@ class Feed:
             if item.block is not None:
                 self._add(item.block)
         first = self._pieces[0]
-        return dict(self._decode(columns_of, [_Piece(first.block, first.start, first.start + 1)]))
+        row = [_Piece(first.block, first.start, first.start + 1)]
+        return dict(self._decode(partial(columns_of, names=names), row))
 
     def _add(self, block: Block) -> None:
         self._pieces.append(_Piece(block, 0, block.rows))
@@ -228,6 +235,14 @@ class Feed:
         except DataError as error:
             self._queue.fail(error)
             raise
+
+
+def _names(columns: Any) -> Sequence[str] | None:
+    if columns is None or (
+        isinstance(columns, (list, tuple)) and columns and all(isinstance(name, str) for name in columns)
+    ):
+        return columns
+    raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
 
 
 def _wait_seconds(wait: Any) -> float | None:

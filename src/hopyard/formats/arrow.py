@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.checks import closest
+from hopyard.checks import no_such
 from hopyard.errors import DataError
 from hopyard.text import sendable
 
@@ -162,10 +162,10 @@ def _equal(lengths: Any, name: str, source_label: str, at: Callable[[int], str] 
 
 
 def require(schema: Any, names: Iterable[str], source_label: str) -> None:
-    """Raise DataError unless each of `names` is exactly once in `schema`."""
-    for name in names:
-        times = len(schema.get_all_field_indices(name))
-        if times == 0:
-            raise DataError(f"{source_label} has no column {name!r}{closest(name, schema.names)}")
-        if times > 1:
-            raise DataError(f"{source_label} has {times} columns named {name!r}; rename all but one")
+    """Raise DataError unless each of `names` is exactly once in `schema`; it names all that are missing."""
+    times = {name: len(schema.get_all_field_indices(name)) for name in names}
+    if absent := [name for name, count in times.items() if count == 0]:
+        raise DataError(f"{source_label} has {no_such('column', absent, schema.names)}")
+    for name, count in times.items():
+        if count > 1:
+            raise DataError(f"{source_label} has {count} columns named {name!r}; rename all but one")

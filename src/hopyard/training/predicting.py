@@ -18,7 +18,7 @@ EXACT = 1 << 53
 
 
 def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_type: bool = False) -> Any:
-    """Return outputs for all rows, each at the position of its row, with NaN for rows that the transform dropped.
+    """Return outputs for all rows, each at the position of its row, with NaN for rows that were left out.
 
     Args:
         trainable: the model.
@@ -72,8 +72,8 @@ def _with_nan(array: Array, same_type: bool) -> Any:
     )
     if same_type or not exact:
         raise DataError(
-            f"the Dataset's transform dropped rows, and answers of type {array.dtype} have no NaN that could stand in "
-            "their place; drop such rows before predict"
+            f"rows were left out (by the Dataset's transform, or as handleInvalid= says), and answers of type "
+            f"{array.dtype} have no NaN that could stand in their place; drop such rows before predict"
         )
     return np.dtype(np.float64)
 

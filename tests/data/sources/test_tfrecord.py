@@ -293,6 +293,11 @@ class TestFind:
         with pytest.raises(SpecError, match="a path, glob, directory or URL"):
             find(source)
 
+    def test_a_folder_of_spark_without_a_record(self, tmp_path: Path) -> None:
+        (tmp_path / "_SUCCESS").touch()
+        with pytest.raises(DataError, match="no records; what was saved there, as its file _SUCCESS says, had none"):
+            find(tmp_path)
+
     def test_nothing_there(self, tmp_path: Path) -> None:
         for path in (tmp_path, tmp_path / "x", tmp_path / "x*"):
             with pytest.raises(DataError, match="no TFRecord file matches"):

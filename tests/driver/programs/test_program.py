@@ -132,6 +132,30 @@ class TestItsLife:
         assert program.wait(60) == "done"
         assert len(program.logs()) >= 10 << 20
 
+    def test_what_tasks_print_is_streamed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import time
+
+            print(f"rank {ctx.rank} is up \x07")
+            while not (ctx.directory / "go").exists():
+                time.sleep(0.02)
+            print("the end", end="")
+
+        program = launch(tmp_path, main)
+        shown = ""
+        until = time.monotonic() + 60
+        while shown.count("is up") < 2 and time.monotonic() < until:
+            with pytest.raises(TimeoutError, match="not over after 0 seconds"):
+                program.wait(0.1, stream=True)
+            shown += capsys.readouterr().out
+        lines = [line for n in range(2) for line in (f"--- worker {n}, attempt 0", f"rank {n} is up \\x07")]
+        assert sorted(shown.splitlines()) == [f"worker {at // 2}: {line}" for at, line in enumerate(lines)]
+        (tmp_path / "program" / "go").touch()
+        assert program.wait(60, stream=True) == "done"
+        assert sorted(capsys.readouterr().out.splitlines()) == ["worker 0: the end", "worker 1: the end"]
+        with pytest.raises(hy.SpecError, match=r"wait\(stream=\) must be True or False, got 1"):
+            program.wait(stream=1)  # type: ignore[arg-type]
+
     def test_ports_are_free_again(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
             import json
@@ -382,11 +406,14 @@ class TestFailures:
             "import hopyard as hy, programs\n"
             f"hy.launch(programs.idle, roles={{'worker': 2}}, directory={str(tmp_path / 'program')!r}).wait()\n"
         )
-        driver = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+        driver = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
         pids = wait_for_notes(tmp_path, 2)
         driver.send_signal(number)
-        driver.wait(20)
+        _, shown = driver.communicate(timeout=60)
         assert gone(list(pids.values()), 2.0)
+        place = tmp_path / "program"
+        said = f"interrupted; the program in {place} was stopped. `hopyard logs {place}` shows"
+        assert [line.startswith(said) for line in shown.splitlines()].count(True) == (number == signal.SIGINT)
 
 
 class TestBadInput:
@@ -406,7 +433,7 @@ class TestBadInput:
             ({"roles": {"worker": 10**9}}, "at most 10,000"),
             ({"tensorflow1": "no"}, "True or False"),
             ({"release_cores": 3}, "True or False"),
-            ({"tensorboard": 5}, "True, False or a directory"),
+            ({"tensorboard": 5}, "True, False or a path"),
         ],
     )
     def test_values(self, tmp_path: Path, how: dict[str, Any], words: str) -> None:
@@ -420,7 +447,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("directory", ["", 0, "a\0b"])
     def test_directories(self, directory: Any) -> None:
-        with pytest.raises(hy.SpecError, match="a path, or None"):
+        with pytest.raises(hy.SpecError, match="directory must be a path"):
             hy.launch(programs.who, roles={"worker": 1}, directory=directory)
 
     def test_what_runs_nothing_when_it_is_called(self, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
     found = twice.orderBy("row").toPandas()
     np.testing.assert_allclose(found.twice, frame.a * 2)
     model = HopyardModel.load(str(folder / "model"))
-    assert model.transform(df).columns[-2:] == ["prediction", "probability"]
+    assert model.transform(df).columns[-3:] == ["rawPrediction", "probability", "prediction"]
     classes = model.transform(df).orderBy("row").toPandas()
     np.testing.assert_array_equal(classes.prediction, np.stack(scored.prediction.tolist()).argmax(1))
     model.write().overwrite().save(str(folder / "model"))

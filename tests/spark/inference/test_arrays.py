@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from hopyard.errors import DataError
-from hopyard.spark.inference.arrays import column, to_column, to_vectors
+from hopyard.spark.inference.arrays import LazyColumns, column, to_column, to_vectors
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,65 @@ def test_what_spark_lacks(values: Any, match: str) -> None:
 def test_columns_that_are_no_arrays(array: Any, match: str) -> None:
     with pytest.raises(DataError, match=match):
         column(array, "x")
+
+
+class TestLazyColumns:
+    @pytest.fixture
+    def made(self) -> list[str]:
+        """Columns that were asked for, in order."""
+        return []
+
+    @pytest.fixture
+    def lazy(self, made: list[str]) -> LazyColumns:
+        def maker(name: str, value: Any) -> Any:
+            def make() -> Any:
+                made.append(name)
+                if value is None:
+                    raise DataError(f"column {name!r} has nulls")
+                return np.array(value)
+
+            return make
+
+        return LazyColumns({"a": maker("a", [1, 2]), "b": maker("b", [3, 4]), "bad": maker("bad", None)})
+
+    def test_an_array_is_made_once_and_only_if_it_is_read(self, lazy: LazyColumns, made: list[str]) -> None:
+        assert (list(lazy), len(lazy), "bad" in lazy, bool(lazy), "c" in lazy) == (
+            ["a", "b", "bad"],
+            3,
+            True,
+            True,
+            False,
+        )
+        assert repr(lazy) == "<columns 'a', 'b', 'bad'>" and list(reversed(lazy)) == ["bad", "b", "a"]
+        assert made == []
+        assert lazy["a"] is lazy["a"] is lazy.get("a")
+        assert made == ["a"]
+        with pytest.raises(DataError, match="column 'bad' has nulls"):
+            lazy["bad"]
+        with pytest.raises(KeyError):
+            lazy["c"]
+
+    def test_it_may_be_changed_like_a_dict(self, lazy: LazyColumns, made: list[str]) -> None:
+        del lazy["bad"]
+        assert lazy.pop("a").tolist() == [1, 2]
+        lazy["c"] = np.array([5])
+        lazy |= {"d": np.array([6])}
+        assert {name: array.tolist() for name, array in lazy.items()} == {"b": [3, 4], "c": [5], "d": [6]}
+        assert made == ["a", "b"]
+
+    def test_a_plain_dict_of_it_has_the_arrays(self, lazy: LazyColumns) -> None:
+        def keywords(**columns: Any) -> Any:
+            return columns
+
+        del lazy["bad"]
+        for plain in (
+            dict(lazy), {**lazy}, keywords(**lazy), lazy.copy(), lazy | {}, {} | lazy, copy.copy(lazy),
+            pickle.loads(pickle.dumps(lazy)),
+        ):  # fmt: skip
+            assert type(plain) is dict
+            assert {name: array.tolist() for name, array in plain.items()} == {"a": [1, 2], "b": [3, 4]}
+
+    def test_pandas_takes_it(self, lazy: LazyColumns) -> None:
+        pandas = pytest.importorskip("pandas")
+        del lazy["bad"]
+        assert pandas.DataFrame(lazy).to_dict("list") == {"a": [1, 2], "b": [3, 4]}

@@ -213,10 +213,24 @@ class TestPredict:
         with pytest.raises(PythonException, match="'purple' is not among the 3 values"):
             predict(run, df.withColumn("kind", f.lit("purple"))).collect()
 
+    def test_rows_that_cannot_be_encoded_may_be_left_out_or_kept(self, spark: Any, run: hy.Run) -> None:
+        from pyspark.sql import functions as f
+
+        df = spread(spark, frame(20), 2)
+        holed = df.withColumn("b", f.when(f.col("row") != 7, f.col("b")))
+        holed = holed.withColumn("kind", f.when(f.col("row") != 9, f.col("kind")).otherwise("purple"))
+        expected = run.best.predict(frame(20))
+        rest = [n for n in range(20) if n not in (7, 9)]
+        np.testing.assert_allclose(column(predict(run, holed, handleInvalid="skip")), expected[rest], rtol=1e-12)
+        expected[[7, 9]] = np.nan
+        np.testing.assert_allclose(column(predict(run, holed, handleInvalid="keep")), expected, rtol=1e-12)
+
     def test_refusals_before_anything_runs(self, spark: Any, run: hy.Run, tmp_path: Path) -> None:
         df = spread(spark, frame(5))
-        with pytest.raises(DataError, match=r"has no column 'b'; there are: 'a', 'c'"):
+        with pytest.raises(DataError, match=r"has no columns 'b', 'kind'; there are: 'a', 'c'"):
             predict(run, df.drop("b", "kind", "y", "v", "row"))
+        with pytest.raises(SpecError, match='handleInvalid must be "error", "skip" or "keep", got \'drop\''):
+            predict(run, df, handleInvalid="drop")
         with pytest.raises(SpecError, match=r"named 'Prediction', and there is 'prediction' already"):
             predict(run, df.withColumnRenamed("v", "prediction"), predictionCol="Prediction")
         with pytest.raises(SpecError, match="a bare model does not know"):
@@ -283,6 +297,28 @@ class TestMapBatches:
         assert made.columns == [*df.columns, "twice"]
         np.testing.assert_allclose(column(made, "twice"), frame(20).a * 2)
 
+    def test_columns_that_nobody_reads_may_hold_anything(self, spark: Any) -> None:
+        df = spark.createDataFrame(
+            [(1, None, [1.0], (5,)), (2, 0.5, [1.0, 2.0], (6,))],
+            "n long, score double, ragged array<double>, st struct<k:int>",
+        ).coalesce(1)
+
+        def twice(block: Any) -> Any:
+            assert isinstance(block, dict) and list(block) == ["n", "score", "ragged", "st"]
+            return {"twice": block.pop("n") * 2}
+
+        assert [row.twice for row in map_batches(twice, df).collect()] == [2, 4]
+        kept = map_batches(twice, df, "twice long", keep=True).collect()
+        assert [(row.twice, row.score, row.st.k) for row in kept] == [(2, None, 5), (4, 0.5, 6)]
+
+        def wrong(block: Any) -> Any:
+            return block["m"]
+
+        from pyspark.errors import PythonException
+
+        with pytest.raises(PythonException, match="KeyError: 'm'"):
+            map_batches(wrong, df, "n long").collect()
+
     def test_bad_input(self, spark: Any) -> None:
         from pyspark.errors import PythonException
 
@@ -291,7 +327,7 @@ class TestMapBatches:
             map_batches(lambda block: block, df, columns=["n"])
         with pytest.raises(PythonException, match=r"column 'x' of the block: rows differ in length"):
             map_batches(lambda block: block, df, "x array<double>", columns=["x"]).collect()
-        with pytest.raises(SpecError, match="columns names 'm', which is 0 times"):
+        with pytest.raises(SpecError, match=r"columns = \['m'\]: the DataFrame has no column 'm'; there are: 'n', 'x'"):
             map_batches(lambda block: block, df, columns=["m"])
         with pytest.raises(SpecError, match="no rows to try"):
             map_batches(lambda block: block, df.where("false"))

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -384,6 +385,40 @@ def test_a_spark_that_does_not_start_says_so(bare):
     assert re.match(begin + r"\[JAVA_GATEWAY_EXITED\] .*; what Java said stands above, and `hopyard doctor`", first)
     assert re.match(begin + r"java\.net\.BindException: ", second) and len(second) < 1000
     assert "MaxMetaspaceSize=much" in found.stderr
+
+
+INTERRUPTED = """
+import hopyard as hy
+import programs
+
+spark = hy.spark.session(executors=2, cores=1)
+program = hy.launch(programs.idle, roles={"worker": 2}, engine=hy.Spark(spark, workers=2), directory="program")
+program.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ctrl_c_leaves_no_page_of_java(tmp_path):
+    """A script that does not stop its session; a terminal sends Ctrl-C to all processes of the foreground."""
+    (tmp_path / "job.py").write_text(INTERRUPTED)
+    paths = [str(Path(hopyard.__file__).parents[1]), str(Path(__file__).parents[2])]
+    process = subprocess.Popen(
+        [sys.executable, "job.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    notes = tmp_path / "program" / "notes"
+    until = time.monotonic() + 200
+    while len(list(notes.glob("*-pid"))) < 2 and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, shown
+    before, sentence, trace = shown.partition("interrupted; the program in program was stopped. `hopyard logs program`")
+    assert sentence and "KeyboardInterrupt" not in before, shown
+    lines = trace.splitlines()
+    assert (lines[1], lines[-1]) == ("Traceback (most recent call last):", "KeyboardInterrupt"), shown
+    assert not re.search(r"Spark |java\.|^\s+at ", trace, re.MULTILINE), shown
 
 
 def test_an_active_session_is_used(spark, recwarn):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ def frame(rows: int = 240) -> pd.DataFrame:
     made["label"] = (made.a + made.b > 0).astype(np.float64)
     made["text"] = np.where(made.label > 0, "yes", "no")
     made["amount"] = made.a * 2 - made.c
+    made["day"] = date(2026, 1, 1)
     made["held"] = np.arange(rows) % 4 == 0
     made["row"] = range(rows)
     return made
@@ -87,7 +89,7 @@ class TestFit:
         assert model.bestConfig == model.run.best.config
         assert model.metrics["val_accuracy"] == model.run.best.metrics["val_accuracy"] > 0.7
         scored = model.transform(df)
-        assert scored.columns == [*frame().columns, "prediction", "probability"]
+        assert scored.columns == [*frame().columns, "rawPrediction", "probability", "prediction"]
         found = scored.orderBy("row").toPandas()
         logits = model.run.best.predict(frame())
         np.testing.assert_allclose(np.stack([v.toArray() for v in found.probability]), probabilities("logits", logits))
@@ -333,9 +335,17 @@ class TestRefused:
             ({"config": None}, "what to train is not said once: set config alone"),
             ({"space": hy.Space(lr=hy.choice([1]))}, "what to train is not said once: set config alone"),
             ({"config": None, "search": hy.Random(2)}, r"search = Random.* needs a space"),
-            ({"labelCol": "lable"}, "labelCol names 'lable', which is 0 times in the DataFrame; did you mean 'label'"),
-            ({"featuresCols": ["a", "z"]}, r"featuresCols\[1\] names 'z'"),
-            ({"featuresCols": None}, "featuresCol names 'features', which is 0 times"),
+            ({"labelCol": "lable"}, r"labelCol = 'lable' is not a column of the DataFrame; did you mean 'label'\?"),
+            (
+                {"featuresCols": ["a", "z", "qq"], "labelCol": "lable"},
+                r"has no columns 'z', 'qq', 'lable' \(did you mean 'label'\?\); there are: 'a', 'b'(.|\n)*They are\n"
+                r"  featuresCols\[1\] = 'z'\n  featuresCols\[2\] = 'qq'\n  labelCol = 'lable'",
+            ),
+            ({"featuresCols": None}, "featuresCol = 'features' is not a column of the DataFrame"),
+            (
+                {"featuresCols": ["a", "text", "day"]},
+                r"2 features cannot be used:\n  column 'text' .* type string(.|\n)*\n  column 'day' .* type date",
+            ),
             ({"featuresCols": None, "featuresCol": "text"}, "featuresCol names 'text', which has type string"),
             ({"validation": 0.2, "validationCol": "held"}, "validation and validationCol are both set"),
         ],
@@ -346,6 +356,16 @@ class TestRefused:
         with pytest.raises((SpecError, DataError), match=match):
             make(**given).fit(df)
         assert not (tmp_path / "runs").exists()
+
+    def test_nulls_lead_to_what_a_data_frame_has(self, df: Any, make: Any) -> None:
+        from pyspark.sql import functions as f
+
+        holed = df.withColumn("b", f.when(f.col("row") != 7, f.col("b")))
+        with pytest.raises(
+            DataError, match=r"column 'b': 1 of its rows hold null(.|\n)*df\.na\.drop\(subset=\['b'\]\)"
+        ) as e:
+            make().fit(holed)
+        assert "transform=" not in str(e.value)
 
     def test_param_maps_are_checked(self, df: Any, make: Any) -> None:
         estimator = make()

@@ -233,6 +233,10 @@ class TestReading:
         save_tfrecords(count(spark, 4).filter("id < 0"), tmp_path / "rows")
         with pytest.raises(DataError, match="there are no records, so no columns are known"):
             load_tfrecords(spark, tmp_path / "rows")
+        nothing = spark.createDataFrame(spark.sparkContext.emptyRDD(), "x int")  # no partition, so no file
+        save_tfrecords(nothing, tmp_path / "empty")
+        with pytest.raises(DataError, match="empty: no records"):
+            load_tfrecords(spark, tmp_path / "empty")
 
     def test_what_is_not_allowed(self, spark: Any, place: Path) -> None:
         with pytest.raises(SpecError, match="spark must be a SparkSession, got SparkContext"):

@@ -32,6 +32,7 @@ from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
+from hopyard.data.faults import listed
 from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
 from hopyard.data.from_spark.task import PROBE, Task, TaskReport
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
@@ -165,7 +166,7 @@ class DataFrameSource:
             sources.append(_source(second_reports, columns))
             names += [validate.what.format(report.number) for report in second_reports]
             reports += second_reports
-        fields = _fields(reports, names)
+        fields = _fields(reports, names, transformed=self.code is not None)
         _check_deterministic(value_reports, reports)
         index = Index(
             options.partitions, width(spec), [report.segment for report in reports if report.segment is not None]
@@ -196,7 +197,9 @@ def from_spark(
         for number, df in enumerate(frames):
             frame_label, frame_spec = ("the validation= DataFrame", second_spec) if number else ("the DataFrame", spec)
             narrow = narrowed(df, frame_spec.names, frame_label)
-            fields = infer_fields(pa.RecordBatch.from_pylist([], schema=schema(narrow)), frame_spec, frame_label)
+            batch = pa.RecordBatch.from_pylist([], schema=schema(narrow))
+            _check_features(batch, frame_spec, frame_label)
+            fields = infer_fields(batch, frame_spec, frame_label)
             planned.append((narrow, fields))
             FeatureFinalizer(fields, vocabularies(frame_spec), {})
         frames = [narrow for narrow, _ in planned]
@@ -215,6 +218,20 @@ def from_spark(
     settings.append("" if name is None else identity(transform))
     materialized = folder_for(frames[0], settings, path, name, cache)
     return DataFrameSource(tuple(frames), options, code, materialized, tuple(map(types, frames)), name)
+
+
+def _check_features(batch: Any, spec: ColumnSpec, frame_label: str) -> None:
+    """Raise DataError for feature columns whose types cannot be used, for all of them together."""
+    faults = []
+    for name in spec.features:
+        encode = {name: spec.encode[name]} if name in spec.encode else {}
+        try:
+            infer_fields(batch, ColumnSpec({"inputs": [name]}, {}, encode=encode), frame_label)
+        except DataError as error:
+            faults.append(str(error))
+    if faults:
+        text = "\n  ".join(faults)
+        raise DataError(text if len(faults) == 1 else f"{len(faults)} features cannot be used:\n  {text}")
 
 
 def with_vocabularies(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[TaskReport]]:
@@ -293,7 +310,7 @@ def _source(reports: list[TaskReport], columns: dict[str, str]) -> SourceInfo:
     )
 
 
-def _fields(reports: list[TaskReport], names: list[str]) -> list[Field]:
+def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> list[Field]:
     """Return the fields that all tasks agree on. Raises DataError for bad values, for differences, and for no rows."""
     with_rows = [(report, name) for report, name in zip(reports, names, strict=True) if report.fields is not None]
     if not with_rows:
@@ -304,6 +321,11 @@ def _fields(reports: list[TaskReport], names: list[str]) -> list[Field]:
             faults.setdefault(column, Fault(0, first_fault)).count += count
     first, first_name = with_rows[0]
     assert first.fields is not None
+    if faults and not transformed:
+        raise DataError(
+            f"the DataFrame holds values that cannot be trained on:\n{listed(faults)}\ndrop or fill them first, for "
+            f"example with df.na.drop(subset={list(faults)!r}) or df.na.fill(…)"
+        )
     check(faults, first.fields)
     for other_report, other_name in with_rows[1:]:
         assert other_report.fields is not None
@@ -312,12 +334,12 @@ def _fields(reports: list[TaskReport], names: list[str]) -> list[Field]:
                 if a.type != b.type:
                     raise DataError(
                         f"column {a.name!r} has type {b.type.rpartition(':')[0]} in {other_name} but "
-                        f"{a.type.rpartition(':')[0]} in {first_name}; cast it with transform="
+                        f"{a.type.rpartition(':')[0]} in {first_name}; cast it first"
                     )
                 if a.shape != b.shape:
                     raise DataError(
                         f"column {a.name!r}: rows of shape {b.shape} in {other_name} but {a.shape} in {first_name}; "
-                        f"pad or cut them with transform="
+                        f"pad or cut them first"
                     )
     return first.fields
 

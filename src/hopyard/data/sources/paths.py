@@ -63,6 +63,9 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
         system, root = open_url(str(Path(text).expanduser().absolute()) if is_local(text) else text)
         system.invalidate_cache()
         files = list(_below(system, root, endings))
+        is_empty = not files and is_there(system, posixpath.join(root, "_SUCCESS"))
+    if is_empty:
+        raise DataError(f"{text}: no records; what was saved there, as its file _SUCCESS says, had none")
     if not files:
         raise DataError(
             f"no {kind} file matches {text!r} (this process runs in {Path.cwd()}); give a path that is there"

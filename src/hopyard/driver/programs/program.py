@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from typing import TYPE_CHECKING, Any
 
-from hopyard.checks import seconds, whole
+from hopyard.checks import flag, seconds, whole
 from hopyard.core.programs.status import ProgramStatus
-from hopyard.driver.logs import read_log
+from hopyard.driver.logs import LogStream, read_log
 from hopyard.driver.programs.failure import failure
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DAY = 86_400
+STREAM_SECONDS = 0.2
+"""Time between two looks at what tasks print."""
 
 
 class Program:
@@ -35,6 +39,7 @@ class Program:
         self._layout = layout
         self._loop = loop
         self._feeding = feeding
+        self._printed = LogStream(layout.logs.glob("*.log"))
         self.directory = layout.root
 
     def __repr__(self) -> str:
@@ -43,16 +48,21 @@ class Program:
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            self._interrupted()
+        else:
+            self.stop()
 
     # ------------------------------------------------------------------------------------------------ its life
 
-    def wait(self, timeout: float | None = None) -> str:
+    def wait(self, timeout: float | None = None, *, stream: bool = False) -> str:
         """Wait until it is over. Ctrl-C here stops it.
 
         Args:
             timeout: seconds.
+            stream: print what its tasks print, as it comes: each line behind the name of its task, control characters
+                escaped. What was printed before is printed first.
 
         Returns:
             "done", or "stopped".
@@ -64,12 +74,16 @@ class Program:
         """
         if timeout is not None:
             seconds("wait(timeout=)", timeout, zero=True, none="for any")
+        flag("wait(stream=)", stream)
         try:
-            if not self._loop.wait_for(_ended, timeout):
-                raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._summary()}")
+            is_over = self._wait_and_print(timeout) if stream else self._loop.wait_for(_ended, timeout)
         except KeyboardInterrupt:
-            self.stop()
+            self._interrupted()
+            if stream:
+                self._print_logs()
             raise
+        if not is_over:
+            raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._summary()}")
         status = self._loop.status
         if status.error is not None:
             raise status.error
@@ -209,6 +223,36 @@ class Program:
     def end(self, name: str = "train") -> None:
         """No more rows come under this name."""
         self._feeding.end(name)
+
+    def _interrupted(self) -> None:
+        """Stop it after Ctrl-C, and say how to go on."""
+        if self._loop.status.ended:
+            return
+        self.stop()
+        log.warning(
+            "interrupted; the program in %s was stopped. `hopyard logs %s` shows what its tasks printed, and "
+            "hy.launch(…, directory=%r, resume=True) goes on with its checkpoints",
+            self.directory,
+            self.directory,
+            str(self.directory),
+        )
+
+    def _wait_and_print(self, timeout: float | None) -> bool:
+        """Wait until it is over, or for so many seconds, and print what its tasks print. Returns whether it is over."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            remaining = deadline - time.monotonic()
+            is_over = self._loop.wait_for(_ended, max(0.0, min(remaining, STREAM_SECONDS)))
+            self._print_logs()
+            if is_over or remaining <= 0:
+                return is_over
+
+    def _print_logs(self) -> None:
+        """Print what tasks have printed since the last time."""
+        status = self._loop.status
+        logs = [(record.task.name, self._layout.log(record.task.slot)) for record in status.tasks]
+        for line in self._printed.lines(logs, status.ended):
+            print(line, flush=True)  # noqa: T201 - asked for
 
     def _summary(self) -> str:
         status = self.status()

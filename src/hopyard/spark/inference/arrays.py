@@ -6,7 +6,8 @@ no half precision; a vector of pyspark.ml is a struct of (type, size, indices, v
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,75 @@ _DENSE = 1
 """`type` of a dense vector; 0 is a sparse one."""
 
 
+if TYPE_CHECKING:  # where a dict is a MutableMapping itself
+    _Mapping = dict[str, Array]
+else:
+
+    class _Mapping(MutableMapping, dict):
+        """A dict by its type; its methods, all but those below, ask `__getitem__`."""
+
+
+class LazyColumns(_Mapping):
+    """A dict from column to array whose arrays are made when they are first asked for: what nobody reads costs nothing.
+
+    It is a dict for libraries that ask for one (pandas), but those that look into dicts themselves, such as JAX, want
+    `dict(columns)`.
+
+    Args:
+        makers: column → function that returns its array.
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[[], Array]]) -> None:
+        super().__init__()
+        self._makers = dict(makers)
+        self._arrays: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._arrays:
+            self._arrays[name] = self._makers[name]()
+        return self._arrays[name]
+
+    def __setitem__(self, name: str, array: Array) -> None:
+        self._makers[name] = lambda: array
+        self._arrays[name] = array
+
+    def __delitem__(self, name: str) -> None:
+        del self._makers[name]
+        self._arrays.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping would make the array
+        return name in self._makers
+
+    def __or__(self, other: Any) -> Any:
+        return dict(self) | dict(other)
+
+    def __ror__(self, other: Any) -> Any:
+        return dict(other) | dict(self)
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._makers)
+
+    def __repr__(self) -> str:
+        return f"<columns {', '.join(map(repr, self._makers))}>"
+
+    def copy(self) -> dict[str, Array]:
+        """Return all columns as a plain dict."""
+        return dict(self)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
 def column(array: Any, name: str) -> Array:
     """Return one Arrow column as an array for a user's function: numbers and booleans (rows,), lists of one length
     (rows, n, …), vectors of pyspark.ml (rows, n) of float64, dates and times datetime64, text and bytes as objects.
@@ -39,10 +109,10 @@ def column(array: Any, name: str) -> Array:
     if nulls is not None and nulls.any():
         raise DataError(
             f"column {name!r}: {int(nulls.sum())} of {len(array)} rows hold null, first row {int(np.argmax(nulls))}; "
-            "drop or fill them first (df.na.drop, df.na.fill), or leave the column out with columns="
+            "drop or fill them first (df.na.drop, df.na.fill), or do not read the column"
         )
     if pa.types.is_nested(kind) and not is_list(kind):
-        raise DataError(f"column {name!r} has type {kind}, which is no array; leave it out with columns=")
+        raise DataError(f"column {name!r} has type {kind}, which is no array; select the fields that you need of it")
     if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return np.array([*array.to_pylist(), None], dtype=object)[:-1]  # never (rows, characters)
     return to_numpy(array, name, "the block")

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import cloudpickle
 import msgspec
 import numpy as np
 
 from hopyard.data.apply import apply
+from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
-from hopyard.data.manifest import ArrayInfo, Manifest
+from hopyard.data.manifest import ArrayInfo
 from hopyard.driver.pickling import load
 from hopyard.driver.runs.saved_model import CONFIG, OWN, RECIPE, WEIGHTS, Saved
 from hopyard.errors import SpecError
+from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
 from hopyard.frameworks import environment, model_file, quiet
 from hopyard.frameworks.tree import restore
@@ -33,6 +35,9 @@ from hopyard.system.scratch import scratch_folder
 from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.predicting import answers
 
+Invalid = Literal["error", "skip", "keep"]
+"""What becomes of rows that cannot be encoded: an error, no row, or a row whose prediction is NaN."""
+
 CACHED_MODELS = 4
 """Models that a worker keeps: workers live as long as their executor, and a cross-validation brings many."""
 CHUNK_BYTES = 256 << 10
@@ -43,75 +48,100 @@ PROBES = 64
 _cache: OrderedDict[str, LoadedModel] = OrderedDict()
 
 
-@dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory."""
+    """A model in memory, and the encoding of its data. The model itself is opened when it first predicts: what is wrong
+    with rows is found before its framework is imported.
 
-    trainable: Any
-    manifest: Manifest
-    tracker: RowTracker | None
-    """Runs the Dataset's transform, where it had one."""
-    batch_size: int
-    """Rows that the model gets at once."""
+    Args:
+        files: name → content, of a Portable.
+        threads: number of threads of its framework; 0: it stays as it is.
+    """
 
-    def __call__(self, batch: Any) -> Any:
-        """Return the outputs for an Arrow record batch of at least one row: an array of shape (rows, …) or a dict of
-        such; NaN for rows that the transform drops.
+    def __init__(self, files: Mapping[str, bytes], threads: int) -> None:
+        self._files, self._threads = files, threads
+        self._about = msgspec.json.decode(files[CONFIG], type=Saved)
+        self._tracker = RowTracker(cloudpickle.loads(files[TRANSFORM])) if TRANSFORM in files else None
+        """Runs the Dataset's transform, where it had one."""
+
+    def encode(self, batch: Any, invalid: Invalid = "error") -> Iterator[Columns]:
+        """Yield an Arrow record batch of at least one row as the model sees it; in parts, where it is large.
+
+        Args:
+            batch: the rows.
+            invalid: "error": rows that cannot be encoded are an error; else they are left out.
 
         Raises:
             DataError: the rows cannot be encoded as the training rows were; the transform doubles rows, or drops some
                 and does not tell which.
         """
-        outputs = []
+        drop = invalid != "error"
         for part in lists(batch):
-            columns = apply(self.manifest, part, self.tracker, targets=False)
-            outputs.append(answers(self.trainable, columns, self.batch_size, same_type=True))
-        return _concatenate(outputs)
+            yield apply(self._about.manifest, part, self._tracker, targets=False, drop_invalid=drop)
+
+    def predict(self, batch: Any, invalid: Invalid = "error") -> tuple[Any, Array | None]:
+        """Return the outputs for an Arrow record batch of at least one row.
+
+        Args:
+            batch: the rows.
+            invalid: as for `encode`.
+
+        Returns:
+            The outputs, an array of shape (rows, …) or a dict of such, with NaN for rows that the transform drops or
+            that cannot be encoded; and None. With `invalid` "skip" the outputs for the other rows (None, if there are
+            none), and a boolean array of shape (rows,) that says which these are.
+
+        Raises:
+            DataError: as `encode`.
+            Exception: whatever the recipe raises.
+        """
+        outputs, masks = [], []
+        for columns in self.encode(batch, invalid):
+            if invalid == "skip":
+                masks.append(_close_up(columns))
+                if not columns.rows:
+                    continue
+            trainable, batch_size = self._opened
+            outputs.append(answers(trainable, columns, batch_size, same_type=True))
+        return (_concatenate(outputs) if outputs else None), (np.concatenate(masks) if masks else None)
+
+    @property
+    def trainable(self) -> Any:
+        """The model."""
+        return self._opened[0]
+
+    @cached_property
+    def _opened(self) -> tuple[Any, int]:
+        """The model, and how many rows it gets at once."""
+        about, files = self._about, self._files
+        quiet(about.backend)
+        with scratch_folder("model") as root:
+            for name, content in files.items():
+                (root / name).write_bytes(content)
+            recipe = load(root / RECIPE, about.python, trust=True)
+            built = build(Plan(recipe, about.manifest, about.spec, threads=self._threads), about.trial, about.config)
+            if about.framework == OWN:
+                restore(built.trainable, decode(files[WEIGHTS]))
+            else:
+                file = model_file(about.framework)
+                file.load(file.model(built.trainable), root / file.name)
+        if not isinstance(built.trainable, SupportsPredict):
+            raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
+        self._files = {}
+        chunk_rows = max(1, CHUNK_BYTES // max(1, sum(info.row_bytes for info in about.manifest.inputs.values())))
+        return built.trainable, max(built.batch_size, chunk_rows)
 
 
 def cached_model(ticket: Ticket) -> LoadedModel:
-    """Return the model of a ticket in this worker; the first call opens it, and takes as long as the recipe does."""
+    """Return the model of a ticket in this worker. Its first prediction takes as long as the recipe does."""
     if ticket.digest in _cache:
         _cache.move_to_end(ticket.digest)
         return _cache[ticket.digest]
     for name, value in environment(1).items():
         os.environ.setdefault(name, value)
-    model = open_model(ticket.fetch(), threads=1)
-    _cache[ticket.digest] = model
+    model = _cache[ticket.digest] = LoadedModel(ticket.fetch(), threads=1)
     while len(_cache) > CACHED_MODELS:
         _cache.popitem(last=False)
     return model
-
-
-def open_model(files: Mapping[str, bytes], threads: int) -> LoadedModel:
-    """Return the model in the files of a Portable.
-
-    Args:
-        files: name → content.
-        threads: number of threads of its framework; 0: it stays as it is.
-
-    Raises:
-        SpecError: the model cannot predict.
-        RunDirectoryError: another Python version wrote it.
-        Exception: whatever the recipe raises.
-    """
-    about = msgspec.json.decode(files[CONFIG], type=Saved)
-    quiet(about.backend)
-    with scratch_folder("model") as root:
-        for name, content in files.items():
-            (root / name).write_bytes(content)
-        plan = Plan(load(root / RECIPE, about.python, trust=True), about.manifest, about.spec, threads=threads)
-        built = build(plan, about.trial, about.config)
-        if about.framework == OWN:
-            restore(built.trainable, decode(files[WEIGHTS]))
-        else:
-            file = model_file(about.framework)
-            file.load(file.model(built.trainable), root / file.name)
-    if not isinstance(built.trainable, SupportsPredict):
-        raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
-    tracker = RowTracker(cloudpickle.loads(files[TRANSFORM])) if TRANSFORM in files else None
-    chunk_rows = max(1, CHUNK_BYTES // max(1, sum(info.row_bytes for info in about.manifest.inputs.values())))
-    return LoadedModel(built.trainable, about.manifest, tracker, max(built.batch_size, chunk_rows))
 
 
 def probe(model: Portable) -> Any:
@@ -123,7 +153,7 @@ def probe(model: Portable) -> Any:
     """
     zeros = {name: np.zeros((2, *info.shape), info.dtype) for name, info in model.about.manifest.inputs.items()}
     with undisturbed():
-        return open_model(model.files, threads=0).trainable.predict(_batch(zeros, 2))
+        return LoadedModel(model.files, threads=0).trainable.predict(_batch(zeros, 2))
 
 
 def sample_outputs(model: Portable, rows: Sequence[Any]) -> list[Any]:
@@ -148,11 +178,23 @@ def sample_outputs(model: Portable, rows: Sequence[Any]) -> list[Any]:
 
     inputs = {name: made_up(info) for name, info in model.about.manifest.inputs.items()}
     with undisturbed():
-        loaded = open_model(model.files, threads=0)
-        outputs = [loaded(batch) for batch in rows if batch.num_rows]
+        loaded = LoadedModel(model.files, threads=0)
+        outputs = [loaded.predict(batch)[0] for batch in rows if batch.num_rows]
         with suppress(Exception):  # whatever a framework raises
             outputs.append(loaded.trainable.predict(_batch(inputs, PROBES)))
     return outputs
+
+
+def _close_up(columns: Columns) -> Array:
+    """Let rows that are left out have no place in the outputs. Returns a boolean array of shape (source rows,): which
+    rows have one."""
+    present = np.ones(columns.source_rows or columns.rows, np.bool_)
+    if columns.places is not None:
+        present[:] = False
+        present[columns.places] = True
+        columns.places = np.cumsum(present)[columns.places] - 1
+    columns.source_rows = columns.rows
+    return present
 
 
 def _batch(inputs: dict[str, Any], rows: int) -> Batch:

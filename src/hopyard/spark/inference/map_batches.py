@@ -9,15 +9,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
-from hopyard.checks import closest, flag
+from hopyard.checks import flag, no_such
 from hopyard.driver.pickling import dump
 from hopyard.errors import DataError, SpecError
-from hopyard.spark.inference.arrays import column, to_column
+from hopyard.spark.inference.arrays import LazyColumns, column, to_column
 from hopyard.spark.inference.scoring import partition
 from hopyard.sparkapi.dataframe import mapped, new_columns, quoted, require_unique
 from hopyard.text import shown
@@ -25,7 +26,8 @@ from hopyard.text import shown
 SAMPLE_ROWS = 8
 """Rows on which a function is tried to find the schema of its result."""
 
-Function = Callable[[dict[str, Any]], Mapping[str, Any]]
+Function = Callable[[Any], Mapping[str, Any]]
+"""From a dict of arrays to a dict of arrays; whichever way `fn` writes its argument's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Blocks:
     """The function's pickle, with modules of the user by value, as for recipes: executors have no copy of them."""
     columns: tuple[str, ...]
     """Columns that the function gets."""
+    lazy: bool
+    """Whether it gets each of them only when it asks for it."""
     keep: bool
     types: dict[str, Any] | None
     """Name → Arrow type of the function's columns, in the order of the schema; None: as they come."""
@@ -51,7 +55,8 @@ class Blocks:
                     raise DataError(f"map_batches, Spark partition {partition()}, block {number}: {error}") from None
 
     def _apply_to_block(self, fn: Function, batch: Any) -> Any:
-        result = fn({name: column(batch.column(name), name) for name in self.columns})
+        makers = {name: partial(column, batch.column(name), name) for name in self.columns}
+        result = fn(LazyColumns(makers) if self.lazy else {name: make() for name, make in makers.items()})
         if not isinstance(result, Mapping) or not result:
             raise DataError(f"the function must give a dict from column to array, gave {type(result).__name__}")
         arrays = {str(name): to_column(values, str(name)) for name, values in result.items()}
@@ -88,7 +93,8 @@ def map_batches(
         df: a DataFrame, classic or Connect.
         schema: schema of what `fn` returns, a StructType or text such as "score double, vector array<float>". None: a
             Spark job finds it by running `fn` on the first rows, at most 8.
-        columns: columns that `fn` gets; None: all.
+        columns: columns that `fn` gets; None: all, each of them decoded when `fn` first reads it. Then nulls, and types
+            that are no arrays, in columns that it never reads are no error; `dict(block)` decodes all.
         keep: True: what `fn` returns is appended to the columns of `df`, row by row.
 
     Raises:
@@ -110,18 +116,19 @@ def map_batches(
         raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
     if not names and not keep:
         raise SpecError("columns must name at least one column, or be None for all, got []")
-    for name in names:
-        if df.columns.count(name) != 1:
-            raise SpecError(
-                f"columns names {name!r}, which is {df.columns.count(name)} times in the DataFrame"
-                f"{closest(name, df.columns)}"
-            )
+    if unknown := [name for name in dict.fromkeys(names) if name not in df.columns]:
+        raise SpecError(f"columns = {shown(columns)}: the DataFrame has {no_such('column', unknown, df.columns)}")
+    if twice := next((name for name in names if df.columns.count(name) > 1), None):
+        raise SpecError(
+            f"{df.columns.count(twice)} columns of the DataFrame are named {twice!r}: rename all but one, or name "
+            "others by columns="
+        )
     if not keep:
         require_unique(df, names, "the DataFrame")
     code = dump(fn, "fn")
     source = df if keep else df.select(*[quoted(name) for name in names])
     if schema is None:
-        result_schema = _result_schema(Blocks(code, names, keep=False, types=None), source)
+        result_schema = _result_schema(Blocks(code, names, columns is None, keep=False, types=None), source)
     else:
         try:
             result_schema = DataType.fromDDL(schema) if isinstance(schema, str) else schema
@@ -133,7 +140,7 @@ def map_batches(
         new_columns(df, [field.name for field in result_schema.fields], "in what fn returns")
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
     types = {field.name: to_arrow_type(field.dataType, timezone=zone) for field in result_schema.fields}
-    blocks = Blocks(code, names, keep, types)
+    blocks = Blocks(code, names, columns is None, keep, types)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return blocks.apply(batches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from hopyard.checks import flag
+from hopyard.checks import flag, one_of
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import is_vector
 from hopyard.spark.inference.bundle import TRANSFORM, Portable, portable
@@ -23,6 +23,7 @@ def predict(
     df: Any,
     *,
     predictionCol: str = "prediction",
+    handleInvalid: Literal["error", "skip", "keep"] = "error",
     which: Literal["best", "last"] = "best",
     trust: bool = False,
 ) -> Any:
@@ -39,6 +40,9 @@ def predict(
         df: a DataFrame, classic or Connect, with the feature columns of the training data.
         predictionCol: name of the new column: a double where the model gives one number a row, else an array; for a
             model of several outputs a struct of these.
+        handleInvalid: what becomes of rows that hold null, NaN, infinity or a category that training never saw:
+            "error"; "skip": they are left out, and so are those that transform= drops; "keep": they have NaN for a
+            prediction.
         which: which weights of a trial, the best or the last.
         trust: open the pickle in a directory even where others than this user and root may write it.
 
@@ -47,11 +51,12 @@ def predict(
             (nulls, other shapes, categories that training never saw) is found when they are computed; the message names
             the column.
     """
+    one_of("handleInvalid", handleInvalid, ("error", "skip", "keep"))
     if not isinstance(predictionCol, str) or not predictionCol:
         raise SpecError(f"predictionCol must be text of at least one character, got {shown(predictionCol)}")
     bundle = portable(model, which, flag("trust", trust))
     check(df, bundle)
-    score = Score(bundle.ticket(df.sparkSession), "values", predictionCol)
+    score = Score(bundle.ticket(df.sparkSession), "values", predictionCol, invalid=handleInvalid)
     return with_scores(df, bundle, score, score_columns(score, probe(bundle)))
 
 

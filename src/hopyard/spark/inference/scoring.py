@@ -8,6 +8,7 @@ probable class.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,42 +19,94 @@ from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
 from hopyard.spark.inference.arrays import to_column, to_vectors
 from hopyard.spark.inference.bundle import Ticket
-from hopyard.spark.inference.loaded import cached_model
+from hopyard.spark.inference.loaded import Invalid, LoadedModel, cached_model
 
 Meaning = Literal["values", "logits", "probabilities"]
 """What a model's outputs are."""
 
 
+CHECKED_BYTES = 64 << 20
+"""Bytes of a Spark partition's first rows that are encoded in advance where Spark tries a failed task again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The columns that are added: `prediction`, and for classes `probability` unless that is empty."""
+    """The columns that are added: `prediction`, and for classes `probability` and `raw` unless these are empty."""
 
     ticket: Ticket
     meaning: Meaning
     prediction: str
     probability: str = ""
+    raw: str = ""
+    thresholds: tuple[float, ...] = ()
+    """One for each class, or none: the class with the largest probability ÷ threshold is predicted."""
+    invalid: Invalid = "error"
 
 
 def score_batches(score: Score, batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the batches of one Spark partition with the columns added.
 
+    Rows are encoded before the model is opened: where they cannot be, a task fails without an import of the model's
+    framework, each of the times that Spark tries it.
+
     Raises:
         DataError: rows cannot be encoded; names the column, the row and the Spark partition.
     """
-    row = 0
-    for batch in batches:
-        if not batch.num_rows:
+    model = cached_model(score.ticket)
+    numbered = _numbered(batches)
+    if _attempt():
+        numbered = _checked(score, model, numbered)
+    for row, batch in numbered:
+        with _placed(score, model, row, batch):
+            outputs, kept = model.predict(batch, score.invalid)
+        if outputs is None:  # each of its rows is left out
             continue
-        try:
-            outputs = cached_model(score.ticket)(batch)
-        except DataError as error:
-            raise DataError(f"Spark partition {partition()}, rows counted from its row {row}: {error}") from None
-        schema, columns = batch.schema, list(batch.columns)
+        rows = batch if kept is None else batch.filter(pa.array(kept))
+        schema, columns = rows.schema, list(rows.columns)
         for name, column in score_columns(score, outputs).items():
             schema = schema.append(pa.field(name, column.type))
             columns.append(column)
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _numbered(batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield the batches that have rows, each with the number of its first row."""
+    row = 0
+    for batch in batches:
+        if batch.num_rows:
+            yield row, batch
         row += batch.num_rows
+
+
+def _checked(score: Score, model: LoadedModel, numbered: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Yield the same. The first batches are encoded before any of them is given out: what is wrong with rows fails the
+    task again, but without an import of the model's framework each time."""
+    first, size = [], 0
+    for row, batch in numbered:
+        with _placed(score, model, row, batch):
+            for _ in model.encode(batch, score.invalid):
+                pass
+        first.append((row, batch))
+        size += batch.nbytes
+        if size >= CHECKED_BYTES:
+            break
+    yield from first
+    yield from numbered
+
+
+@contextmanager
+def _placed(score: Score, model: LoadedModel, row: int, batch: Any) -> Iterator[None]:
+    """Let a DataError say where in the DataFrame it is, and what handleInvalid= could do."""
+    try:
+        yield
+    except DataError as error:
+        hint = ""
+        if score.invalid == "error":
+            with suppress(DataError):
+                for _ in model.encode(batch, "skip"):
+                    pass
+                hint = '; or leave such rows out with handleInvalid="skip", or keep them, with NaN, with "keep"'
+        raise DataError(f"Spark partition {partition()}, rows counted from its row {row}: {error}{hint}") from None
 
 
 def score_columns(score: Score, outputs: Any) -> dict[str, Any]:
@@ -61,10 +114,39 @@ def score_columns(score: Score, outputs: Any) -> dict[str, Any]:
     if score.meaning == "values":
         return {score.prediction: to_column(_scalars(outputs), score.prediction)}
     class_probabilities = probabilities(score.meaning, outputs)
-    best = class_probabilities.argmax(1).astype(np.float64)
+    columns = {
+        score.raw: to_vectors(raw_predictions(score.meaning, outputs)) if score.raw else None,
+        score.probability: to_vectors(class_probabilities) if score.probability else None,
+        score.prediction: pa.array(_predicted(class_probabilities, score.thresholds)),
+    }
+    return {name: column for name, column in columns.items() if name}
+
+
+def _predicted(class_probabilities: Array, thresholds: tuple[float, ...]) -> Array:
+    """Return the number of the class with the largest probability ÷ threshold, float64 of shape (rows,); NaN where a
+    probability is NaN. A class whose threshold is 0 is predicted wherever it has any probability."""
+    shares = class_probabilities
+    if thresholds:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.nan_to_num(shares / np.array(thresholds), nan=-np.inf, posinf=np.inf)
+    best: Array = shares.argmax(1).astype(np.float64)
     best[np.isnan(class_probabilities).any(1)] = np.nan
-    columns = {score.prediction: pa.array(best)}
-    return columns | ({score.probability: to_vectors(class_probabilities)} if score.probability else {})
+    return best
+
+
+def raw_predictions(meaning: Meaning, outputs: Array) -> Array:
+    """Return a float64 array of shape (rows, classes), larger for a class that is more likely: of two classes (−m, m),
+    where m is the log-odds of class 1; of more classes the logits; where outputs are probabilities, these."""
+    if meaning == "probabilities":
+        return probabilities(meaning, outputs)
+    values = np.asarray(outputs, np.float64)
+    if values.ndim == 1 or values.shape[1] == 1:
+        odds = values.reshape(-1)
+    elif values.shape[1] == 2:
+        odds = values[:, 1] - values[:, 0]
+    else:
+        return values
+    return np.stack([-odds, odds], axis=1)
 
 
 def probabilities(meaning: Meaning, outputs: Array) -> Array:
@@ -98,6 +180,14 @@ def infer_meaning(outputs: Any, classes: int | None) -> Meaning:
     in_range = bool(len(values) and (values >= 0).all() and (values <= 1).all())
     normalized = single or np.allclose(values.sum(1), 1, atol=1e-3)
     return "probabilities" if in_range and normalized else "logits"
+
+
+def _attempt() -> int:
+    """Return how often Spark has tried this task before."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.attemptNumber()
 
 
 def partition() -> int:

@@ -6,18 +6,20 @@ takes; PYSPARK_PYTHON stays changed, as pyspark reads it again for each session.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopyard.checks import whole
 from hopyard.errors import ResourceError, SpecError
 from hopyard.spark.local import environment
+from hopyard.sparkapi.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,12 +173,24 @@ def _start(master: str, name: str, settings: Mapping[str, str], variables: Mappi
         with _environment(variables), warnings.catch_warnings():
             # Connect warns of what it cannot change: what its server was launched with just now.
             warnings.filterwarnings("ignore", message="Failed to set spark", category=UserWarning)
-            return builder.getOrCreate()
+            session = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
         raise ResourceError(
             f"Spark did not start ({master}, Java in {variables['JAVA_HOME']}): {cause(error)}; what Java said stands "
             f"above, and `hopyard doctor` looks closer"
         ) from error
+    if not is_connect(session):  # a server that is gone would be asked for minutes
+        atexit.register(_stop, session, os.getpid())
+    return session
+
+
+def _stop(session: SparkSession, process: int) -> None:
+    """Stop the session at the end of its process, after Ctrl-C for example: Java, when it is left to find that out by
+    itself, prints pages about executors that end before it."""
+    if os.getpid() == process:  # not one that was forked
+        with suppress(Exception):  # its Java may be gone
+            session.sparkContext.setLogLevel("OFF")  # messages of executors that come too late are errors to it
+            session.stop()
 
 
 @contextmanager

@@ -11,13 +11,13 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopyard.checks import closest
+from hopyard.checks import closest, no_such
 from hopyard.data.dataset import Dataset
 from hopyard.data.partitions.cache import remove_rows
 from hopyard.data.shared.needed import needed
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.ml.params import value
-from hopyard.sparkapi.dataframe import quoted
+from hopyard.sparkapi.dataframe import name_key, quoted
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,27 @@ class Rows:
         columns = {} if features else {"featuresCol": params["featuresCol"]}
         columns |= {f"featuresCols[{n}]": name for n, name in enumerate(features)}
         columns |= {name: params[name] for name in ("labelCol", "weightCol", "validationCol")}
-        for param, name in columns.items():
-            if name is not None and (times := df.columns.count(name)) != 1:
-                raise DataError(
-                    f"{param} names {name!r}, which is {times} times in the DataFrame{closest(name, df.columns)}"
-                )
+        _check_columns({param: name for param, name in columns.items() if name is not None}, df.columns)
         self.features(df.schema)
+
+    def check_new_columns(self, df: Any, new_columns: dict[str, str]) -> None:
+        """Raise SpecError unless the columns that the model will add (Param → name, the prediction last; the others for
+        classes only) differ from those that it reads, and from each other, to Spark too."""
+        key = name_key(df)
+        features = self.params["featuresCols"] or [self.params["featuresCol"]]
+        taken = {key(name): f"the feature column {name!r}" for name in features}
+        names = [(param, name) for param, name in new_columns.items() if name]
+        for param, name in names if self._are_classes(df.schema[self.params["labelCol"]]) else names[-1:]:
+            if key(name) in taken:
+                raise SpecError(
+                    f"{param} = {name!r} is {taken[key(name)]} to Spark; a new column needs a name of its own: set "
+                    f'{param} to another, for example "{name}_of_model"'
+                )
+            taken[key(name)] = f"{param} = {name!r}"
+
+    def _are_classes(self, label: Any) -> bool:
+        """Whether the model is taken to give classes, as far as can be known before it is trained."""
+        return self.params["outputs"] != "values" and (not self._is_floating(label) or self.numbers_classes(label))
 
     def dataset(self, df: Any) -> Dataset:
         """Return the rows of `df` as a Dataset, which cuts them into partitions when it is prepared."""
@@ -98,13 +113,32 @@ class Rows:
 
     def numbers_classes(self, label: Any) -> bool:
         """Whether a label column numbers classes by doubles, because Params say so or StringIndexer made it."""
-        from pyspark.sql.types import DoubleType, FloatType
-
-        if not isinstance(label.dataType, (FloatType, DoubleType)) or label.name in (self.params["encode"] or {}):
+        if not self._is_floating(label):
             return False
         if self.params["outputs"] != "auto":
             return bool(self.params["outputs"] != "values")
         return bool(label.metadata.get("ml_attr", {}).get("type") == "nominal")
+
+    def hint(self, df: Any) -> str:
+        """Return what to set if the labels are classes after all; "" where they cannot be. One short Spark job."""
+        name = self.params["labelCol"]
+        if not self._is_floating(df.schema[name]) or self.numbers_classes(df.schema[name]):
+            return ""
+        try:
+            if df.where(_no_class_number(name)).limit(1).count():
+                return ""
+        except Exception:  # noqa: BLE001 - a hint must not hide the error that it goes with
+            return ""
+        return (
+            f'labelCol {name!r} is of type {df.schema[name].dataType.simpleString()}, so outputs="auto" takes it for '
+            "values, and it holds whole numbers only: if these number classes, as a loss such as cross entropy wants "
+            'them, set outputs="logits" (or "probabilities"), or cast the column to int'
+        )
+
+    def _is_floating(self, label: Any) -> bool:
+        from pyspark.sql.types import DoubleType, FloatType
+
+        return isinstance(label.dataType, (FloatType, DoubleType)) and label.name not in (self.params["encode"] or {})
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -140,6 +174,20 @@ class Prepared:
             _remove(self._urls)
 
 
+def _check_columns(wanted: dict[str, str], columns: list[str]) -> None:
+    """Raise DataError unless each column (Param → name) is in the DataFrame once. It names all that are not."""
+    missing = {param: name for param, name in wanted.items() if name not in columns}
+    if len(missing) == 1:
+        ((param, name),) = missing.items()
+        raise DataError(f"{param} = {name!r} is not a column of the DataFrame{closest(name, columns)}")
+    if missing:
+        each = "".join(f"\n  {param} = {name!r}" for param, name in missing.items())
+        raise DataError(f"the DataFrame has {no_such('column', list(missing.values()), columns)}. They are{each}")
+    for param, name in wanted.items():
+        if (times := columns.count(name)) > 1:
+            raise DataError(f"{param} = {name!r}: {times} columns of the DataFrame have this name; rename all but one")
+
+
 def _remove(urls: list[str]) -> None:
     """Remove these folders of rows, but for those of a run that was interrupted and may go on. Never raises: it must
     not hide how the fit ended."""
@@ -158,6 +206,14 @@ def _remove(urls: list[str]) -> None:
                 remove_rows(url)
         except Exception as error:  # noqa: BLE001 - any file system
             log.warning("the rows in %s stay there: %s", url, error)
+
+
+def _no_class_number(label: str) -> Any:
+    """Return whether a row's label is no whole number >= 0, as a column."""
+    from pyspark.sql import functions as f
+
+    column = f.col(quoted(label))
+    return (column != f.floor(column)) | (column < 0) | f.isnan(column)
 
 
 def _class_numbers(label: str) -> Any:

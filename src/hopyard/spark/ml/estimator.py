@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import cloudpickle
 from pyspark.ml import Estimator
+from pyspark.ml.param.shared import HasSeed, HasWeightCol
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from hopyard.data.dataset import Dataset
@@ -20,21 +21,23 @@ from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.runs.api import fit, select
 from hopyard.driver.runs.run import Run
 from hopyard.engines.spark import Spark
-from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.errors import PreflightError, RunDirectoryError, SpecError
 from hopyard.search.listed import Configs
 from hopyard.spark.inference.bundle import portable
 from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.files import FileReader, FileWriter
-from hopyard.spark.ml.model import HopyardModel
-from hopyard.spark.ml.params import TABLE, begin, has, value
+from hopyard.spark.ml.model import NEW_COLUMNS, HopyardModel
+from hopyard.spark.ml.params import ClassifierParams, EstimatorParams, begin, has, value
 from hopyard.sparkapi.session import is_connect
 from hopyard.store.layout import fresh
 
 __all__ = ["HopyardEstimator", "HopyardModel"]
 
 
-@has(*TABLE)
-class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardEstimator"]):
+@has(EstimatorParams)
+class HopyardEstimator(
+    Estimator[HopyardModel], ClassifierParams, HasWeightCol, HasSeed, MLWritable, MLReadable["HopyardEstimator"]
+):
     """Trains many configurations of a recipe on a DataFrame and gives the best model.
 
         estimator = HopyardEstimator(recipe=recipe, space=space, search=hy.Random(16), epochs=3, validation=0.2)
@@ -51,7 +54,7 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
     the whole number, as pyspark.ml has them. Any other label is a value.
     """
 
-    def __init__(self, **params: Any) -> None:
+    def __init__(self, **params: Unpack[EstimatorParams]) -> None:
         super().__init__()
         begin(self, params)
 
@@ -72,10 +75,17 @@ class HopyardEstimator(Estimator[HopyardModel], MLWritable, MLReadable["HopyardE
     def _fit_rows(self, prepared: Prepared) -> HopyardModel:
         rows = Rows.of(self)
         rows.check(prepared.df)
+        rows.check_new_columns(prepared.df, {name: value(self, name) for name in NEW_COLUMNS})
         self._check()
         session = prepared.df.sparkSession
         engine = value(self, "engine") or Spark(session, workers=value(self, "workers") or _slots(session))
-        run = self._run(prepared.get(rows), engine, rows.validates)
+        try:
+            run = self._run(prepared.get(rows), engine, rows.validates)
+        except PreflightError as error:
+            if not (hint := rows.hint(prepared.df)):
+                raise
+            *others, last = error.faults
+            raise PreflightError([*others, f"{last}\n     {hint}"]) from error.__cause__
         model = HopyardModel.of(portable(run), df=prepared.df)
         model.run = run
         model._resetUid(self.uid)

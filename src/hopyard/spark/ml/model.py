@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 from pyspark.ml import Model
@@ -15,25 +15,34 @@ from hopyard.errors import SpecError
 from hopyard.spark.inference.bundle import Portable
 from hopyard.spark.inference.loaded import PROBES, probe, sample_outputs
 from hopyard.spark.inference.predict import check, with_scores
-from hopyard.spark.inference.scoring import Meaning, Score, infer_meaning, score_columns
+from hopyard.spark.inference.scoring import Meaning, Score, infer_meaning, probabilities, score_columns
 from hopyard.spark.ml.files import FileReader, FileWriter
-from hopyard.spark.ml.params import begin, has, value
-from hopyard.sparkapi.dataframe import narrowed
+from hopyard.spark.ml.params import ClassifierParams, ModelParams, begin, has, value
+from hopyard.sparkapi.dataframe import narrowed, new_columns
 from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
 
-@has("predictionCol", "probabilityCol", "outputs")
-class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
-    """What `HopyardEstimator.fit` returns. `transform` adds predictions, and for classes also their probabilities.
+NEW_COLUMNS = ("rawPredictionCol", "probabilityCol", "predictionCol")
+"""Params that name the columns that `transform` adds."""
+
+
+@has(ModelParams)
+class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel"]):
+    """What `HopyardEstimator.fit` returns. `transform` adds predictions, and for classes also their raw predictions
+    and probabilities.
 
     Param `outputs` says what the model's outputs mean. "values": they are the prediction, a double when they are one
     number a row, else an array. "logits", "probabilities": they belong to classes, one to each or a single one to
     class 1 of two; the prediction is the number of the most probable class, as a double. "auto" decides once, when the
-    model is made: classes when the label is a column of whole numbers from 0 or of encoded categories, and
-    probabilities when the outputs for 64 rows of the data and as many made-up ones add up to 1 (a single output: lie
-    within 0 and 1).
+    model is made: classes when the label is a column of whole numbers from 0 or of encoded categories, or when the
+    model has an output for each of several classes and 64 rows of the data hold no other label than their numbers; and
+    probabilities when the outputs for these rows and as many made-up ones add up to 1 (a single output: lie within 0
+    and 1).
+
+    Raw predictions are, as in pyspark.ml, the logits: of two classes (−m, m), where m is the log-odds of class 1; of
+    more classes the outputs themselves. Where outputs are probabilities, raw predictions are those.
 
     Attributes:
         run: the Run that it comes from; None when it was read from files.
@@ -46,7 +55,7 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
     _auto_meaning: Meaning = "values"
     """What "auto" decided."""
 
-    def __init__(self, **params: Any) -> None:
+    def __init__(self, **params: Unpack[ModelParams]) -> None:
         super().__init__()
         begin(self, params)
 
@@ -77,9 +86,8 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
     @property
     def labels(self) -> list[Any] | None:
         """The values of an encoded label, by the number that stands for each in predictions; else None."""
-        manifest = self._model.about.manifest
-        names = [column.name for field in manifest.fields if field.role == "targets" for column in field.columns]
-        return list(manifest.vocabularies[names[0]]) if len(names) == 1 and names[0] in manifest.vocabularies else None
+        vocabularies, names = self._model.about.manifest.vocabularies, _columns(self._model, "targets")
+        return list(vocabularies[names[0]]) if len(names) == 1 and names[0] in vocabularies else None
 
     @property
     def meaning(self) -> Meaning:
@@ -89,16 +97,49 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
 
     def _transform(self, dataset: Any) -> Any:
         check(dataset, self._model)
+        self._check_features()
         if self._sample is None:
             self._sample = _first(probe(self._model))
-        probability = value(self, "probabilityCol")
-        score = Score(self._model.ticket(dataset.sparkSession), self.meaning, value(self, "predictionCol"), probability)
-        if score.meaning != "values" and (isinstance(self._sample, dict) or self._sample.ndim > 2):
+        raw, probability, prediction = (value(self, name) for name in NEW_COLUMNS)
+        score = Score(
+            self._model.ticket(dataset.sparkSession),
+            self.meaning,
+            prediction,
+            probability,
+            raw,
+            tuple(value(self, "thresholds") or ()),
+            value(self, "handleInvalid"),
+        )
+        if score.meaning != "values":
+            self._check_classes(score)
+            new_columns(
+                dataset, [name for name in (raw, probability, prediction) if name], f"by {', '.join(NEW_COLUMNS)}"
+            )
+        return with_scores(dataset, self._model, score, score_columns(score, self._sample))
+
+    def _check_classes(self, score: Score) -> None:
+        """Raise SpecError unless the outputs can belong to classes, and there is a threshold for each or for none."""
+        if isinstance(self._sample, dict) or self._sample.ndim > 2:
             kind = "several outputs" if isinstance(self._sample, dict) else f"rows of shape {self._sample.shape[1:]}"
             raise SpecError(
                 f'outputs must be "values" or "auto" where the model gives {kind}, got {shown(self.meaning)}'
             )
-        return with_scores(dataset, self._model, score, score_columns(score, self._sample))
+        classes = probabilities(score.meaning, self._sample).shape[1]
+        if score.thresholds and len(score.thresholds) != classes:
+            raise SpecError(
+                f"thresholds must be one number for each of the {classes} classes, got {shown(list(score.thresholds))}"
+            )
+
+    def _check_features(self) -> None:
+        """Raise SpecError when a Param names other feature columns than the model was trained on."""
+        trained = _columns(self._model, "inputs")
+        name = "featuresCols" if self.isSet("featuresCols") else "featuresCol"
+        allowed = [trained, *(trained if len(trained) == 1 else [])]
+        if self.isSet(name) and value(self, name) not in allowed:
+            raise SpecError(
+                f"{name} of a model must stay as it was trained, {shown(trained)}, got {shown(value(self, name))}; "
+                "rename the columns of the DataFrame"
+            )
 
     def write(self) -> MLWriter:
         """`model.write().overwrite().save(path)`: Params and, as Parquet, the files of the model. The recipe is among
@@ -115,14 +156,24 @@ class HopyardModel(Model, MLWritable, MLReadable["HopyardModel"]):
         return FileReader(cls, restore)
 
 
+def _columns(model: Portable, role: str) -> list[str]:
+    """Return the names of the columns with this role: "inputs" or "targets"."""
+    return [column.name for field in model.about.manifest.fields if field.role == role for column in field.columns]
+
+
 def _meaning(model: Portable, df: Any) -> Meaning:
-    manifest = model.about.manifest
-    if manifest.classes is None:
+    """Return what "auto" decides, by some rows of the DataFrame, if there is one, and made-up rows."""
+    classes, targets = model.about.manifest.classes, _columns(model, "targets")
+    is_value = classes is None
+    if is_value and (df is None or len(targets) != 1):
         return "values"
     if df is not None:
-        names = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
+        names = [*_columns(model, "inputs"), *(targets if is_value else [])]
         try:
-            return _meaning_of_rows(model, narrowed(df, names, "the DataFrame").limit(PROBES).toArrow().to_batches())
+            table = narrowed(df, list(dict.fromkeys(names)), "the DataFrame").limit(PROBES).toArrow()
+            if is_value and (classes := _classes(table[targets[0]])) is None:
+                return "values"
+            return _meaning_of_rows(model, table.to_batches(), classes, is_value)
         except Exception as error:  # noqa: BLE001 - any query may fail, and the model is trained
             log.warning(
                 "%d rows of the DataFrame, which show what the model's outputs mean, could not be read or predicted "
@@ -131,15 +182,36 @@ def _meaning(model: Portable, df: Any) -> Meaning:
                 type(error).__name__,
                 error,
             )
-    return _meaning_of_rows(model, [])
+    return _meaning_of_rows(model, [], classes, is_value)
 
 
-def _meaning_of_rows(model: Portable, rows: Sequence[Any]) -> Meaning:
-    """Return what the outputs for these rows, and for made-up ones, look like."""
-    outputs = sample_outputs(model, rows)
-    if not outputs or isinstance(outputs[0], dict):
+def _classes(labels: Any) -> int | None:
+    """Return how many classes these labels number, an Arrow column of doubles; None where they number none."""
+    values = np.asarray(labels, np.float64)
+    are_numbers = len(values) > 0 and bool(((values >= 0) & (values == np.floor(values))).all())
+    return int(values.max()) + 1 if are_numbers else None
+
+
+def _meaning_of_rows(model: Portable, rows: Sequence[Any], classes: int | None, is_value: bool) -> Meaning:
+    """Return what the outputs for these rows, and for made-up ones, look like.
+
+    Args:
+        model: the model.
+        rows: Arrow record batches.
+        classes: how many the label numbers; None: it numbers none.
+        is_value: whether the label was trained on as a value: then only an output for each class says otherwise.
+    """
+    if classes is None or not (parts := sample_outputs(model, rows)) or isinstance(parts[0], dict):
         return "values"
-    return infer_meaning(np.concatenate(outputs), model.about.manifest.classes)
+    outputs = np.concatenate(parts)
+    if is_value and not (outputs.ndim == 2 and outputs.shape[1] >= max(2, classes)):
+        if classes <= 2:
+            log.warning(
+                "the label of some rows is 0.0 or 1.0 only, and outputs='auto' takes it for a value: the prediction is "
+                "what the model gives. If it is a class, set outputs to 'logits' or 'probabilities'"
+            )
+        return "values"
+    return infer_meaning(outputs, classes)
 
 
 def _first(outputs: Any) -> Any:

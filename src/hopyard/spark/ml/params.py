@@ -9,13 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from inspect import Parameter, Signature
+from math import isfinite
+from textwrap import fill
+from typing import Any, Literal, TypedDict, TypeVar
 
 from pyspark.ml.param import Param, Params
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasHandleInvalid,
+    HasLabelCol,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasThresholds,
+)
 
 from hopyard.checks import closest, fraction, whole
 from hopyard.errors import SpecError
-from hopyard.ports import is_engine
+from hopyard.ports import Engine, is_engine
 from hopyard.search.listed import Search
 from hopyard.space import Space
 from hopyard.spec import Hopper, Timeouts
@@ -24,6 +36,55 @@ from hopyard.training.recipes import wants_context
 
 Check = Callable[[str, Any], Any]
 Class = TypeVar("Class", bound=type)
+
+
+class ModelParams(TypedDict, total=False):
+    """Keywords of HopyardModel. TABLE has their defaults, and says what they mean."""
+
+    featuresCol: str
+    featuresCols: list[str]
+    labelCol: str
+    predictionCol: str
+    probabilityCol: str
+    rawPredictionCol: str
+    thresholds: list[float]
+    handleInvalid: Literal["error", "skip", "keep"]
+    outputs: Literal["auto", "logits", "probabilities", "values"]
+
+
+class EstimatorParams(ModelParams, total=False):
+    """Keywords of HopyardEstimator."""
+
+    weightCol: str
+    recipe: Callable[..., Any]
+    space: Space
+    config: dict[str, Any]
+    search: Search
+    metric: str
+    mode: Literal["min", "max"]
+    validation: float
+    validationCol: str
+    seed: int
+    partitions: int
+    parallel: Hopper
+    epochs: int
+    workers: int
+    engine: Engine
+    store: str
+    heartbeatTimeout: float
+    stallTimeout: float
+    unitTimeout: float
+    durableTimeout: float
+    runDirectory: str
+    encode: Mapping[str, Any]
+    standardize: bool | list[str]
+
+
+class ClassifierParams(
+    HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasThresholds,
+    HasHandleInvalid,
+):  # fmt: skip
+    """The mixins of a probabilistic classifier of pyspark.ml, by which evaluators and other stages know one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +112,21 @@ def _names(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
         return list(value)
     raise SpecError(f"{name} must be a list of column names, got {shown(value)}")
+
+
+def _thresholds(name: str, value: Any) -> Any:
+    numbers = [float(one) for one in value] if _are_numbers(value) else []
+    if len(numbers) > 1 and all(isfinite(one) and one >= 0 for one in numbers) and numbers.count(0) <= 1:
+        return numbers
+    raise SpecError(
+        f"{name} must be a list of numbers > 0, one for each class, of which one may be 0, got {shown(value)}"
+    )
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        hasattr(one, "__float__") and not isinstance(one, bool) for one in value
+    )
 
 
 def _whole(least: int | None, name: str, value: Any) -> Any:
@@ -99,6 +175,8 @@ def _engine(name: str, value: Any) -> Any:
 
 
 OUTPUTS = ("auto", "logits", "probabilities", "values")
+INVALID = ("error", "skip", "keep")
+"""What becomes of rows that cannot be encoded."""
 
 TABLE: dict[str, Row] = {
     "featuresCol": Row("column of features: a vector, or an array of numbers", _text, "features"),
@@ -107,9 +185,20 @@ TABLE: dict[str, Row] = {
     "weightCol": Row("column of row weights", _text),
     "predictionCol": Row("new column: of classes the number as a double; else the output", _text, "prediction"),
     "probabilityCol": Row('new column of class probabilities, a vector; "" for none', _text_or_none, "probability"),
+    "rawPredictionCol": Row(
+        'new column of raw predictions of classes, a vector; "" for none', _text_or_none, "rawPrediction"
+    ),
+    "thresholds": Row(
+        "a number for each class: the class with the largest probability ÷ threshold is predicted", _thresholds
+    ),
+    "handleInvalid": Row(
+        'what transform does with rows that hold null, NaN or a category that training never saw: "error", "skip" (no '
+        'such row comes out) or "keep" (their prediction is NaN)',
+        partial(_one_of, INVALID),
+        "error",
+    ),
     "outputs": Row(
-        'what the model gives: "logits" or "probabilities" of classes, "values", or "auto": by the label and some '
-        "made-up rows",
+        'what the model gives: "logits" or "probabilities" of classes, "values", or "auto": by the label and some rows',
         partial(_one_of, OUTPUTS),
         "auto",
     ),
@@ -153,10 +242,13 @@ TABLE: dict[str, Row] = {
 }
 
 
-def has(*names: str) -> Callable[[Class], Class]:
-    """Gives a class the Params of these names, with `setName` and `getName` for each."""
+def has(keywords: type) -> Callable[[Class], Class]:
+    """Gives a class the Params of a TypedDict's names, with `setName` and `getName` for each; the signature and the
+    docstring of its constructor show them."""
+    names = [name for name in TABLE if name in keywords.__annotations__]
 
     def decorate(kind: Class) -> Class:
+        _show(kind.__init__, {name: keywords.__annotations__[name].__forward_arg__ for name in names})  # type: ignore[misc]
         for name in names:
             row = TABLE[name]
             param = Param(Params._dummy(), name, row.doc, _converter(name))
@@ -186,6 +278,21 @@ def value(instance: Any, name: str) -> Any:
     """Return the value that is set, or the default, or None."""
     param = instance.getParam(name)
     return instance.getOrDefault(param) if instance.isDefined(param) else None
+
+
+def _show(constructor: Any, types: Mapping[str, str]) -> None:
+    """Put keywords (name → type) into a constructor's signature and docstring."""
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=TABLE[name].default, annotation=kind)
+        for name, kind in types.items()
+    ]
+    constructor.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *keywords])
+    texts = [
+        fill(f"{name}: {TABLE[name].doc}.", 108, initial_indent=" " * 4, subsequent_indent=" " * 8) for name in types
+    ]
+    constructor.__doc__ = "\n".join(
+        ["Params by keyword; each has a setter, too. None: it is not set.\n", "Args:", *texts]
+    )
 
 
 def _converter(name: str) -> Callable[[Any], Any]:
