@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import fraction, whole
+from hopyard.checks import fraction, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -313,6 +313,7 @@ def _build_options(
     options: ItemOptions | FrameOptions, validation: Any, alternative: str, *, second: bool, assign: Assign
 ) -> BuildOptions:
     """Return the options of the keywords; `second`: whether `validation` is `alternative`, a source of its own."""
+    validation = validation if second else scalar(validation)
     column = validation if isinstance(validation, str) else None
     share = 0.0
     if column is None and not second:

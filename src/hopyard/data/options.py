@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import closest, one_of, whole
+from hopyard.checks import closest, one_of, scalar, sequence, whole
 from hopyard.data.manifest import Value
 from hopyard.errors import SpecError
 from hopyard.text import sendable, shown, unwritable
@@ -84,7 +84,7 @@ class BuildOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "partitions", whole("partitions", self.partitions, 1))
         object.__setattr__(self, "seed", whole("seed", self.seed))
-        one_of("assign", self.assign, ("round_robin", "contiguous"))
+        object.__setattr__(self, "assign", one_of("assign", self.assign, ("round_robin", "contiguous")))
         if self.spec.key and self.assign != "round_robin":
             raise SpecError(f"key = {self.spec.key!r} says which rows lie together: leave out assign={self.assign!r}")
 
@@ -101,6 +101,7 @@ def columns(
     if not inputs:
         raise SpecError("features names no column; give one name, a list of names or a dict of these")
     targets = {} if label is None else _named("label", label, "targets")
+    weight = None if weight is None else column_name(weight)
     if weight is not None and not isinstance(weight, str):
         raise SpecError(f"weight must be the name of one column, or None, got {shown(weight)}")
     if not isinstance(encode, Mapping):
@@ -108,22 +109,31 @@ def columns(
             f'encode must be a dict from column to "one-hot", "index" or a list of values, got {shown(encode)}'
         )
     used = {*_flat(inputs), *_flat(targets)}
+    encode = {column_name(name): how for name, how in encode.items()}
     for name in encode:
         if name not in used:
             raise SpecError(f"encode names {name!r}, which is neither a feature nor a label{closest(name, used)}")
     encodings = {name: _encoding(name, how) for name, how in encode.items()}
-    if isinstance(standardize, (list, tuple)) and all(isinstance(name, str) for name in standardize):
+    standardize = sequence(standardize)
+    if isinstance(standardize, list):
+        standardize = [column_name(name) for name in standardize]
         for name in standardize:
             if name not in _flat(inputs):
                 raise SpecError(f"standardize names {name!r}, which is no feature{closest(name, _flat(inputs))}")
             if name in encodings:
                 raise SpecError(f"standardize names {name!r}, which is encoded as categories; leave out one of the two")
-        standardize = list(standardize)
     elif not isinstance(standardize, bool):
         raise SpecError(f"standardize must be True, False or a list of feature columns, got {shown(standardize)}")
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
     return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys)
+
+
+def column_name(name: Any) -> Any:
+    """Return the name of a column: an integer, which pandas takes for a name, as text; text of NumPy as Python's;
+    anything else as it is, for the caller to refuse."""
+    name = scalar(name)
+    return str(name) if isinstance(name, int) and not isinstance(name, bool) else name
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:
@@ -133,6 +143,7 @@ def _flat(named: Mapping[str, Names]) -> list[str]:
 
 def _named(argument: str, value: Any, single: str) -> dict[str, Names]:
     if isinstance(value, Mapping):
+        value = {column_name(name): names for name, names in value.items()}
         for name in value:
             if not isinstance(name, str) or not name or not sendable(name):
                 raise SpecError(f"{argument} has the key {name!a}: names are text")
@@ -141,17 +152,19 @@ def _named(argument: str, value: Any, single: str) -> dict[str, Names]:
 
 
 def _names(argument: str, value: Any) -> Names:
-    for name in value if isinstance(value, (list, tuple)) else [value]:
+    value = sequence(value)
+    value = [column_name(name) for name in value] if isinstance(value, list) else column_name(value)
+    for name in value if isinstance(value, list) else [value]:
         if fault := unwritable(name):
             raise SpecError(f"{argument} = {value!a}: {fault}")
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) and name for name in value):
+    if isinstance(value, list) and value and all(isinstance(name, str) and name for name in value):
         twice = {name for name in value if value.count(name) > 1}
         if twice:
             raise SpecError(f"{argument} names {sorted(twice)[0]!r} twice")
-        return list(value)
-    for at, name in enumerate(value if isinstance(value, (list, tuple)) else []):
+        return value
+    for at, name in enumerate(value if isinstance(value, list) else []):
         if not isinstance(name, str):
             raise SpecError(f"{argument}[{at}] = {name!r}: names of columns are text, {str(name)!r} perhaps")
         if not name:
@@ -160,20 +173,16 @@ def _names(argument: str, value: Any) -> Names:
 
 
 def _encoding(name: str, how: Any) -> Encoding:
-    if how in ("one-hot", "index"):
-        return Encoding(how)
     kind: Literal["one-hot", "index"] = "one-hot"
-    values = how
-    if isinstance(how, tuple) and len(how) == 2 and how[0] == "index":
-        kind, values = "index", how[1]
-    if (
-        isinstance(values, (list, tuple))
-        and values
-        and all(isinstance(value, (bool, int, float, str)) for value in values)
-    ):
+    values = sequence(how)
+    if isinstance(values, str) and values in ("one-hot", "index"):
+        return Encoding("one-hot" if values == "one-hot" else "index")
+    if isinstance(how, tuple) and len(how) == 2 and isinstance(how[0], str) and how[0] == "index":
+        kind, values = "index", sequence(how[1])
+    if isinstance(values, list) and values and all(isinstance(value, (bool, int, float, str)) for value in values):
         if len(set(values)) < len(values):
-            raise SpecError(f"encode[{name!r}] = {how!r}: a value is there twice")
-        return Encoding(kind, list(values))
+            raise SpecError(f"encode[{name!r}] = {shown(how)}: a value is there twice")
+        return Encoding(kind, values)
     raise SpecError(
         f'encode[{name!r}] must be "one-hot", "index", a list of values or ("index", list), got {shown(how)}'
     )
