@@ -40,6 +40,7 @@ _WHERE = {
     "Run": "hopyard.driver.runs.run",
     "RunDirectoryError": "hopyard.errors",
     "RunFailed": "hopyard.errors",
+    "SavedModel": "hopyard.driver.runs.saved_model",
     "Space": "hopyard.space",
     "Spark": "hopyard.engines.spark",
     "SpecError": "hopyard.errors",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from hopyard.driver.runs.api import select as select
     from hopyard.driver.runs.run import Run as Run
     from hopyard.driver.runs.run import load as load
+    from hopyard.driver.runs.saved_model import SavedModel as SavedModel
     from hopyard.driver.runs.saved_model import load_model as load_model
     from hopyard.driver.runs.trial import Trial as Trial
     from hopyard.engines.inline import Inline as Inline

@@ -25,6 +25,8 @@ FILE = "manifest.json"
 
 Value = bool | int | float | str
 """A value of a vocabulary."""
+Labels = list[Value] | dict[str, list[Value]] | None
+"""The values of an encoded label, by their numbers; of several labels, by name."""
 
 Role = Literal["inputs", "targets", "weights"]
 
@@ -185,6 +187,17 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     def bytes(self) -> int:
         """Bytes of all columns of all partitions."""
         return sum(part.bytes for part in (*self.train, *self.validate))
+
+    @property
+    def label_values(self) -> Labels:
+        """The values of the label, where encode= made numbers of them, by these numbers (or by their places in the
+        one-hot row); of several labels a dict, with those that are encoded; None: none is."""
+        encoded = {
+            field.name: self.vocabularies[field.columns[0].name]
+            for field in self.fields
+            if field.role == "targets" and len(field.columns) == 1 and field.columns[0].encode
+        }
+        return encoded.get("targets") if list(self.targets) == ["targets"] else encoded or None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the JSON, under a temporary name first."""

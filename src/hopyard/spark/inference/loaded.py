@@ -13,22 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
-import msgspec
 import numpy as np
 
 from hopyard.data.apply import apply
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.driver.pickling import load
-from hopyard.driver.runs.saved_model import CONFIG, OWN, RECIPE, WEIGHTS, Saved
+from hopyard.driver.runs.saved_model import CONFIG, RECIPE, TRANSFORM, parse, restore_weights
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import lists
-from hopyard.frameworks import environment, model_file, quiet
-from hopyard.frameworks.tree import restore
+from hopyard.frameworks import environment, quiet
 from hopyard.ports import SupportsPredict
-from hopyard.spark.inference.bundle import TRANSFORM, Portable, Ticket
+from hopyard.spark.inference.bundle import Portable, Ticket
 from hopyard.spec import Batch
-from hopyard.store.tree import decode
 from hopyard.system.scratch import scratch_folder
 from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.predicting import answers
@@ -95,18 +92,14 @@ def open_model(files: Mapping[str, bytes], threads: int) -> LoadedModel:
         RunDirectoryError: another Python version wrote it.
         Exception: whatever the recipe raises.
     """
-    about = msgspec.json.decode(files[CONFIG], type=Saved)
+    about = parse(files[CONFIG])
     quiet(about.backend)
     with scratch_folder("model") as root:
         for name, content in files.items():
             (root / name).write_bytes(content)
         plan = Plan(load(root / RECIPE, about.python, trust=True), about.manifest, about.spec, threads=threads)
         built = build(plan, about.trial, about.config)
-        if about.framework == OWN:
-            restore(built.trainable, decode(files[WEIGHTS]))
-        else:
-            file = model_file(about.framework)
-            file.load(file.model(built.trainable), root / file.name)
+        restore_weights(built.trainable, about.framework, root)
     if not isinstance(built.trainable, SupportsPredict):
         raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
     tracker = RowTracker(cloudpickle.loads(files[TRANSFORM])) if TRANSFORM in files else None
