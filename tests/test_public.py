@@ -13,7 +13,19 @@ import pytest
 import hopyard as hy
 
 NAMES = {
-    *("Batch", "Configs", "Context", "DataError", "Dataset", "Grid", "Hopper", "HopyardError", "Inexact", "Inline"),
+    *(
+        "Batch",
+        "Categories",
+        "Configs",
+        "Context",
+        "DataError",
+        "Dataset",
+        "Grid",
+        "Hopper",
+        "HopyardError",
+        "Inexact",
+        "Inline",
+    ),
     *("JournalError", "Local", "PreflightError", "Random", "ResourceError", "Run", "RunDirectoryError", "RunFailed"),
     "SavedModel",
     *(

@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Batch": "hopyard.spec",
+    "Categories": "hopyard.data.options",
     "Configs": "hopyard.search.listed",
     "Context": "hopyard.spec",
     "DataError": "hopyard.errors",
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from hopyard.agent.programs.context import context as context
     from hopyard.core.programs.placement import Role as Role
     from hopyard.data.dataset import Dataset as Dataset
+    from hopyard.data.options import Categories as Categories
     from hopyard.driver.programs.api import launch as launch
     from hopyard.driver.programs.program import Program as Program
     from hopyard.driver.runs.api import fit as fit

@@ -88,16 +88,15 @@ def apply(
         if encoder is None:
             fields = _fields(manifest, batch.schema, str(origin), targets)
             encoder = Encoder(fields, vocabularies, strict=False)
-            finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize)
+            finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize, manifest.fills)
         raw = encoder.raw(batch, origin)
         if not encoder.faults and finisher is not None:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])
     if not places.source_rows:
         raise DataError("no rows were given; give at least one")
     if encoder is None or finisher is None:  # the transform dropped all
-        finisher = FeatureFinalizer(
-            [field for field in manifest.fields if field.role == "inputs"], vocabularies, manifest.standardize
-        )
+        fields = [field for field in manifest.fields if field.role == "inputs"]
+        finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize, manifest.fills)
     else:
         encoder.check()
     source_places = places.result(rows, ordered=not targets)

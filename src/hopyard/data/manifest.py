@@ -90,6 +90,15 @@ class Column(msgspec.Struct, frozen=True):
     """Shape of one row before encoding."""
     encode: Literal["", "one-hot", "index"] = ""
     scaled: bool = False
+    other: bool = False
+    """Whether its last category stands for all values that are none of the others."""
+    impute: Literal["", "mean", "most_frequent", "constant"] = ""
+    """What stands for its missing values; empty: none may be missing."""
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a number stands for its missing values, which are NaN in a raw array."""
+        return bool(self.impute) and not self.encode
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -108,7 +117,7 @@ class Field(msgspec.Struct, frozen=True):
     @property
     def is_final(self) -> bool:
         """Whether the raw array is what a model sees."""
-        return not any(column.encode or column.scaled for column in self.columns)
+        return not any(column.encode or column.scaled or column.impute for column in self.columns)
 
 
 class RowNames(msgspec.Struct, frozen=True):
@@ -167,6 +176,8 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     """Where the rows are, if not in the cache entry."""
     row_names: RowNames | None = None
     """How rows went to partitions by their names; None: they went by their number."""
+    fills: dict[str, Value] = {}
+    """Column → what stands for its missing values."""
 
     @property
     def train_rows(self) -> int:
@@ -287,8 +298,14 @@ def content_digest(manifest: Manifest) -> str:
         manifest.vocabularies,
         manifest.standardize,
         [
-            (f.role, f.name, f.matrix, [(c.name, c.shape, c.encode, c.scaled) for c in f.columns])
+            (
+                f.role,
+                f.name,
+                f.matrix,
+                [(c.name, c.shape, c.encode, c.scaled, *(["other"] if c.other else [])) for c in f.columns],
+            )
             for f in manifest.fields
         ],
+        *([manifest.fills] if manifest.fills else []),
     )
     return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()
