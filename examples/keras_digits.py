@@ -55,7 +55,7 @@ def main(configs=configs, epochs=10, engine=None, directory=None):
         engine=engine, directory=directory,
     )  # fmt: skip
     for trial in run.trials:
-        print(f"{trial.metrics['val_accuracy']:.1%} after the last epoch with {trial.config}")
+        print(f"{trial.metrics['val_accuracy']:.1%} after epoch {trial.epoch}, its best, with {trial.config}")
     print(f"{run.best.evaluate(held_out)['accuracy']:.1%} of the held-out digits right with {run.best.config}")
     print(run.best.predict(images[1500:1510]).argmax(1), "should be", digits.target[1500:1510])
     return run

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 import hopyard as hy
 from hopyard.agent.programs.task import explained, plain
-from hopyard.checks import environment, flag, fraction, no_such, one_of, seconds, whole
+from hopyard.checks import environment, flag, fraction, no_such, one_of, scalar, seconds, sequence, whole
 from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
 from hopyard.core.runs.events import Began, Done, Failed, Interrupted, decode, encode
 from hopyard.driver.runs.session import fits
@@ -65,11 +66,11 @@ TABLE = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
             [1, -0.1, True, "0.5"],
             r"f must be a fraction in [0, 1), or a column, got 1",
         ),
-        (lambda v: flag("b", v), [True, False], [1, 0, None, "True", np.True_], "b must be True or False, got 1"),
+        (lambda v: flag("b", v), [True, False, np.True_], [1, 0, None, "True"], "b must be True or False, got 1"),
         (
             lambda v: one_of("m", v, ("min", "max")),
-            ["min", "max"],
-            ["mean", None, 1],
+            ["min", np.str_("max")],
+            ["mean", None, 1, np.array(["min", "max"])],
             'm must be "min" or "max", got \'mean\'',
         ),
         (
@@ -96,6 +97,35 @@ def test_arguments_are_checked_in_one_wording(check: Any, good: list[Any], bad: 
     with pytest.raises(SpecError) as error:
         check(bad[0])
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.array(["a", "b"]), ["a", "b"]),
+        (pd.Index(["a", "b"]), ["a", "b"]),
+        (pd.Series([1, 2]), [1, 2]),
+        (pd.RangeIndex(2), [0, 1]),
+        (np.array(["a", 1], dtype=object), ["a", 1]),
+        ((np.str_("a"), np.int64(1), np.float32(0.5), np.True_), ["a", 1, 0.5, True]),
+        (range(2), [0, 1]),
+        ([], []),
+        (np.str_("a"), "a"),
+        (np.array(3), 3),
+        ("ab", "ab"),
+        (None, None),
+    ],
+)
+def test_arrays_of_one_axis_are_lists_of_python_s_values(value: Any, plain: Any) -> None:
+    found = sequence(value)
+    assert found == plain and type(found) is type(plain)
+    if isinstance(plain, list):
+        assert [type(item) for item in found] == [type(item) for item in plain]
+
+
+def test_what_is_no_sequence_stays_as_it_is() -> None:
+    for value in (np.zeros((2, 2)), {"a": 1}, object(), pd.DataFrame({"a": [1]})):
+        assert sequence(value) is value and scalar(value) is value
 
 
 def test_escapes() -> None:

@@ -54,6 +54,14 @@ def by_name(findings):
     return {finding.name: finding for finding in findings}
 
 
+def test_the_cache_has_its_place_and_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "hopyard" / "data").mkdir(parents=True)
+    (tmp_path / "hopyard" / "data" / "rows").write_bytes(bytes(1500))
+    cache = by_name(doctor._disk())["cache"]
+    assert cache.ok and cache.text == f"1.5 kB in {tmp_path / 'hopyard'} (XDG_CACHE_HOME names another folder)"
+
+
 @pytest.mark.timeout(250)
 @pytest.mark.slow
 def test_a_job_is_tried_also_without_java(bare):

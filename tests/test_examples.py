@@ -88,7 +88,7 @@ def test_keras_flights(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"saved in {folder}" in said
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.keras", "recipe.pkl"}
     net = run.best.model()
-    for again in (hy.load_model(folder), keras.saving.load_model(folder / "model.keras")):
+    for again in (hy.load_model(folder).model(), keras.saving.load_model(folder / "model.keras")):
         assert again is not net
         assert all(np.array_equal(a, b) for a, b in zip(again.get_weights(), net.get_weights(), strict=True))
 

@@ -13,8 +13,21 @@ import pytest
 import hopyard as hy
 
 NAMES = {
-    *("Batch", "Configs", "Context", "DataError", "Dataset", "Grid", "Hopper", "HopyardError", "Inexact", "Inline"),
+    *(
+        "Batch",
+        "Categories",
+        "Configs",
+        "Context",
+        "DataError",
+        "Dataset",
+        "Grid",
+        "Hopper",
+        "HopyardError",
+        "Inexact",
+        "Inline",
+    ),
     *("JournalError", "Local", "PreflightError", "Random", "ResourceError", "Run", "RunDirectoryError", "RunFailed"),
+    "SavedModel",
     *(
         "Space",
         "SpecError",
@@ -100,7 +113,8 @@ def test_the_signature_of_fit() -> None:
 def test_the_signatures_of_resume_load_and_load_model() -> None:
     assert positional(hy.resume) == ["run_directory"]
     assert positional(hy.load) == ["run_directory"]
-    assert parameters(hy.load) == parameters(hy.load_model) == {"trust": False}
+    assert parameters(hy.load) == {"trust": False}
+    assert parameters(hy.load_model) == {"transform": None, "trust": False}
     assert parameters(hy.resume)["trust"] is False
     assert positional(hy.load_model) == ["directory", "recipe"]
 

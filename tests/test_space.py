@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,6 +123,20 @@ def test_values_become_plain():
     assert [type(value) for value in values] == [float, int, bool, list]
 
 
+def test_numbers_and_arrays_of_numpy_are_as_python_s():
+    assert choice(np.logspace(-3, -1, 3)) == choice(np.logspace(-3, -1, 3).tolist())
+    assert choice(pd.Index(["a", "b"])) == choice(["a", "b"]) and choice(range(2)) == choice([0, 1])
+    assert choice([np.array([8, 8]), (4,)]).values == ([8, 8], [4])
+    assert uniform(np.float32(0.5), np.int64(1)) == uniform(0.5, 1)
+    assert loguniform(np.float32(0.25), np.float16(0.5), grid=np.int8(3)) == loguniform(0.25, 0.5, grid=3)
+    assert quniform(np.int32(0), np.int32(8), np.float32(0.5)) == quniform(0, 8, 0.5)
+    made = randint(np.int64(2), np.uint8(9), grid=np.int64(3))
+    assert made == randint(2, 9, grid=3)
+    assert {type(value) for value in (made.low, made.high, made.grid, made.at(0.5))} == {int}
+    config = Space(a=np.str_("x"), b=np.array([1, 2])).draw(lambda name: 0.0)
+    assert config == {"a": "x", "b": [1, 2]} and type(config["a"]) is str
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -140,6 +155,8 @@ def test_values_become_plain():
         (lambda: randint(3, 3), "low must be below high"),
         (lambda: choice([]), "a list of at least one value"),
         (lambda: choice("abc"), "a list of at least one value"),
+        (lambda: choice(np.array([])), "a list of at least one value"),
+        (lambda: choice(np.zeros((2, 2))), "a list of at least one value"),
         (lambda: choice([{"a": 1}]), "is a dict; a configuration holds numbers, strings"),
         (lambda: choice([math.nan]), "is not finite"),
         (lambda: Space(), "must have at least one parameter"),

@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Batch": "hopyard.spec",
+    "Categories": "hopyard.data.options",
     "Configs": "hopyard.search.listed",
     "Context": "hopyard.spec",
     "DataError": "hopyard.errors",
@@ -40,6 +41,7 @@ _WHERE = {
     "Run": "hopyard.driver.runs.run",
     "RunDirectoryError": "hopyard.errors",
     "RunFailed": "hopyard.errors",
+    "SavedModel": "hopyard.driver.runs.saved_model",
     "Space": "hopyard.space",
     "Spark": "hopyard.engines.spark",
     "SpecError": "hopyard.errors",
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from hopyard.agent.programs.context import context as context
     from hopyard.core.programs.placement import Role as Role
     from hopyard.data.dataset import Dataset as Dataset
+    from hopyard.data.options import Categories as Categories
     from hopyard.driver.programs.api import launch as launch
     from hopyard.driver.programs.program import Program as Program
     from hopyard.driver.runs.api import fit as fit
@@ -97,6 +100,7 @@ if TYPE_CHECKING:
     from hopyard.driver.runs.api import select as select
     from hopyard.driver.runs.run import Run as Run
     from hopyard.driver.runs.run import load as load
+    from hopyard.driver.runs.saved_model import SavedModel as SavedModel
     from hopyard.driver.runs.saved_model import load_model as load_model
     from hopyard.driver.runs.trial import Trial as Trial
     from hopyard.engines.inline import Inline as Inline

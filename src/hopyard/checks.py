@@ -43,6 +43,21 @@ def _listed(names: Sequence[str]) -> str:
     return f"there are: {', '.join(map(repr, names[:40])) + more or 'none'}"
 
 
+def scalar(value: Any) -> Any:
+    """Return a scalar of NumPy (or one of no axis, of torch) as Python's value; anything else as it is."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    return str.__str__(value) if isinstance(value, str) else value
+
+
+def sequence(value: Any) -> Any:
+    """Return a list, tuple or range, or an array of one axis (of NumPy, an index or column of pandas), as a list of
+    Python's values; anything else as `scalar` does."""
+    if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):
+        value = value.tolist()
+    return [scalar(item) for item in value] if isinstance(value, (list, tuple, range)) else scalar(value)
+
+
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """Return the argument `name`, an int of Python or NumPy in [least, most], as an int.
 
@@ -100,11 +115,12 @@ def fraction(name: str, value: Any, also: str = "") -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return the argument `name`, which is True or False.
+    """Return the argument `name`, which is True or False, of Python or NumPy.
 
     Raises:
         SpecError: it is neither.
     """
+    value = scalar(value)
     if not isinstance(value, bool):
         raise SpecError(f"{name} must be True or False, got {shown(value)}")
     return value
@@ -127,7 +143,7 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
         text = ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise SpecError(f"{name} must be {kind}, of at least one character and without NUL, got {shown(value)}")
-    return text
+    return str.__str__(text)
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
@@ -136,6 +152,7 @@ def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
     Raises:
         SpecError: it is none of them.
     """
+    value = scalar(value)
     if not any(type(value) is type(choice) and value == choice for choice in allowed):
         *first, last = (f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in allowed)
         raise SpecError(f"{name} must be {', '.join(first)} or {last}, got {shown(value)}")

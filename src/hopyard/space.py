@@ -10,35 +10,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from hopyard.checks import whole
+from hopyard.checks import scalar, sequence, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Config
 from hopyard.text import shown, unwritable
 
 
 def _number(name: str, field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise SpecError(f"{name}: {field} must be a finite number, got {shown(value)}")
     return float(value)
 
 
-def _range(name: str, low: Any, high: Any, grid: Any) -> None:
-    if not _number(name, "low", low) < _number(name, "high", high):
+def _range(name: str, low: Any, high: Any, grid: Any) -> tuple[float, float, int | None]:
+    """Return low, high and grid, checked."""
+    ends = _number(name, "low", low), _number(name, "high", high)
+    if not ends[0] < ends[1]:
         raise SpecError(f"{name}({low!r}, {high!r}): low must be below high")
     if grid is not None:
-        whole(f"{name}: grid, the number of points that a grid takes,", grid, 1)
+        grid = whole(f"{name}: grid, the number of points that a grid takes,", grid, 1)
+    return *ends, grid
 
 
 def plain(value: Any, label: str) -> Any:
-    """Return the value as JSON has it: NumPy scalars become Python's, tuples lists.
+    """Return the value as JSON has it: NumPy scalars become Python's, tuples and arrays of one axis lists.
 
     Raises:
         SpecError: it cannot be written to a journal.
     """
-    if hasattr(value, "item") and not getattr(value, "shape", ()):
-        value = value.item()
+    value = sequence(value)
     if value is None or isinstance(value, (bool, int, str)):
         if fault := unwritable(value):
             raise SpecError(f"{label}: {value!a}: {fault}")
@@ -47,8 +50,11 @@ def plain(value: Any, label: str) -> Any:
         if math.isfinite(value):
             return value
         raise SpecError(f"{label}: {shown(value)} is not finite; leave the parameter out, or use None")
-    if isinstance(value, (list, tuple)):
-        return [plain(item, label) for item in value]
+    if isinstance(value, list):
+        try:
+            return [plain(item, label) for item in value]
+        except RecursionError:
+            raise SpecError(f"{label}: {shown(value)}: its lists lie too deep in each other; give a flat one") from None
     raise SpecError(
         f"{label}: {shown(value)} is a {type(value).__name__}; a configuration holds numbers, strings, booleans, None "
         "and lists of these. Give a name, and look the object up in the recipe"
@@ -133,40 +139,42 @@ class RandInt:
 Distribution = Choice | Uniform | RandInt
 
 
-def choice(values: list[Any]) -> Choice:
-    """One of `values`: numbers, strings, booleans, None, or lists of these."""
-    if not isinstance(values, (list, tuple)) or not values:
+def choice(values: Sequence[Any]) -> Choice:
+    """One of `values`: numbers, strings, booleans, None, or lists of these. An array of one axis is a list of them."""
+    items = sequence(values)
+    if not isinstance(items, list) or not items:
         raise SpecError(f"choice(…) must be given a list of at least one value, got {shown(values)}")
-    return Choice(tuple(plain(value, f"choice({shown(values)})") for value in values))
+    return Choice(tuple(plain(value, f"choice({shown(values)})") for value in items))
 
 
 def uniform(low: float, high: float, grid: int | None = None) -> Uniform:
     """A real number in [low, high). `grid`: the number of points that a Grid uses."""
-    _range("uniform", low, high, grid)
-    return Uniform(float(low), float(high), grid=grid)
+    low, high, grid = _range("uniform", low, high, grid)
+    return Uniform(low, high, grid=grid)
 
 
 def quniform(low: float, high: float, q: float, grid: int | None = None) -> Uniform:
     """A real number in [low, high], rounded to a multiple of `q`. As in Ray, high is included when q divides it."""
-    _range("quniform", low, high, grid)
-    if _number("quniform", "q", q) <= 0:
+    low, high, grid = _range("quniform", low, high, grid)
+    if (q := _number("quniform", "q", q)) <= 0:
         raise SpecError(f"quniform(q=…) must be a number > 0, got {shown(q)}")
     if q > high - low:
         raise SpecError(f"quniform({low!r}, {high!r}, q={q!r}): the step is wider than the range")
-    return Uniform(float(low), float(high), q=float(q), grid=grid)
+    return Uniform(low, high, q=q, grid=grid)
 
 
 def loguniform(low: float, high: float, grid: int | None = None) -> Uniform:
     """A real number in [low, high) whose logarithm is uniform. The bounds are the values themselves, not exponents."""
-    _range("loguniform", low, high, grid)
+    low, high, grid = _range("loguniform", low, high, grid)
     if low <= 0:
         raise SpecError(f"loguniform({low!r}, {high!r}): both bounds must be above 0; they are values, not exponents")
-    return Uniform(float(low), float(high), log=True, grid=grid)
+    return Uniform(low, high, log=True, grid=grid)
 
 
 def randint(low: int, high: int, grid: int | None = None) -> RandInt:
     """A whole number in [low, high): high is excluded."""
-    _range("randint", low, high, grid)
+    low, high = scalar(low), scalar(high)
+    grid = _range("randint", low, high, grid)[2]
     if not isinstance(low, int) or not isinstance(high, int):
         raise SpecError(f"randint(…) must be given integers, got {shown(low)} and {shown(high)}")
     if fault := unwritable(low) or unwritable(high):

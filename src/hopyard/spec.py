@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import one_of, seconds, whole
+from hopyard.checks import one_of, scalar, seconds, whole
 from hopyard.errors import SpecError
 from hopyard.text import shown, unwritable
 
@@ -203,10 +203,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
         ):
             msgspec.structs.force_setattr(self, name, whole(name, getattr(self, name), least))
         msgspec.structs.force_setattr(self, "seed", whole("seed", self.seed))
+        msgspec.structs.force_setattr(self, "metric", scalar(self.metric))
         if fault := unwritable(self.metric):
             raise SpecError(f"metric = {self.metric!a}: {fault}")
-        one_of("mode", self.mode, ("min", "max"))
-        one_of("exact", self.exact, (True, False, "warn"))
+        msgspec.structs.force_setattr(self, "mode", one_of("mode", self.mode, ("min", "max")))
+        msgspec.structs.force_setattr(self, "exact", one_of("exact", self.exact, (True, False, "warn")))
 
     @property
     def steps(self) -> int:
@@ -239,9 +240,11 @@ class Hopper:
     group: int | Literal["auto", "off"] = "auto"
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.group, int) and not isinstance(self.group, bool) and self.group >= 1
-        if not whole and not (isinstance(self.group, str) and self.group in ("auto", "off")):
+        group = scalar(self.group)
+        is_count = isinstance(group, int) and not isinstance(group, bool) and group >= 1
+        if not is_count and not (isinstance(group, str) and group in ("auto", "off")):
             raise SpecError(f'Hopper(group=…) must be "auto", "off" or an integer >= 1, got {shown(self.group)}')
+        object.__setattr__(self, "group", group)
 
 
 @dataclass(slots=True)

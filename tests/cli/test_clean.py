@@ -19,11 +19,12 @@ from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import FILE
 from hopyard.data.shared.needed import need
 from hopyard.store import arena
+from hopyard.views import words
 from spark_rows import NAME, spark_rows
 
 
-def call(*words: Any) -> Any:
-    return CliRunner().invoke(cli.app, ["clean", *[str(word) for word in words]], catch_exceptions=False)
+def call(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.app, ["clean", *[str(each) for each in arguments]], catch_exceptions=False)
 
 
 @pytest.fixture
@@ -65,6 +66,18 @@ def test_it_lists_and_removes_only_when_told(home: Path) -> None:
     assert there(home) == {new}
     assert "1 of 1 removed" in call("-y").stdout
     assert there(home) == set()
+
+
+def test_it_says_where_the_cache_is_and_how_large(home: Path) -> None:
+    root, old, new = home / "cache" / "hopyard" / "data", entry(home, 1, 20).path, entry(home, 2, 3).path
+    sizes = {item["path"]: item["bytes"] for item in json.loads(call("--json").stdout)["items"]}
+    assert json.loads(call("--json").stdout)["cache"] == {"path": str(root), "bytes": sum(sizes.values())}
+    assert sizes[old] > 0
+    left = words.size(sizes[new])
+    said = (
+        f"cache: {left} in {root}; at most 68.7 GB (cache_bytes= of a Dataset), and nothing that was unused for 30 days"
+    )
+    assert said in call("--yes", "--older-than", "7d").stdout
 
 
 def test_what_is_needed_or_in_use_stays(home: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from statistics import correlation
 
+import numpy as np
 import pytest
 
 from hopyard.errors import SpecError
@@ -79,12 +80,19 @@ def test_a_sampler_gives_copies_and_ends():
     assert sampler.ask(0)["lr"] == 1 and sampler.ask(1) is None
 
 
+def test_numbers_of_numpy_are_as_python_s():
+    assert configs(Random(np.int64(3), seed=np.int64(5)), SPACE) == configs(Random(3, seed=5), SPACE)
+    (config,) = configs(Configs([{np.str_("lr"): np.float32(0.5)}]), None)
+    assert config == {"lr": 0.5} and [type(name) for name in config] == [str]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: Random(0), r"Random: trials must be an integer >= 1, got 0"),
         (lambda: Random(True), r"Random: trials must be an integer >= 1, got True"),
         (lambda: Random(1.5), r"Random: trials .*got 1\.5"),
+        (lambda: Random(1, seed=1.5), r"Random: seed must be an integer, got 1\.5"),
         (lambda: Configs([]), "at least one dict"),
         (lambda: Configs([1]), "at least one dict"),
         (lambda: Configs([{"a": object()}]).open(None, 0), "Configs, a: .* is a object"),

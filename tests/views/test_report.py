@@ -94,9 +94,11 @@ def test_summary_is_plain(rough):
     (failed,) = [row for row in rows if row["status"] == "failed"]
     assert failed["error"] == "ValueError: loss is NaN" and failed["fault"] == "user"
     done = next(row for row in rows if row["status"] == "completed")
-    assert done["best"] == done["history"][done["best_epoch"]]["val_loss"]
+    assert done["best"] == done["history"][done["epoch"]]["val_loss"] == done["metrics"]["val_loss"]
+    assert list(done["history"]) == list(range(1, done["epochs"] + 1))
+    assert done["last_metrics"] == done["history"][done["epochs"]]
     assert len(done["digest"]) == 64
-    assert json.loads(msgspec.json.encode(rows))[done["trial"]]["history"]["0"]["loss"] > 0
+    assert json.loads(msgspec.json.encode(rows))[done["trial"]]["history"]["1"]["loss"] > 0
     assert facts(rough, fold(rough), "partial")["idle_share"] > 0
 
 

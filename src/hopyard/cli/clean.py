@@ -76,11 +76,15 @@ def clean(
         item for item in items if not item.kept and (age == 0 or (item.used is not None and now - item.used >= age))
     ]
     removed = [item for item in selected if yes and item.remove()]
+    root, cached = _cache(items, removed)
     if as_json:
-        echo(as_text({"items": [_plain(item, item in removed) for item in items], "runs": _runs(runs)}))
+        plain = [_plain(item, item in removed) for item in items]
+        echo(as_text({"items": plain, "runs": _runs(runs), "cache": {"path": root, "bytes": cached}}))
         return
     _show(items, now)
     _conclude(items, selected, removed, yes)
+    if Path(root).is_dir():
+        _tell_cache(root, cached)
     count, size = _runs(runs)
     if count:
         from hopyard.views import words
@@ -137,6 +141,25 @@ def _conclude(items: list[Item], selected: list[Item], removed: list[Item], yes:
 def _plain(item: Item, removed: bool) -> dict[str, Any]:
     names = ("kind", "path", "bytes", "used", "kept")
     return {**{name: getattr(item, name) for name in names}, "removed": removed}
+
+
+def _cache(items: list[Item], removed: list[Item]) -> tuple[str, int]:
+    """Return where the cache is, and how many bytes of these items are left in it."""
+    from hopyard.data.partitions.cache import default_root
+
+    root = str(default_root())
+    return root, sum(item.bytes for item in items if item not in removed and item.path.startswith(f"{root}/"))
+
+
+def _tell_cache(root: str, cached: int) -> None:
+    from hopyard.data.keywords import CACHE_BYTES
+    from hopyard.data.partitions.cache import STALE_SECONDS
+    from hopyard.views import words
+
+    echo(
+        f"cache: {words.size(cached)} in {root}; at most {words.size(CACHE_BYTES)} (cache_bytes= of a Dataset), and "
+        f"nothing that was unused for {STALE_SECONDS / DAY:.0f} days; XDG_CACHE_HOME names another folder"
+    )
 
 
 # ---------------------------------------------------------------- items

@@ -89,7 +89,7 @@ def apply(
         if encoder is None and batch.num_rows:
             fields = _fields(manifest, batch.schema, str(origin), targets)
             encoder = Encoder(fields, vocabularies, strict=False)
-            finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize)
+            finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize, manifest.fills)
         valid = valid_rows(fields, vocabularies, batch) if drop_invalid and batch.num_rows else None
         places.add(piece.num_rows, batch.num_rows, numbers, valid)
         if valid is not None:
@@ -103,9 +103,8 @@ def apply(
     if not places.source_rows:
         raise DataError("no rows were given; give at least one")
     if encoder is None or finisher is None:  # the transform dropped all
-        finisher = FeatureFinalizer(
-            [field for field in manifest.fields if field.role == "inputs"], vocabularies, manifest.standardize
-        )
+        fields = [field for field in manifest.fields if field.role == "inputs"]
+        finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize, manifest.fills)
     elif encoder.faults:
         raise DataError(
             f"the data holds values that the model cannot be given:\n{listed(encoder.faults)}\ndrop or fill them first"

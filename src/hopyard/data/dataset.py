@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import fraction, path, whole
+from hopyard.checks import fraction, path, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -53,6 +53,7 @@ class ColumnOptions(TypedDict, total=False):
     weight: str | None
     key: str | list[str] | None
     encode: Mapping[str, Any] | None
+    impute: Mapping[str, Any] | None
 
 
 class ItemOptions(ArrayOptions, ColumnOptions, total=False):
@@ -267,7 +268,7 @@ class Dataset:
         if self.options is None:
             assert self.url is not None
             refuse(self.url)
-        for name in ("inputs", "targets", "weight", "encode", "key"):
+        for name in ("inputs", "targets", "weight", "encode", "key", "impute"):
             mine, theirs = getattr(first.spec, name), getattr(self.options.spec, name)
             if mine != theirs:
                 raise SpecError(f"validation= is a Dataset with other columns: {name} {theirs!r}, here {mine!r}")
@@ -313,6 +314,7 @@ def _build_options(
     options: ItemOptions | FrameOptions, validation: Any, alternative: str, *, second: bool, assign: Assign
 ) -> BuildOptions:
     """Return the options of the keywords; `second`: whether `validation` is `alternative`, a source of its own."""
+    validation = validation if second else scalar(validation)
     column = validation if isinstance(validation, str) else None
     share = 0.0
     if column is None and not second:
@@ -325,6 +327,7 @@ def _build_options(
         encode={} if options["encode"] is None else options["encode"],
         standardize=options["standardize"],
         key=options["key"],
+        impute=options["impute"],
     )
     validates = bool(share) or column is not None or second
     return BuildOptions(spec, options["partitions"], assign, validates, share, options["seed"])

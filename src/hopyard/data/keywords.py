@@ -40,8 +40,13 @@ OPTIONS = {
     "weight": Option(None, "a column of numbers, or None."),
     "encode": Option(
         None,
-        'column → "one-hot", "index", a list of values (one-hot in this order), or ("index", list). Without a list the '
-        "values are the sorted unique ones over all rows.",
+        'column → "one-hot", "index", a list of values (one-hot in this order), ("index", list), or hy.Categories(…), '
+        "which keeps a category for other values. Without a list the values are the sorted unique ones over all rows.",
+    ),
+    "impute": Option(
+        None,
+        'feature → what stands for its missing values (null, NaN): "mean" of the training rows, or a number; for '
+        'columns in encode "most_frequent" of the training rows (of equals the least), or ("constant", value).',
     ),
     "validation": Option(
         0.0, "fraction of the rows in [0, 1), the name of a column of true and false, or a second Dataset."

@@ -25,6 +25,8 @@ FILE = "manifest.json"
 
 Value = bool | int | float | str
 """A value of a vocabulary."""
+Labels = list[Value] | dict[str, list[Value]] | None
+"""The values of an encoded label, by their numbers; of several labels, by name."""
 
 Role = Literal["inputs", "targets", "weights"]
 
@@ -88,6 +90,15 @@ class Column(msgspec.Struct, frozen=True):
     """Shape of one row before encoding."""
     encode: Literal["", "one-hot", "index"] = ""
     scaled: bool = False
+    other: bool = False
+    """Whether its last category stands for all values that are none of the others."""
+    impute: Literal["", "mean", "most_frequent", "constant"] = ""
+    """What stands for its missing values; empty: none may be missing."""
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a number stands for its missing values, which are NaN in a raw array."""
+        return bool(self.impute) and not self.encode
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -106,7 +117,7 @@ class Field(msgspec.Struct, frozen=True):
     @property
     def is_final(self) -> bool:
         """Whether the raw array is what a model sees."""
-        return not any(column.encode or column.scaled for column in self.columns)
+        return not any(column.encode or column.scaled or column.impute for column in self.columns)
 
 
 class RowNames(msgspec.Struct, frozen=True):
@@ -165,6 +176,8 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     """Where the rows are, if not in the cache entry."""
     row_names: RowNames | None = None
     """How rows went to partitions by their names; None: they went by their number."""
+    fills: dict[str, Value] = {}
+    """Column → what stands for its missing values."""
 
     @property
     def train_rows(self) -> int:
@@ -185,6 +198,17 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     def bytes(self) -> int:
         """Bytes of all columns of all partitions."""
         return sum(part.bytes for part in (*self.train, *self.validate))
+
+    @property
+    def label_values(self) -> Labels:
+        """The values of the label, where encode= made numbers of them, by these numbers (or by their places in the
+        one-hot row); of several labels a dict, with those that are encoded; None: none is."""
+        encoded = {
+            field.name: self.vocabularies[field.columns[0].name]
+            for field in self.fields
+            if field.role == "targets" and len(field.columns) == 1 and field.columns[0].encode
+        }
+        return encoded.get("targets") if list(self.targets) == ["targets"] else encoded or None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the JSON, under a temporary name first."""
@@ -274,8 +298,14 @@ def content_digest(manifest: Manifest) -> str:
         manifest.vocabularies,
         manifest.standardize,
         [
-            (f.role, f.name, f.matrix, [(c.name, c.shape, c.encode, c.scaled) for c in f.columns])
+            (
+                f.role,
+                f.name,
+                f.matrix,
+                [(c.name, c.shape, c.encode, c.scaled, *(["other"] if c.other else [])) for c in f.columns],
+            )
             for f in manifest.fields
         ],
+        *([manifest.fills] if manifest.fills else []),
     )
     return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from hopyard.checks import closest, one_of, whole
+from hopyard.checks import closest, one_of, scalar, sequence, whole
 from hopyard.data.manifest import Value
 from hopyard.errors import SpecError
 from hopyard.text import sendable, shown, unwritable
@@ -17,11 +19,65 @@ Names = str | list[str]
 Assign = Literal["round_robin", "contiguous"]
 
 
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """How `encode=` makes numbers of a column, with one more category for values that are none of the others:
+    `encode={"city": hy.Categories("one-hot", min_frequency=10)}`.
+
+    Attributes:
+        kind: "one-hot" or "index".
+        values: the categories in their order; None: the values that at least `min_frequency` training rows have,
+            sorted.
+        handle_unknown: "other": the last category stands for all other values. "error": they are refused, and without
+            `values` the categories are those of all rows, as with a plain "one-hot" or "index".
+        min_frequency: how many training rows a category has at least; with "other" and without `values` only.
+
+    Raises:
+        SpecError: a value is not allowed.
+    """
+
+    kind: Literal["one-hot", "index"] = "one-hot"
+    values: Any = None
+    handle_unknown: Literal["other", "error"] = "other"
+    min_frequency: int = 1
+
+    def __post_init__(self) -> None:
+        checked = {
+            "kind": one_of("Categories(kind=)", self.kind, ("one-hot", "index")),
+            "values": None if self.values is None else _values("Categories(values=)", self.values),
+            "handle_unknown": one_of("Categories(handle_unknown=)", self.handle_unknown, ("other", "error")),
+            "min_frequency": whole("Categories(min_frequency=)", self.min_frequency, 1),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.min_frequency > 1 and (self.handle_unknown == "error" or self.values is not None):
+            raise SpecError(
+                f"Categories(min_frequency={self.min_frequency}): rare values need the category that "
+                'handle_unknown="other" gives, and values= names the categories by itself; leave one of them out'
+            )
+
+
 class Encoding(msgspec.Struct, frozen=True):
-    """How a column of categories becomes numbers; `values` None: its sorted unique values over all rows."""
+    """How a column of categories becomes numbers; `values` None: its sorted unique values over all rows, or with
+    `min_frequency` those of training rows."""
 
     kind: Literal["one-hot", "index"]
     values: list[Value] | None = None
+    min_frequency: int | UnsetType = UNSET
+    """There is one more category, for other values: those that fewer training rows have. Unset: there is none. (What is
+    unset is not written, so that the keys of other data sets stay as they were.)"""
+
+    @property
+    def other(self) -> bool:
+        """Whether there is a category for other values."""
+        return self.min_frequency is not UNSET
+
+
+class Fill(msgspec.Struct, frozen=True):
+    """What stands for the missing values of a feature: a statistic of the training rows, or a value."""
+
+    strategy: Literal["mean", "most_frequent", "constant"]
+    value: Value | None = None
 
 
 class ColumnSpec(msgspec.Struct, frozen=True):
@@ -35,6 +91,19 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     standardize: bool | list[str] = False
     key: list[str] = []
     """Columns whose values decide where a row goes; none: the row's number, or all that is read of it."""
+    impute: dict[str, Fill] | UnsetType = UNSET
+    """What stands for the missing values of columns. (Unset as in Encoding.)"""
+
+    @property
+    def fills(self) -> dict[str, Fill]:
+        """What stands for the missing values of columns; {}: none may be missing."""
+        return {} if self.impute is UNSET else self.impute
+
+    @property
+    def counted(self) -> set[str]:
+        """Columns of categories whose values in training rows are counted."""
+        frequent = {name for name, fill in self.fills.items() if fill.strategy == "most_frequent"}
+        return frequent | {name for name, each in self.encode.items() if each.other and each.values is None}
 
     @property
     def features(self) -> list[str]:
@@ -84,13 +153,21 @@ class BuildOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "partitions", whole("partitions", self.partitions, 1))
         object.__setattr__(self, "seed", whole("seed", self.seed))
-        one_of("assign", self.assign, ("round_robin", "contiguous"))
+        object.__setattr__(self, "assign", one_of("assign", self.assign, ("round_robin", "contiguous")))
         if self.spec.key and self.assign != "round_robin":
             raise SpecError(f"key = {self.spec.key!r} says which rows lie together: leave out assign={self.assign!r}")
 
 
 def columns(
-    *, features: Any, label: Any, weight: Any, validation: str | None, encode: Any, standardize: Any, key: Any = None
+    *,
+    features: Any,
+    label: Any,
+    weight: Any,
+    validation: str | None,
+    encode: Any,
+    standardize: Any,
+    key: Any = None,
+    impute: Any = None,
 ) -> ColumnSpec:
     """Checks what the user wrote and returns it in one form.
 
@@ -101,29 +178,47 @@ def columns(
     if not inputs:
         raise SpecError("features names no column; give one name, a list of names or a dict of these")
     targets = {} if label is None else _named("label", label, "targets")
+    weight = None if weight is None else column_name(weight)
     if weight is not None and not isinstance(weight, str):
         raise SpecError(f"weight must be the name of one column, or None, got {shown(weight)}")
     if not isinstance(encode, Mapping):
         raise SpecError(
-            f'encode must be a dict from column to "one-hot", "index" or a list of values, got {shown(encode)}'
+            'encode must be a dict from column to "one-hot", "index", a list of values or hy.Categories(…), got '
+            f"{shown(encode)}"
         )
     used = {*_flat(inputs), *_flat(targets)}
+    encode = {column_name(name): how for name, how in encode.items()}
     for name in encode:
         if name not in used:
             raise SpecError(f"encode names {name!r}, which is neither a feature nor a label{closest(name, used)}")
     encodings = {name: _encoding(name, how) for name, how in encode.items()}
-    if isinstance(standardize, (list, tuple)) and all(isinstance(name, str) for name in standardize):
+    for name, encoding in encodings.items():
+        if encoding.other and name in _flat(targets):
+            raise SpecError(
+                f"encode[{name!r}] has a category for other values, and {name!r} is a label: a class stands for one "
+                'value; give handle_unknown="error"'
+            )
+    standardize = sequence(standardize)
+    if isinstance(standardize, list):
+        standardize = [column_name(name) for name in standardize]
         for name in standardize:
             if name not in _flat(inputs):
                 raise SpecError(f"standardize names {name!r}, which is no feature{closest(name, _flat(inputs))}")
             if name in encodings:
                 raise SpecError(f"standardize names {name!r}, which is encoded as categories; leave out one of the two")
-        standardize = list(standardize)
     elif not isinstance(standardize, bool):
         raise SpecError(f"standardize must be True, False or a list of feature columns, got {shown(standardize)}")
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
-    return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys)
+    fills = {} if impute is None else _fills(impute, _flat(inputs), encodings)
+    return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys, fills or UNSET)
+
+
+def column_name(name: Any) -> Any:
+    """Return the name of a column: an integer, which pandas takes for a name, as text; text of NumPy as Python's;
+    anything else as it is, for the caller to refuse."""
+    name = scalar(name)
+    return str(name) if isinstance(name, int) and not isinstance(name, bool) else name
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:
@@ -133,6 +228,7 @@ def _flat(named: Mapping[str, Names]) -> list[str]:
 
 def _named(argument: str, value: Any, single: str) -> dict[str, Names]:
     if isinstance(value, Mapping):
+        value = {column_name(name): names for name, names in value.items()}
         for name in value:
             if not isinstance(name, str) or not name or not sendable(name):
                 raise SpecError(f"{argument} has the key {name!a}: names are text")
@@ -141,17 +237,19 @@ def _named(argument: str, value: Any, single: str) -> dict[str, Names]:
 
 
 def _names(argument: str, value: Any) -> Names:
-    for name in value if isinstance(value, (list, tuple)) else [value]:
+    value = sequence(value)
+    value = [column_name(name) for name in value] if isinstance(value, list) else column_name(value)
+    for name in value if isinstance(value, list) else [value]:
         if fault := unwritable(name):
             raise SpecError(f"{argument} = {value!a}: {fault}")
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) and name for name in value):
+    if isinstance(value, list) and value and all(isinstance(name, str) and name for name in value):
         twice = {name for name in value if value.count(name) > 1}
         if twice:
             raise SpecError(f"{argument} names {sorted(twice)[0]!r} twice")
-        return list(value)
-    for at, name in enumerate(value if isinstance(value, (list, tuple)) else []):
+        return value
+    for at, name in enumerate(value if isinstance(value, list) else []):
         if not isinstance(name, str):
             raise SpecError(f"{argument}[{at}] = {name!r}: names of columns are text, {str(name)!r} perhaps")
         if not name:
@@ -160,20 +258,65 @@ def _names(argument: str, value: Any) -> Names:
 
 
 def _encoding(name: str, how: Any) -> Encoding:
-    if how in ("one-hot", "index"):
-        return Encoding(how)
+    if isinstance(how, Categories):
+        return Encoding(how.kind, how.values, how.min_frequency if how.handle_unknown == "other" else UNSET)
     kind: Literal["one-hot", "index"] = "one-hot"
-    values = how
-    if isinstance(how, tuple) and len(how) == 2 and how[0] == "index":
-        kind, values = "index", how[1]
-    if (
-        isinstance(values, (list, tuple))
-        and values
-        and all(isinstance(value, (bool, int, float, str)) for value in values)
-    ):
-        if len(set(values)) < len(values):
-            raise SpecError(f"encode[{name!r}] = {how!r}: a value is there twice")
-        return Encoding(kind, list(values))
-    raise SpecError(
-        f'encode[{name!r}] must be "one-hot", "index", a list of values or ("index", list), got {shown(how)}'
-    )
+    values = sequence(how)
+    if isinstance(values, str) and values in ("one-hot", "index"):
+        return Encoding("one-hot" if values == "one-hot" else "index")
+    if isinstance(how, tuple) and len(how) == 2 and isinstance(how[0], str) and how[0] == "index":
+        kind, values = "index", sequence(how[1])
+    if not isinstance(values, list):
+        raise SpecError(
+            f'encode[{name!r}] must be "one-hot", "index", a list of values, ("index", list) or hy.Categories(…), got '
+            f"{shown(how)}"
+        )
+    return Encoding(kind, _values(f"encode[{name!r}]", values))
+
+
+def _values(argument: str, value: Any) -> list[Value]:
+    """Return the categories that the user lists, each once."""
+    values = sequence(value)
+    if not isinstance(values, list) or not values or not all(isinstance(each, Value) for each in values):
+        raise SpecError(
+            f"{argument} must be a list of at least one value, each a text, a number or a boolean, got {shown(value)}"
+        )
+    if len(set(values)) < len(values):
+        raise SpecError(f"{argument} = {shown(value)}: a value is there twice")
+    return values
+
+
+def _fills(impute: Any, features: list[str], encodings: Mapping[str, Encoding]) -> dict[str, Fill]:
+    """Return column → what stands for its missing values."""
+    if not isinstance(impute, Mapping):
+        raise SpecError(
+            f'impute must be a dict from feature to "mean", "most_frequent" or a value, got {shown(impute)}'
+        )
+    fills = {}
+    for name, how in {column_name(name): how for name, how in impute.items()}.items():
+        if name not in features:
+            raise SpecError(f"impute names {name!r}, which is no feature{closest(str(name), features)}")
+        fills[name] = _fill(f"impute[{name!r}]", how, encodings.get(name))
+    return fills
+
+
+def _fill(argument: str, how: Any, encoding: Encoding | None) -> Fill:
+    value = scalar(how)
+    if isinstance(value, str) and value in ("mean", "most_frequent"):
+        if (value == "mean") == (encoding is None):
+            return Fill("mean" if value == "mean" else "most_frequent")
+        raise SpecError(
+            f"{argument} = {value!r}: categories have no mean, and only the values of categories are counted; give "
+            '"mean" or a number for numbers, "most_frequent" or ("constant", value) for columns that encode= names'
+        )
+    constant = isinstance(how, tuple) and len(how) == 2 and isinstance(how[0], str) and how[0] == "constant"
+    value = scalar(how[1]) if constant else value
+    allowed = isinstance(value, (bool, int, float)) or (constant and encoding is not None and isinstance(value, str))
+    if not allowed or (isinstance(value, float) and not math.isfinite(value)) or unwritable(value):
+        raise SpecError(
+            f'{argument} must be "mean" or a finite number, or where encode= makes categories of the column '
+            f'"most_frequent" or ("constant", value), got {shown(how)}'
+        )
+    if encoding is not None and encoding.values is not None and not encoding.other and value not in encoding.values:
+        raise SpecError(f"{argument} = {shown(value)} is none of the values that encode= lists for the column")
+    return Fill("constant", value)

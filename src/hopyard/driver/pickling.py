@@ -64,13 +64,14 @@ def read_trusted(path: Path, trust: bool) -> bytes:
     return data
 
 
-def load(path: Path, python: str, trust: bool = False) -> Any:
+def load(path: Path, python: str, trust: bool = False, name: str = "the recipe") -> Any:
     """Read what `dump` pickled from a file of a run that Python `python` wrote.
 
     Args:
         path: of the file.
         python: its version, such as "3.12".
         trust: open it whoever may have written it.
+        name: what it holds, for messages.
 
     Raises:
         RunDirectoryError: another Python, no file, or a module that it needs is not there; others may write it.
@@ -92,4 +93,4 @@ def load(path: Path, python: str, trust: bool = False) -> Any:
             "owner can share it (chmod a+r); then give trust=True, or give recipe= to hy.load_model"
         ) from error
     except Exception as error:
-        raise RunDirectoryError(f"{path}: the recipe does not load: {type(error).__name__}: {error}") from error
+        raise RunDirectoryError(f"{path}: {name} does not load: {type(error).__name__}: {error}") from error

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from hopyard.checks import whole
+from hopyard.checks import sequence, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo, OutOfMemory
@@ -96,25 +96,22 @@ class Local:
     driver_workers: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.devices == "auto":
-            devices: list[str] = gpus()
-        elif self.devices is None:
-            devices = []
-        elif (
-            isinstance(self.devices, str)
-            or not isinstance(self.devices, Sequence)
-            or not all(isinstance(d, (int, str)) for d in self.devices)
-        ):
+        named = sequence(self.devices)
+        if named is None:
+            devices: list[str] = []
+        elif isinstance(named, str) and named == "auto":
+            devices = gpus()
+        elif not isinstance(named, list) or not all(isinstance(device, (int, str)) for device in named):
             raise SpecError(
                 f'Local(devices=…) must be "auto", None or a list such as [0, 0, 1, 1], got {shown(self.devices)}'
             )
         else:
-            devices = [str(device) for device in self.devices]
+            devices = [str(device) for device in named]
         workers = self.workers if self.workers is not None else len(devices) or cores()
         workers = whole("Local(workers=)", workers, 1)
         object.__setattr__(self, "threads", whole("Local(threads=)", self.threads, 1))
         object.__setattr__(self, "env", worker_environment("Local(env=)", self.env))
-        if self.devices not in ("auto", None) and workers > len(devices):
+        if isinstance(named, list) and workers > len(devices):
             raise SpecError(
                 f"Local(devices=…) must name one device for each of {workers} workers, got {shown(list(devices))}; "
                 "name one several times to share it"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopyard.checks import whole
+from hopyard.checks import scalar, whole
 from hopyard.core.runs.order import fraction
 from hopyard.errors import SpecError
 from hopyard.space import Space, plain
@@ -47,6 +47,8 @@ class Random:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trials", whole("Random: trials", self.trials, 1))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole("Random: seed", self.seed))
 
     def open(self, space: Space | None, seed: int) -> Listed:
         """Return the configurations of `space`."""
@@ -91,6 +93,7 @@ class Listed:
 
 
 def _name(name: Any) -> str:
+    name = scalar(name)
     if not isinstance(name, str):
         raise SpecError(f"Configs: names of parameters must be text, got {shown(name)}")
     plain(name, "Configs, the name of a parameter")

@@ -24,9 +24,10 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
     """Return one dict a trial, by number: plain values, ready for JSON (NaN stays a float: encode it as your format
     likes).
 
-    Keys: trial, config, status, epochs (how many are complete), metrics (of the last of them), best_epoch, best (the
-    run's metric there), best_metrics, history (epoch → metrics), digest (of the final State, empty until it is
-    durable), remaining_seconds (of training, estimated), fault, error, trace (the traceback).
+    Keys: trial, config, status, epochs (how many are complete), epoch (the best of them, from 1), best (the run's
+    metric there), metrics (of that epoch), last_metrics (of the last one), history (epoch → metrics), digest (of the
+    final State, empty until it is durable), remaining_seconds (of training, estimated), fault, error, trace (the
+    traceback).
     """
     metric = machine.spec.metric
     return [
@@ -35,11 +36,11 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
             "config": trial.config,
             "status": words.status(trial, status),
             "epochs": len(trial.history),
-            "metrics": trial.metrics,
-            "best_epoch": trial.best,
+            "epoch": None if trial.best is None else trial.best + 1,
             "best": trial.value(metric),
-            "best_metrics": {} if trial.best is None else trial.history[trial.best],
-            "history": {epoch: trial.history[epoch] for epoch in sorted(trial.history)},
+            "metrics": {} if trial.best is None else trial.history[trial.best],
+            "last_metrics": trial.metrics,
+            "history": {epoch + 1: trial.history[epoch] for epoch in sorted(trial.history)},
             "digest": trial.digests.get(machine.spec.steps, ""),
             "remaining_seconds": trial.remaining,
             "fault": trial.fault,

@@ -66,4 +66,4 @@ def test_a_block_whose_rows_all_validate_is_measured() -> None:
     moments: dict[str, ExactSums] = {}
     measure(moments, fields, 0, np.zeros((0, 1)))
     measure(moments, fields, 0, np.array([[1.0], [3.0]]))
-    assert scales(moments)["a"].means == [2.0]
+    assert scales(moments, fields)["a"].means == [2.0]

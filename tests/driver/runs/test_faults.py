@@ -476,7 +476,7 @@ def test_models_are_built_with_the_recipe_that_the_journal_names(tmp_path: Path)
     assert [trial.model("last").batch_size for trial in run.trials] == [16, 8, 8, 16]
     assert replay(tmp_path / "run", engine=hy.Inline()).different == []
     run.trials[1].save(tmp_path / "saved")
-    assert hy.load_model(tmp_path / "saved").batch_size == 8
+    assert hy.load_model(tmp_path / "saved").model().batch_size == 8
 
 
 def test_resume_says_what_it_was_asked_wrongly(tmp_path: Path) -> None:

@@ -476,7 +476,7 @@ def test_a_state_of_a_run_that_ended_is_made_again(
 ) -> None:
     run = select(tmp_path / "run", configs=[{"lr": 0.03}, {"lr": 0.1}], mode="max", store=tmp_path / "store")
     trial = run.best
-    assert trial.epoch == 0  # so its best State is not its last
+    assert trial.epoch == 1  # so its best State is not its last
     before, kept = run.best.predict(table()[0], which), digests(run)
     record = run._machine.trials[trial.id]
     ref = record.states[4 if which == "best" else 8].ref

@@ -58,17 +58,17 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("mode", "values", "best"),
     [
-        ("min", ([3.0, 1.0], [2.0, 2.0]), (0, 1)),
-        ("max", ([3.0, 1.0], [2.0, 4.0]), (1, 1)),
-        ("max", ([3.0, 1.0], [2.0, 2.0]), (0, 0)),
-        ("min", ([1.0, 1.0], [1.0, 1.0]), (0, 0)),
-        ("min", ([NAN, 2.0], [NAN, NAN]), (0, 1)),
-        ("min", ([NAN, NAN], [NAN, 9.0]), (1, 1)),
-        ("max", ([NAN, NAN], [-9.0, NAN]), (1, 0)),
-        ("min", ([math.inf, math.inf], [NAN, 5.0]), (1, 1)),
-        ("min", ([None, None], [None, 5.0]), (1, 1)),
-        ("max", ([math.inf, 1.0], [2.0, NAN]), (1, 0)),
-        ("min", ([-math.inf, 2.0], [3.0, 4.0]), (0, 1)),
+        ("min", ([3.0, 1.0], [2.0, 2.0]), (0, 2)),
+        ("max", ([3.0, 1.0], [2.0, 4.0]), (1, 2)),
+        ("max", ([3.0, 1.0], [2.0, 2.0]), (0, 1)),
+        ("min", ([1.0, 1.0], [1.0, 1.0]), (0, 1)),
+        ("min", ([NAN, 2.0], [NAN, NAN]), (0, 2)),
+        ("min", ([NAN, NAN], [NAN, 9.0]), (1, 2)),
+        ("max", ([NAN, NAN], [-9.0, NAN]), (1, 1)),
+        ("min", ([math.inf, math.inf], [NAN, 5.0]), (1, 2)),
+        ("min", ([None, None], [None, 5.0]), (1, 2)),
+        ("max", ([math.inf, 1.0], [2.0, NAN]), (1, 1)),
+        ("min", ([-math.inf, 2.0], [3.0, 4.0]), (0, 2)),
     ],
 )
 def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int]) -> None:
@@ -88,20 +88,28 @@ def test_nothing_but_nan_never_wins(mode: str) -> None:
 
 
 def test_without_a_metric_the_best_is_the_last_epoch() -> None:
-    assert told("min", [1.0, 2.0, 3.0], metric=None).best.epoch == 2
+    assert told("min", [1.0, 2.0, 3.0], metric=None).best.epoch == 3
 
 
-def test_the_best_has_the_metrics_of_its_best_epoch() -> None:
-    run = told("min", [1.0, 2.0])
-    assert run.best.metrics == {"val_loss": 1.0}
-    assert run.trials[0].metrics == {"val_loss": 2.0}
+def test_every_trial_has_the_metrics_of_its_best_epoch() -> None:
+    run = told("min", [1.0, 2.0], [5.0, 4.0])
+    assert [(t.epoch, t.metrics) for t in run.trials] == [(1, {"val_loss": 1.0}), (2, {"val_loss": 4.0})]
+    assert run.best.metrics == run.trials[0].metrics
+    assert run.trials[0].history == {1: {"val_loss": 1.0}, 2: {"val_loss": 2.0}}
+
+
+def test_a_trial_without_an_epoch_has_no_metrics() -> None:
+    run = told("min", [1.0])
+    run.records[0].best, run.records[0].history = None, {}
+    (trial,) = run.trials
+    assert (trial.epoch, trial.metrics, trial.history) == (None, {}, {})
 
 
 def test_of_a_run(run: hy.Run) -> None:
     assert run.status == "completed"
     assert repr(run) == f"<Run {run.directory} completed: 4 of 4 trials completed>"
     assert [trial.config for trial in run.trials] == CONFIGS
-    values = {(t.id, e): t.history[e]["val_loss"] for t in run.trials for e in (0, 1)}
+    values = {(t.id, e): t.history[e]["val_loss"] for t in run.trials for e in (1, 2)}
     assert (run.best.id, run.best.epoch) == min(values, key=lambda key: (values[key], key))
     assert run.best.metrics["val_loss"] == min(values.values())
     assert set(run.best.metrics) == {"loss", "accuracy", "val_loss", "val_accuracy"}
@@ -113,7 +121,42 @@ def test_as_a_table(run: hy.Run) -> None:
     assert list(frame["trial"]) == [0, 1, 2, 3]
     assert list(frame["lr"]) == [config["lr"] for config in CONFIGS]
     assert list(frame["state"]) == digests(run)
-    assert {"status", "epoch", "val_loss", "val_accuracy", "error"} <= set(frame)
+    assert list(frame["epoch"]) == [trial.epoch for trial in run.trials]
+    names = list(run.best.metrics)
+    for trial, row in zip(run.trials, frame.to_dict("records"), strict=True):
+        assert {name: row[name] for name in names} == trial.history[trial.epoch] == trial.metrics
+        assert {name: row[f"last_{name}"] for name in names} == trial.history[2]
+        assert row["seconds"] > 0
+    assert (frame["status"] == "completed").all() and (frame["error"] == "").all()
+
+
+def test_every_epoch_as_a_table(run: hy.Run) -> None:
+    frame = run.history()
+    assert list(frame)[:3] == ["trial", "epoch", "seconds"] and "lr" not in frame
+    assert [*zip(frame["trial"], frame["epoch"], strict=True)] == [(t, e) for t in range(4) for e in (1, 2)]
+    for row in frame.to_dict("records"):
+        metrics = run.trials[row["trial"]].history[row["epoch"]]
+        assert {name: row[name] for name in metrics} == metrics
+    total = run.to_pandas()["seconds"]
+    assert list(frame.groupby("trial")["seconds"].sum()) == pytest.approx(list(total))
+    joined = run.history(config=True)
+    assert list(joined["lr"]) == [config["lr"] for config in CONFIGS for _ in range(2)]
+    with pytest.raises(hy.SpecError, match="config must be True or False, got 'yes'"):
+        run.history("yes")  # type: ignore[arg-type]
+
+
+def test_no_column_of_a_table_takes_the_place_of_another(tmp_path: Path) -> None:
+    class Odd(Linear):
+        def train(self, batch: Batch) -> Any:
+            return {**super().train(batch), "error": (1.0 * batch.rows, batch.rows)}
+
+    configs = [{"lr": 0.1, "loss": "hinge", "last_loss": 7, "trial": "first"}]
+    run = select(tmp_path / "run", lambda config: Odd(WIDTH, 2, lr=config["lr"], batch_size=16), configs)
+    (row,) = run.to_pandas().to_dict("records")
+    assert (row["trial"], row["error"], row["metrics/error"], row["last_error"]) == (0, "", 1.0, 1.0)
+    assert (row["config/loss"], row["config/last_loss"], row["config/trial"]) == ("hinge", 7, "first")
+    assert row["loss"] == run.best.metrics["loss"] and row["last_loss"] == run.best.history[2]["loss"]
+    assert {"config/trial", "config/loss", "last_loss", "error"} <= set(run.history(config=True))
 
 
 def test_as_charts_and_report(run: hy.Run, tmp_path: Path) -> None:
@@ -127,10 +170,9 @@ def test_of_a_run_in_the_midst_the_best_is_that_of_what_there_is() -> None:
     run = told("min", [3.0, 2.0], [4.0, 1.0], [5.0, 0.5])
     for trial, status in zip(run.records, ("completed", "running", "failed"), strict=True):
         trial.status = status  # type: ignore[assignment]
-    assert (run.status, run.best.id, run.best.epoch) == ("interrupted", 1, 1)
+    assert (run.status, run.best.id, run.best.epoch) == ("interrupted", 1, 2)
     assert [trial.status for trial in run.trials] == ["completed", "interrupted", "failed"]
     assert run.best.status == "interrupted"
-    assert list(run.to_pandas()["status"]) == ["completed", "interrupted", "failed"]
     assert repr(run).startswith("<Run nowhere interrupted: 1 of 3 ")
 
 
@@ -152,10 +194,10 @@ def test_predict_and_evaluate_are_what_plain_arithmetic_gives(run: hy.Run) -> No
 def test_best_and_last_model_of_a_trial(tmp_path: Path) -> None:
     run = select(tmp_path / "run", configs=[{"lr": 3.0}], epochs=4)
     best, last = run.best.model(), run.best.model("last")
-    assert run.best.epoch != 3
+    assert run.best.epoch != 4
     assert not np.array_equal(best.weights, last.weights)
     assert last.steps == 4 * 12
-    assert best.steps == (run.best.epoch + 1) * 12
+    assert best.steps == run.best.epoch * 12
     with pytest.raises(hy.SpecError, match='which must be "best" or "last"'):
         run.best.model("first")  # type: ignore[arg-type]
 
@@ -336,7 +378,7 @@ def test_a_run_that_died_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.
     assert (run.status, hy.load(run.directory).status) == ("interrupted", "interrupted")
     best = hy.load(run.directory).best
     assert best.status in ("waiting", "interrupted")
-    assert best.model().steps == 12 * (best.epoch + 1)  # type: ignore[operator]
+    assert best.model().steps == 12 * best.epoch  # type: ignore[operator]
     assert "interrupted (ResourceError: no room at all)" in run.report()
     rows = CliRunner().invoke(app, ["ls", str(tmp_path), "--json"]).stdout
     assert [row["status"] for row in json.loads(rows)] == ["interrupted"]
@@ -351,7 +393,7 @@ def test_a_run_that_died_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.
 def test_fit_is_a_run_of_one_trial(tmp_path: Path, run: hy.Run) -> None:
     one = hy.fit(linear, CONFIGS[0], dataset(), epochs=2, engine=hy.Inline(), directory=tmp_path / "run")
     assert digests(one) == digests(run)[:1]
-    assert one.best.epoch == 1
+    assert one.best.epoch == 2
     with pytest.raises(hy.SpecError, match=r"config must be a dict, got \[1\]"):
         hy.fit(linear, [1], dataset(), epochs=2)  # type: ignore[arg-type]
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
 import pytest
 
 import hopyard as hy
@@ -99,15 +103,18 @@ def test_a_torch_model_comes_back(runs: dict[str, hy.Run], tmp_path: Path) -> No
     x = torch.from_numpy(table(20, seed=9)[0])
     module = best.model()
     for loaded in (hy.load_model(folder), hy.load_model(folder, recipe=net)):
-        assert not loaded.training
+        assert not loaded.model().training
         with torch.no_grad():
-            assert torch.equal(loaded(x), module(x))
+            assert torch.equal(loaded.model()(x), module(x))
+        np.testing.assert_array_equal(loaded.predict(x.numpy()), best.predict(x.numpy()))
+        assert (loaded.trial, loaded.config, loaded.epoch) == (best.id, best.config, best.epoch)
+        assert loaded.metrics == best.metrics and loaded.classes is None
 
 
 def test_a_trainable_comes_back(runs: dict[str, hy.Run], tmp_path: Path) -> None:
     best = runs["array"].best
     model = best.model("last")
-    loaded = hy.load_model(best.save(tmp_path / "model", "last"))
+    loaded = hy.load_model(best.save(tmp_path / "model", "last")).model()
     assert loaded.steps == model.steps == 24
     np.testing.assert_array_equal(loaded.weights, model.weights)
     np.testing.assert_array_equal(loaded.weights_velocity, model.weights_velocity)
@@ -116,7 +123,7 @@ def test_a_trainable_comes_back(runs: dict[str, hy.Run], tmp_path: Path) -> None
 def test_the_last_model_of_a_completed_trial_has_its_epoch(runs: dict[str, hy.Run], tmp_path: Path) -> None:
     trial = runs["array"].trials[0]
     about = json.loads((trial.save(tmp_path / "model", "last") / "config.json").read_text())
-    assert (about["epoch"], about["metrics"]) == (1, trial.history[1])
+    assert (about["epoch"], about["metrics"]) == (2, trial.history[2])
 
 
 def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
@@ -129,7 +136,8 @@ def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
         def train(self, batch: Any) -> Any:
             time.sleep(0.005)
             trial = fold(read(Path(self._config["journal"]), CODEC)).trials.get(0)
-            if trial is not None and trial.history and trial.durable_step % 4:
+            best_is_stored = trial is not None and trial.best is not None and trial.durable_step > 4 * (trial.best + 1)
+            if best_is_stored and trial.durable_step % 4:
                 raise KeyboardInterrupt
             return super().train(batch)
 
@@ -147,7 +155,7 @@ def test_weights_inside_an_epoch_have_no_epoch(tmp_path: Path, monkeypatch: pyte
     assert steps % 12
     about = json.loads((trial.save(tmp_path / "last", "last") / "config.json").read_text())
     assert (about["epoch"], about["metrics"]) == (None, {})
-    assert hy.load_model(tmp_path / "last").steps == steps
+    assert hy.load_model(tmp_path / "last").model().steps == steps
     about = json.loads((trial.save(tmp_path / "best") / "config.json").read_text())
     assert (about["epoch"], about["metrics"]) == (trial.epoch, trial.history[trial.epoch])
 
@@ -155,7 +163,7 @@ def test_weights_inside_an_epoch_have_no_epoch(tmp_path: Path, monkeypatch: pyte
 def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run], tmp_path: Path) -> None:
     folder = runs["array"].best.save(tmp_path / "model")
     (folder / "recipe.pkl").write_bytes(b"not a pickle")
-    assert hy.load_model(folder, recipe=linear).steps
+    assert hy.load_model(folder, recipe=linear).model().steps
     with pytest.raises(hy.RunDirectoryError, match="the recipe does not load"):
         hy.load_model(folder)
 
@@ -173,13 +181,100 @@ def test_what_is_not_a_saved_model_is_not_replaced(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "config.json").write_text('{"mine": true}')
-    odd = tmp_path / "odd"
-    odd.mkdir()
-    (odd / "recipe.pkl").write_bytes(b"mine")
-    for folder in (tmp_path / "run", theirs, odd):
+    odd, third = tmp_path / "odd", tmp_path / "third"
+    for folder, name in ((odd, "recipe.pkl"), (third, "transform.pkl")):
+        folder.mkdir()
+        (folder / name).write_bytes(b"mine")
+    for folder in (tmp_path / "run", theirs, odd, third):
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         with pytest.raises(hy.RunDirectoryError, match="give another folder"):
             run.best.save(folder)
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     saved = run.best.save(tmp_path / "saved")
     hy.load_model(run.best.save(saved))  # a saved model may be replaced
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def twice(batch: Any) -> Any:
+    """Drops rows, sorts the others, and makes a column."""
+    batch = batch.filter(pc.greater(batch["a"], -0.5)).sort_by("a")
+    return batch.append_column("twice", pc.multiply(batch["a"], 2.0))
+
+
+def frame(rows: int = 200, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    a, kind = rng.standard_normal(rows), rng.choice(["car", "van"], rows)
+    return pd.DataFrame({"a": a, "kind": kind, "mood": np.where(a + (kind == "van") > 0.5, "good", "bad")})
+
+
+def moods(config: dict[str, Any], ctx: hy.Context) -> Any:
+    from hopyard.frameworks.linear import Linear
+
+    return Linear(ctx.inputs["inputs"][0][0], ctx.classes or 0, lr=0.1, batch_size=16)
+
+
+OPTIONS: Any = {"features": ["twice", "kind"], "label": "mood", "encode": {"kind": "one-hot", "mood": "index"}}
+
+
+@pytest.fixture
+def moody(tmp_path: Path) -> hy.Run:
+    data = hy.Dataset.pandas(frame(), **OPTIONS, standardize=["twice"], transform=twice, partitions=2)
+    return hy.fit(moods, {}, data, epochs=2, engine=hy.Inline(), directory=tmp_path / "run")
+
+
+def test_the_folder_alone_predicts_on_a_table(moody: hy.Run, tmp_path: Path) -> None:
+    best, rows = moody.best, frame(60, seed=3)
+    expected, metrics, classes = best.predict(rows), best.evaluate(rows), best.classes
+    assert classes == ["bad", "good"] and np.isnan(expected).any()
+    folder = best.save(tmp_path / "model").rename(tmp_path / "elsewhere")
+    shutil.rmtree(moody.directory)
+    saved = hy.load_model(folder)
+    np.testing.assert_array_equal(saved.predict(rows.drop(columns="mood")), expected)
+    assert saved.evaluate(rows) == metrics
+    assert saved.classes == classes
+    assert repr(saved) == f"<SavedModel {folder}: trial 0, epoch 2, {{}}>"
+    again = saved.files()
+    assert set(again) == {path.name for path in folder.iterdir()}
+
+
+def test_a_transform_is_not_opened_where_a_recipe_is_given(moody: hy.Run, tmp_path: Path) -> None:
+    folder, rows = moody.best.save(tmp_path / "model"), frame(60, seed=3)
+    (folder / "transform.pkl").write_bytes(b"not a pickle")
+    with pytest.raises(hy.RunDirectoryError, match=r"transform\.pkl: the transform does not load"):
+        hy.load_model(folder)
+    (folder / "transform.pkl").chmod(0o666)
+    with pytest.raises(hy.RunDirectoryError, match=r"transform\.pkl: all users may write it"):
+        hy.load_model(folder)
+    with pytest.raises(hy.RunDirectoryError, match="the transform does not load"):
+        hy.load_model(folder, trust=True)
+    saved = hy.load_model(folder, recipe=moods)
+    assert saved.model().steps
+    for attempt in (saved.predict, saved.evaluate):
+        with pytest.raises(hy.RunDirectoryError, match=r"recipe= was given: give hy\.load_model\(…, transform=…\) too"):
+            attempt(rows)
+    given = hy.load_model(folder, recipe=moods, transform=twice)
+    np.testing.assert_array_equal(given.predict(rows), moody.best.predict(rows))
+    with pytest.raises(hy.SpecError, match=r"transform must be a function of a record batch, or None, got 3"):
+        hy.load_model(folder, transform=3)  # type: ignore[arg-type]
+
+
+def test_a_saved_model_without_a_transform_leaves_none_of_another(moody: hy.Run, tmp_path: Path) -> None:
+    folder = moody.best.save(tmp_path / "model")
+    assert (folder / "transform.pkl").stat().st_mode & 0o777 == 0o600
+    select(tmp_path / "other", configs=CONFIGS[:1]).best.save(folder)
+    assert not (folder / "transform.pkl").exists()
+    assert hy.load_model(folder).predict(table(5)[0]).shape == (5, 2)
+
+
+def test_folders_of_other_versions(moody: hy.Run, tmp_path: Path) -> None:
+    """In version 1 epochs counted from 0."""
+    folder = moody.best.save(tmp_path / "model")
+    about = json.loads((folder / "config.json").read_text())
+    assert (about["format"], about["epoch"]) == (2, 2)
+    (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 1, "epoch": 1}))
+    assert hy.load_model(folder).epoch == 2
+    (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 3}))
+    with pytest.raises(hy.RunDirectoryError, match="a saved model of version 3, this Hopyard reads up to 2: upgrade"):
+        hy.load_model(folder)

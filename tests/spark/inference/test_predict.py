@@ -61,6 +61,17 @@ def sigmoid(config: dict[str, Any]) -> Any:
     return net
 
 
+def positive(batch: Any) -> Any:
+    """Drops rows, and makes a column."""
+    import pyarrow.compute as pc
+
+    batch = batch.filter(pc.greater(batch["b"], 0))
+    return batch.append_column("twice", pc.multiply(batch["b"], 2.0))
+
+
+red = ("constant", "red")
+
+
 def fit(recipe: Any, directory: Path, rows: hy.Dataset | None = None) -> hy.Run:
     return hy.fit(recipe, {}, rows or data(), epochs=1, engine=hy.Inline(), directory=directory)
 
@@ -98,6 +109,23 @@ class TestPredict:
             predict(saved, spread(spark, frame()))
         df = predict(saved, spread(spark, frame()), trust=True)
         np.testing.assert_allclose(column(df), run.best.predict(frame()), rtol=1e-4, atol=1e-6)
+
+    def test_a_directory_has_the_transform_and_fills_what_is_missing(self, spark: Any, tmp_path: Path) -> None:
+        options = {"encode": {"kind": hy.Categories("one-hot", ["red", "blue"])}, "impute": {"a": "mean", "kind": red}}
+        rows = data(**options, features=["twice", "a", "b", "kind"], transform=positive)
+        run = fit(classes, tmp_path / "run", rows)
+        holed = frame()
+        holed.loc[::5, "a"], holed.loc[::7, "kind"], holed.loc[::9, "kind"] = np.nan, None, "purple"
+        wanted = run.best.predict(holed)
+        assert 0 < np.isnan(wanted).any(1).sum() < len(holed)
+        saved = run.best.save(tmp_path / "saved")
+        for model in (saved, hy.load_model(saved), hy.load_model(saved, recipe=classes, transform=positive)):
+            np.testing.assert_allclose(column(predict(model, spread(spark, holed))), wanted, rtol=1e-12)
+        with pytest.raises(RunDirectoryError, match=r"recipe= was given: give hy\.load_model\(…, transform=…\) too"):
+            predict(hy.load_model(saved, recipe=classes), spread(spark, holed))
+        (saved / "transform.pkl").chmod(0o666)
+        with pytest.raises(RunDirectoryError, match=r"transform\.pkl: all users may write it .* trust=True"):
+            predict(saved, spread(spark, holed))
 
     def test_other_columns_may_have_any_name(self, spark: Any, run: hy.Run) -> None:
         from pyspark.sql.functions import lit

@@ -27,6 +27,8 @@ WHOLE = 1 << 53
 LARGEST = np.finfo(np.float32).max
 ONE_HOT_LIMIT = 16_384
 """Values of a one-hot column: beyond it, one row of float32 is more than 64 KiB, and the column is rather a key."""
+MISSING = -1
+"""Code of a category whose value is missing."""
 _STEP = 4096
 """Rows that are stacked at once: with 20 columns about 320 KiB, inside the second-level cache."""
 
@@ -54,54 +56,104 @@ class RowOrigin:
 
 @dataclass(slots=True)
 class Vocabulary:
-    """The values of one column of categories. `values` maps each to its code; a fixed vocabulary takes no new ones."""
+    """The values of one column of categories.
+
+    Attributes:
+        column: its name.
+        values: value → code.
+        fixed: whether it takes no new values.
+        other: whether one more category, the last, stands for values that are none of the others.
+        min_frequency: how many training rows each of its values has, where it grows and has `other`.
+        fill: the value that stands for missing ones; None: none is missing, or it is not known yet.
+        counts: int64 array of shape (values + 2,): how many training rows have each code, from MISSING to that of other
+            values; None: they were not counted, so all values are categories.
+    """
 
     column: str
     values: dict[Value, int] = field(default_factory=dict)
     fixed: bool = False
+    other: bool = False
+    min_frequency: int = 1
+    fill: Value | None = None
+    counts: Array | None = None
 
-    def codes(self, array: Any, origin: RowOrigin) -> Array:
-        """Return an int64 array of shape (rows,): the code of each row, by first appearance while the values grow.
+    def codes(self, array: Any, origin: RowOrigin, missing: Array | None = None) -> Array:
+        """Return an int64 array of shape (rows,): the code of each row, by first appearance while the values grow;
+        MISSING where a value is.
+
+        Args:
+            array: Arrow values.
+            origin: their origin.
+            missing: which of them are missing; None: none.
 
         Raises:
             DataError: a value that a fixed vocabulary lacks.
         """
+        if missing is not None and missing.all():
+            return np.full(len(array), MISSING)
         if not pa.types.is_dictionary(array.type):
             array = array.dictionary_encode()
-        index = np.asarray(array.indices.to_numpy(zero_copy_only=False)).astype(np.int64)
-        used = np.bincount(index, minlength=len(array.dictionary)) > 0
+        indices = array.indices if missing is None else array.indices.fill_null(0)
+        index = np.asarray(indices.to_numpy(zero_copy_only=False)).astype(np.int64)
+        used = np.bincount(index if missing is None else index[~missing], minlength=len(array.dictionary)) > 0
         table = np.zeros(len(array.dictionary), np.int64)
         for at, value in enumerate(array.dictionary.to_pylist()):
             if used[at]:
                 code = self.values.get(value)
                 if code is None:
-                    code = self._new(value, origin, index, at)
+                    rows = index == at if missing is None else (index == at) & ~missing
+                    code = self._new(value, origin, int(np.argmax(rows)))
                 table[at] = code
-        return np.asarray(table[index])
+        codes = np.asarray(table[index])
+        if missing is not None:
+            codes[missing] = MISSING
+        return codes
 
-    def _new(self, value: Value, origin: RowOrigin, index: Array, at: int) -> int:
+    def count(self, codes: Array) -> None:
+        """Adds training rows to `counts`, when all values are known."""
+        counts = np.bincount(codes - MISSING, minlength=len(self.values) - MISSING + 1)
+        self.counts = counts if self.counts is None else self.counts + counts
+
+    def _new(self, value: Value, origin: RowOrigin, row: int) -> int:
+        if self.fixed and self.other:
+            return len(self.values)
         if self.fixed:
             shown = ", ".join(map(repr, list(self.values)[:20])) + (", …" if len(self.values) > 20 else "")
             raise DataError(
-                f"column {self.column!r}, {origin.at(int(np.argmax(index == at)))}: {value!r} is not among the "
-                f"{len(self.values)} values it is encoded by ({shown}); drop or replace such rows first, or train with "
-                f"encode={{{self.column!r}: [...]}} listing all values"
+                f"column {self.column!r}, {origin.at(row)}: {value!r} is not among the {len(self.values)} values it is "
+                f"encoded by ({shown}); drop or replace such rows first, or train with "
+                f"encode={{{self.column!r}: [...]}} listing all values, or with hy.Categories(…), which keeps a "
+                "category for other values"
             )
         return self.values.setdefault(value, len(self.values))
 
     def ranks(self) -> Array:
-        """Return an int64 array of shape (values,): from code to rank among the sorted values (fixed: as listed)."""
-        if self.fixed:
-            return np.arange(len(self.values))
-        ranks = np.empty(len(self.values), np.int64)
-        for rank, value in enumerate(self.ordered_values()):
-            ranks[self.values[value]] = rank
-        return ranks
+        """Return an int64 array of shape (values + 2,): from code to place among the categories; then those of a value
+        that a fixed vocabulary lacks, and of a missing one (code MISSING)."""
+        places = {value: place for place, value in enumerate(self.ordered_values())}
+        last = len(places)  # the category of other values, if there is one
+        codes = [places.get(value, last) for value in self.values]
+        return np.array([*codes, last, places.get(self.fill, last) if self.fill is not None else last])
 
     def ordered_values(self) -> list[Value]:
-        """Return the values in the order of their final codes. −0.0 and 0.0 are one value, given as 0.0."""
-        values = self.values if self.fixed else sorted(self.values)
+        """Return the categories in the order of their final codes. −0.0 and 0.0 are one value, given as 0.0."""
+        values = list(self.values)
+        if not self.fixed:
+            values = sorted(value for value in values if self._is_frequent(value))
         return [value + 0.0 if isinstance(value, float) else value for value in values]
+
+    def most_frequent(self) -> Value | None:
+        """Return the value that most of the counted rows have, of equals the least one; None: no row has any."""
+        if self.counts is None or not self.counts[-MISSING : len(self.values) - MISSING].any():
+            return None
+        counts = self.counts
+        return min(self.values, key=lambda value: (-counts[self.values[value] - MISSING], value))
+
+    def _is_frequent(self, value: Value) -> bool:
+        if not self.other or self.counts is None:
+            return True
+        count = self.counts[self.values[value] - MISSING] + (self.counts[0] if value == self.fill else 0)
+        return bool(count >= self.min_frequency)
 
 
 @dataclass(slots=True)
@@ -124,7 +176,8 @@ def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
     columns = {column.name: column for field in fields for column in field.columns}
     raise DataError(
         f"the data holds values that cannot be trained on:\n{details}\n"
-        f"drop or fill them before, or with transform=, for example, to drop those of {next(iter(faults))!r},\n"
+        f"drop or fill them before, with impute=, or with transform=, for example, to drop those of "
+        f"{next(iter(faults))!r},\n"
         f"  transform=lambda batch: batch.filter({_good(columns[next(iter(faults))])})"
     )
 
@@ -150,6 +203,8 @@ class Encoder:
         self.vocabularies = vocabularies
         self.faults: dict[str, Fault] = {}
         self._counted: set[str] = set()
+        self._missing: dict[str, Array] = {}
+        """Which rows of the batch lack a number in a column that is filled."""
         self._strict = strict
         """Whether columns must keep the type that they were planned with (`predict` takes what can be cast)."""
 
@@ -159,6 +214,7 @@ class Encoder:
         Bad values are counted in `faults`; once there are any, the list is empty.
         """
         self._counted.clear()
+        self._missing.clear()
         with np.errstate(over="ignore", invalid="ignore"):
             arrays = [self._raw(field, batch, origin) for field in self.fields]
         return [] if self.faults else [array for array in arrays if array is not None]
@@ -189,6 +245,8 @@ class Encoder:
                     f"weight column {column.name!r}, {origin.at(row)}: {values[row]} is below 0; a weight must be a "
                     f"number >= 0, where 0 leaves the row out; drop or replace such rows before, or with transform="
                 )
+            if (missing := self._missing.get(column.name)) is not None and column.is_filled:
+                array[missing] = np.nan
             return array
         array = np.empty((batch.num_rows, sum(math.prod(column.shape) for column in field.columns)), field.raw)
         flat = [values if values.ndim == 1 else values.reshape(len(values), -1) for values in good]
@@ -201,6 +259,11 @@ class Encoder:
                 at += width
             fine = fine and (field.raw == "int64" or _fine(array[rows]))
         if fine:
+            at = 0
+            for column in field.columns:
+                if (missing := self._missing.get(column.name)) is not None and column.is_filled:
+                    array[missing, at] = np.nan
+                at += math.prod(column.shape)
             return array
         for column, values in zip(field.columns, flat, strict=True):
             self._count_bad(column, values, origin)
@@ -211,6 +274,8 @@ class Encoder:
         array = batch.column(batch.schema.get_field_index(column.name))
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
         expected = column.type.rpartition(":")[0]
+        if column.impute and (not self._strict or str(kind) == expected):
+            return self._filled(column, array, kind, origin)
         if self._strict and str(kind) != expected:
             raise DataError(
                 f"column {column.name!r} of {origin} has type {kind}, before it had {expected}; all files, batches and "
@@ -236,6 +301,32 @@ class Encoder:
                 f"column {column.name!r} of {origin}: rows of shape {values.shape[1:]}, before they had "
                 f"{column.shape}; pad or cut them with transform="
             )
+        return values
+
+    def _filled(self, column: Column, array: Any, kind: Any, origin: RowOrigin) -> Array | None:
+        """Return the values of a column whose missing ones (null, NaN) are filled later: a category as MISSING; a
+        number as 0, noted in `_missing`. None: some are infinite or beyond float32."""
+        null = null_rows(array)
+        missing = np.zeros(len(array), np.bool_) if null is None else null
+        if column.encode:
+            if pa.types.is_floating(kind):
+                floats = np.asarray(array.cast(kind).to_numpy(zero_copy_only=False))
+                missing = missing | np.isnan(floats)
+                if (bad := _bad(floats) & ~missing).any():
+                    self._add_fault(column, bad, origin)
+                    return None
+            return self.vocabularies[column.name].codes(array, origin, missing if missing.any() else None)
+        present = np.zeros(0) if missing.all() else to_numpy(array.filter(pa.array(~missing)), column.name, str(origin))
+        if present.dtype.kind not in "biuf" or present.ndim > 1:
+            raise DataError(f"column {column.name!r} of {origin} must have one number a row, has type {array.type}")
+        values = np.zeros(len(array), present.dtype)
+        values[~missing] = present
+        if present.dtype.kind == "f":
+            nan = np.isnan(values)
+            values[nan] = 0
+            missing = missing | nan
+        if missing.any():
+            self._missing[column.name] = missing
         return values
 
     def _count_bad(self, column: Column, values: Array, origin: RowOrigin) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
 from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Vocabulary
 from hopyard.data.encoding.exact_sums import ExactSums
-from hopyard.data.encoding.schema import row_shape
+from hopyard.data.encoding.schema import row_shape, width
 from hopyard.data.manifest import ArrayInfo, Column, Field, Scale, Value
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
@@ -19,16 +19,22 @@ class FeatureFinalizer:
     """Applies vocabularies and scales; the same bits for training rows and for those that `predict` is given."""
 
     def __init__(
-        self, fields: list[Field], vocabularies: Mapping[str, Vocabulary], scales: Mapping[str, Scale]
+        self,
+        fields: list[Field],
+        vocabularies: Mapping[str, Vocabulary],
+        scales: Mapping[str, Scale],
+        fills: Mapping[str, Value] | None = None,
     ) -> None:
         self.fields = fields
+        categories = {name: v.fill for name, v in vocabularies.items() if v.fill is not None}
+        self.fills: dict[str, Value] = {**(fills or {}), **categories}
         self.vocabularies: dict[str, list[Value]] = {name: v.ordered_values() for name, v in vocabularies.items()}
         self.infos = [ArrayInfo(row_shape(field, self.vocabularies), field.dtype) for field in fields]
         self._ranks = {name: v.ranks() for name, v in vocabularies.items()}
         self._scales = scales
         for field in fields:
             for column in field.columns:
-                if column.encode == "one-hot" and (size := len(self.vocabularies[column.name])) > ONE_HOT_LIMIT:
+                if column.encode == "one-hot" and (size := width(column, self.vocabularies)) > ONE_HOT_LIMIT:
                     raise DataError(
                         f"column {column.name!r} has {size} different values, more than the {ONE_HOT_LIMIT} that a "
                         f'one-hot column may have; use encode={{{column.name!r}: "index"}} with an embedding'
@@ -43,19 +49,18 @@ class FeatureFinalizer:
             return np.asarray(self._ranks[field.columns[0].name][raw])
         out = np.empty((len(raw), *self.infos[number].shape), field.dtype)
         if not field.matrix and not field.columns[0].encode:
-            self._scaled(field.columns[0], raw, out)
+            self._number(field.columns[0], raw, out)
             return out
         stack = raw.reshape(len(raw), -1)
         start = stop = 0
         for column in field.columns:
-            width = math.prod(column.shape)
-            part = stack[:, start : start + width]
-            start += width
-            size = len(self.vocabularies[column.name]) if column.encode == "one-hot" else width
+            raw_width, size = math.prod(column.shape), width(column, self.vocabularies)
+            part = stack[:, start : start + raw_width]
+            start += raw_width
             target = out[:, stop : stop + size]
             stop += size
-            if column.scaled:
-                self._scaled(column, part, target)
+            if column.scaled or column.is_filled:
+                self._number(column, part, target)
             elif column.encode:
                 codes = self._ranks[column.name][part[:, 0].astype(np.int64)]
                 if column.encode == "one-hot":
@@ -67,33 +72,75 @@ class FeatureFinalizer:
                 target[...] = part
         return out
 
-    def _scaled(self, column: Column, part: Array, out: Array) -> None:
+    def _number(self, column: Column, part: Array, out: Array) -> None:
+        if column.is_filled:
+            part = np.where(np.isnan(part), float(self.fills[column.name]), part)
+        if not column.scaled:
+            np.copyto(out, part, casting="same_kind")
+            return
         scale, shape = self._scales[column.name], part.shape[1:]
         centred = part - np.array(scale.means).reshape(shape)
         centred /= np.array(scale.deviations).reshape(shape)
         np.copyto(out, centred, casting="same_kind")
 
 
+def is_measured(column: Column) -> bool:
+    """Whether the sums of a column's training rows are needed."""
+    return column.scaled or column.impute == "mean"
+
+
 def measure(moments: dict[str, ExactSums], fields: list[Field], number: int, block: Array) -> None:
-    """Adds a raw block of field `number` to the sums of its standardized columns."""
+    """Adds a raw block of field `number` to the sums of its columns that are measured; missing values do not count."""
     if not len(block):
         return
     stack, start = block.reshape(len(block), -1), 0
     for column in fields[number].columns:
-        width = math.prod(column.shape)
-        if column.scaled:
-            moments.setdefault(f"{number}/{column.name}", ExactSums(width)).add(stack[:, start : start + width])
-        start += width
+        stop = start + math.prod(column.shape)
+        if is_measured(column):
+            values = stack[:, start:stop]
+            if column.impute:
+                values = values[~np.isnan(values[:, 0])]
+            moments.setdefault(f"{number}/{column.name}", ExactSums(stop - start)).add(values)
+        start = stop
 
 
-def scales(moments: Mapping[str, ExactSums]) -> dict[str, Scale]:
+def count_categories(
+    vocabularies: Mapping[str, Vocabulary], columns: Collection[str], field: Field, block: Array
+) -> None:
+    """Counts the values of these columns of categories in a raw block of training rows."""
+    stack, start = block.reshape(len(block), -1), 0
+    for column in field.columns:
+        if column.encode and column.name in columns:
+            vocabularies[column.name].count(stack[:, start].astype(np.int64))
+        start += math.prod(column.shape)
+
+
+def scales(moments: Mapping[str, ExactSums], fields: list[Field]) -> dict[str, Scale]:
     """Return the scale of each standardized column from the sums of all training rows; the deviation of a constant
     is 1.
     """
     return {
-        name.partition("/")[2]: Scale(
+        column.name: Scale(
             [sums.mean(at) for at in range(len(sums.sums))],
             [sums.deviation(at) or 1.0 for at in range(len(sums.sums))],
         )
-        for name, sums in moments.items()
+        for column, sums in _measured(moments, fields)
+        if column.scaled
     }
+
+
+def means(moments: Mapping[str, ExactSums], fields: list[Field]) -> dict[str, Value]:
+    """Return the mean of each column whose missing values it stands for."""
+    return {column.name: sums.mean(0) for column, sums in _measured(moments, fields) if column.impute == "mean"}
+
+
+def _measured(moments: Mapping[str, ExactSums], fields: list[Field]) -> Iterator[tuple[Column, ExactSums]]:
+    for key, sums in moments.items():
+        number, _, name = key.partition("/")
+        column = next(each for each in fields[int(number)].columns if each.name == name)
+        if not sums.rows:
+            raise DataError(
+                f"column {name!r}: the value of every training row is missing, so there is no mean; leave the column "
+                "out, or give impute= a number for it and leave it out of standardize="
+            )
+        yield column, sums

@@ -39,6 +39,7 @@ class RowTracker:
             later one that gives the column back.
 
     Attributes:
+        transform: the same.
         warned: whether a warning that the column does not come back was logged; the caller sets it.
         moves: whether the transform returned rows in another order, without the column.
     """
@@ -46,7 +47,7 @@ class RowTracker:
     def __init__(self, transform: Callable[[Any], Any]) -> None:
         self.warned = False
         self.moves = False
-        self._transform = transform
+        self.transform = transform
         self._types: tuple[Any, ...] = TYPES
         """Types that may still pass the check; after it, the one that did."""
         self._checked = False
@@ -65,7 +66,7 @@ class RowTracker:
         """
         if self._checked and self._types and (result := self._run_numbered(self._types[0], batch, first)) is not None:
             return result
-        plain = transformed(self._transform, batch, source_label)
+        plain = transformed(self.transform, batch, source_label)
         if self._checked or not plain.num_rows:
             return plain, None if plain.num_rows else np.zeros(0, np.int64)
         self._checked = True
@@ -85,7 +86,7 @@ class RowTracker:
         if plain.num_rows != batch.num_rows:
             return False
         try:
-            result = self._transform(batch.take(pa.array(np.arange(batch.num_rows)[::-1])))
+            result = self.transform(batch.take(pa.array(np.arange(batch.num_rows)[::-1])))
             hashes, reversed_hashes = row_hashes(plain, names, "it"), row_hashes(result, names, "it")
         except Exception:  # noqa: BLE001 - the plain batch is right
             return False
@@ -100,7 +101,7 @@ class RowTracker:
         numbers = pa.array(_spread(first, batch.num_rows)).cast(kind)
         schema = batch.schema.append(pa.field(name, kind))
         try:
-            result = self._transform(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=schema))
+            result = self.transform(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=schema))
         except Exception:  # noqa: BLE001 - it may be right without the column
             return None
         column = result.schema.get_field_index(name) if isinstance(result, pa.RecordBatch) else -1

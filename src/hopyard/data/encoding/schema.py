@@ -18,6 +18,7 @@ from hopyard.data.manifest import Column, Field, Role, Value
 from hopyard.data.options import ColumnSpec, Names
 from hopyard.errors import DataError
 from hopyard.formats.arrow import is_text, require
+from hopyard.text import shown
 
 FLOATS = {"float16", "float32", "float64"}
 
@@ -61,12 +62,14 @@ def row_shape(field: Field, vocabularies: Mapping[str, list[Value]]) -> tuple[in
     if field.matrix:
         return (sum(width(column, vocabularies) for column in field.columns),)
     (column,) = field.columns
-    return (len(vocabularies[column.name]),) if column.encode == "one-hot" else column.shape
+    return (width(column, vocabularies),) if column.encode == "one-hot" else column.shape
 
 
 def width(column: Column, vocabularies: Mapping[str, list[Value]]) -> int:
     """Return how many values one row of `column` has after encoding."""
-    return len(vocabularies[column.name]) if column.encode == "one-hot" else math.prod(column.shape)
+    if column.encode == "one-hot":
+        return len(vocabularies[column.name]) + column.other
+    return math.prod(column.shape)
 
 
 def raw_shape(field: Field) -> tuple[int, ...]:
@@ -92,7 +95,7 @@ class _Planner:
         only_integers = all(_dtype(column).startswith(("int", "uint", "bool")) for column in columns)
         if matrix and role == "inputs":
             columns = [column if _dtype(column) == "bool" else self._scaled(column) for column in columns]
-            raw = "float64" if has_categories or any(column.scaled for column in columns) else "float32"
+            raw = "float64" if has_categories or any(each.scaled or each.impute for each in columns) else "float32"
             return Field(role, name, True, columns, raw, "float32")
         if matrix:
             if only_integers and all(column.encode != "one-hot" for column in columns):
@@ -104,7 +107,13 @@ class _Planner:
         kind = _dtype(column)
         if role == "inputs" and (kind in FLOATS or self._named(column)):
             column = self._scaled(column)
-        if column.scaled:
+        if column.is_filled and kind not in FLOATS:
+            raise DataError(
+                f"impute names {column.name!r} of {self.source_label}, which has type {column.type.rpartition(':')[0]} "
+                f"and keeps it, as a feature by itself: put it into a list of features, features=[{column.name!r}, …], "
+                "or name it in encode="
+            )
+        if column.scaled or column.impute:
             return Field(role, name, False, [column], "float64", "float32")
         if role == "targets":
             kind = "int64" if only_integers else "float32"
@@ -116,17 +125,30 @@ class _Planner:
         """Plans one column of the source. Raises DataError when its type cannot be used."""
         array = self.batch.column(self.batch.schema.get_field_index(name))
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        fill = self.spec.fills.get(name) if role == "inputs" else None
+        impute = "" if fill is None else fill.strategy
         if name not in self.spec.encode:
             shape, leaf = _leaf(array, array.type)
+            if impute and (shape or leaf.endswith("?")):
+                raise DataError(
+                    f"impute names {name!r} of {self.source_label}, which has type {array.type}: only columns of one "
+                    "number a row, and those in encode=, can be filled; fill it with transform="
+                )
             if leaf.endswith("?") and not (leaf == "bytes?" and role == "inputs"):
                 raise DataError(
                     f"column {name!r} of {self.source_label} has type {array.type}, no number; "
                     f"{_advice(kind, name, role)}"
                 )
-            return Column(name, f"{kind}:{'uint8' if leaf == 'bytes?' else leaf}", shape)
+            return Column(name, f"{kind}:{'uint8' if leaf == 'bytes?' else leaf}", shape, impute=impute)
         test = pa.types
         if is_text(kind) or test.is_integer(kind) or test.is_boolean(kind) or test.is_floating(kind):
-            return Column(name, f"{kind}:int64", (), self.spec.encode[name].kind)
+            if fill is not None and fill.value is not None and isinstance(fill.value, str) != is_text(kind):
+                raise DataError(
+                    f"impute[{name!r}] = {shown(fill.value)}, and column {name!r} of {self.source_label} has type "
+                    f"{kind}: give a value of that type"
+                )
+            encoding = self.spec.encode[name]
+            return Column(name, f"{kind}:int64", (), encoding.kind, other=encoding.other, impute=impute)
         raise DataError(
             f"column {name!r} of {self.source_label} has type {array.type}, which encode= cannot take as categories; "
             f"text, numbers and booleans it can: cast it with transform="

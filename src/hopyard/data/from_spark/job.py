@@ -15,29 +15,40 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from blake3 import blake3
+from msgspec import UNSET
 
 from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Fault, check
 from hopyard.data.encoding.exact_sums import ExactSums
-from hopyard.data.encoding.finalize import FeatureFinalizer, scales
+from hopyard.data.encoding.finalize import FeatureFinalizer, means, scales
 from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.faults import listed
 from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
-from hopyard.data.from_spark.task import PROBE, Task, TaskReport
+from hopyard.data.from_spark.task import PROBE, Task, TaskReport, is_category
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
-from hopyard.data.options import BuildOptions, ColumnSpec
-from hopyard.data.partitions.builder import KINDS, check_split, make_manifest, named_partition, vocabularies
+from hopyard.data.options import BuildOptions, ColumnSpec, Fill
+from hopyard.data.partitions.builder import (
+    KINDS,
+    check_split,
+    constants,
+    make_manifest,
+    most_frequent,
+    named_partition,
+    vocabularies,
+)
 from hopyard.data.partitions.cache import evict
 from hopyard.data.rows.names import Distinct, added, width
 from hopyard.data.shared.segments import Index
@@ -152,10 +163,10 @@ class DataFrameSource:
         task = Task(
             folder.url, token, options.spec, options.partitions, 0.0, options.seed, self.code, "Spark partition {}"
         )
-        spec, value_reports = with_vocabularies(
-            options.spec, list(self.frames), task if self.code is not None else None
-        )
-        train = replace(task, spec=spec, fraction=options.fraction)
+        needs_task = self.code is not None or bool(options.spec.counted)
+        train = replace(task, fraction=options.fraction)
+        spec, value_reports = with_vocabularies(options.spec, list(self.frames), train if needs_task else None)
+        train = replace(train, spec=spec)
         reports = report_each(self.frames[0], train.run, TaskReport)
         second_spec = msgspec.structs.replace(spec, validation=None)
         names = [train.what.format(report.number) for report in reports]
@@ -236,39 +247,56 @@ def _check_features(batch: Any, spec: ColumnSpec, frame_label: str) -> None:
 
 def with_vocabularies(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[TaskReport]]:
     """Return `spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all
-    rows), and the reports of the tasks that found them.
+    rows, or of the training rows if they are counted) and the most frequent ones in the place of missing ones, and the
+    reports of the tasks that found them.
 
     Args:
         spec: as the user wrote it.
         frames: those of all rows.
-        task: a task with the transform, where there is one: the columns are then those of its result.
+        task: a task for the training rows, where there is a transform (the columns are then those of its result) or
+            values are counted.
     """
     unlisted = {name: encoding for name, encoding in spec.encode.items() if encoding.values is None}
     column_values: dict[str, set[Value]] = {name: set() for name in unlisted}
+    counts: dict[str, Counter[Value | None]] = {name: Counter() for name in spec.counted}
     reports: list[TaskReport] = []
-    for df in frames if unlisted else []:
+    for number, df in enumerate(frames if unlisted or counts else []):
         if task is None:
             for name, encoding in unlisted.items():
                 values = df.select(quoted(name)).distinct()
                 rows = collected(values.limit(ONE_HOT_LIMIT + 1) if encoding.kind == "one-hot" else values)
                 column_values[name].update(row[0] for row in rows)
             continue
+        if number:  # all of them validate
+            task = replace(task, spec=msgspec.structs.replace(spec, validation=None), fraction=1.0)
         for report in report_each(df, task.values, TaskReport):
             reports.append(report)
             for name in unlisted:
                 column_values[name].update(report.values[name])
-    listed = {
-        name: msgspec.structs.replace(
-            encoding, values=sorted(value for value in column_values[name] if _is_category(value))
-        )
-        for name, encoding in unlisted.items()
-    }
-    return msgspec.structs.replace(spec, encode={**spec.encode, **listed}), reports
+            for name, counter in counts.items():
+                for value, count in zip((*report.values[name], None), report.counts[name], strict=True):
+                    counter[value] += count
+    for values in column_values.values():
+        values.difference_update([value for value in values if not is_category(value)])
+    return _fitted(spec, column_values, counts), reports
 
 
-def _is_category(value: Any) -> bool:
-    """Whether it is neither null nor NaN: these are faults, which the job that writes the rows counts."""
-    return value is not None and value == value  # noqa: PLR0124
+def _fitted(
+    spec: ColumnSpec, column_values: Mapping[str, set[Value]], counts: Mapping[str, Counter[Value | None]]
+) -> ColumnSpec:
+    """Return `spec` with the values and the fills that these training rows have, by the rules of `Vocabulary`."""
+    encode, fills = dict(spec.encode), dict(spec.fills)
+    for name, vocabulary in vocabularies(spec).items():
+        for value in sorted(column_values.get(name, ())):
+            vocabulary.values.setdefault(value, len(vocabulary.values))
+        if name in counts:
+            vocabulary.counts = np.array([*(counts[name][value] for value in (None, *vocabulary.values)), 0])
+        if name in fills and fills[name].strategy == "most_frequent":
+            vocabulary.fill = most_frequent(vocabulary)
+            fills[name] = Fill("most_frequent", vocabulary.fill)
+        if encode[name].values is None:
+            encode[name] = msgspec.structs.replace(encode[name], values=vocabulary.ordered_values())
+    return msgspec.structs.replace(spec, encode=encode, impute=fills or UNSET)
 
 
 def _check_same_types(mine: list[Field], theirs: list[Field]) -> None:
@@ -370,8 +398,8 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
     weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     check_split(rows, options, distinct)
-    scaling = scales(moments)
-    finisher = FeatureFinalizer(fields, vocabularies(options.spec), scaling)
+    scaling, fills = scales(moments, fields), {**constants(options.spec), **means(moments, fields)}
+    finisher = FeatureFinalizer(fields, vocabularies(options.spec), scaling, fills)
     parts: dict[Kind, list[PartitionInfo]] = {}
     for kind, counts in rows.items():
         parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(counts) if count]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 import cloudpickle
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Encoder, RowOrigin
 from hopyard.data.encoding.exact_sums import ExactSums, PackedSums
-from hopyard.data.encoding.finalize import measure
+from hopyard.data.encoding.finalize import is_measured, measure
 from hopyard.data.encoding.label_range import LabelRange, Range
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, transformed, validation_column
@@ -61,6 +63,9 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """The names that decide where rows go, as rows.names.Distinct packs them."""
     values: dict[str, list[Value]] = {}
     """The values of the columns to be encoded, from `Task.values`."""
+    counts: dict[str, list[int]] = {}
+    """For columns that are counted: how many training rows have each of these values; the last number is of those whose
+    value is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +101,48 @@ class Task:
             work.close()
 
     def values(self, number: int, batches: Iterable[Any]) -> TaskReport:
-        """Finds the values of the columns to be encoded, after the transform."""
-        unique_values: dict[str, dict[Value, None]] = {name: {} for name in self.spec.encode}
+        """Finds the values of the columns to be encoded, after the transform, and counts those that must be."""
+        counts: dict[str, Counter[Value | None]] = {name: Counter() for name in self.spec.encode}
+        counted = self.spec.counted
         planned, rows, total = False, 0, 0
         for batch, origin in blocks(self, number, batches):
             planned = planned or bool(infer_fields(batch, self.spec, str(origin)))
             rows += batch.num_rows
-            total = added(total, name_rows(batch, self.spec, str(origin)).total())
-            for name, uniques in unique_values.items():
-                uniques.update(dict.fromkeys(batch.column(batch.schema.get_field_index(name)).unique().to_pylist()))
-        values = {name: [value for value in uniques if value is not None] for name, uniques in unique_values.items()}
-        return TaskReport(number=number, host=socket.gethostname(), rows=rows, sum=f"{total:x}", values=values)
+            names = name_rows(batch, self.spec, str(origin))
+            total = added(total, names.total())
+            is_validation = self.validation_rows(batch, origin, names) if counted else None
+            for name, counter in counts.items():
+                array = batch.column(batch.schema.get_field_index(name))
+                parts = {1: array}
+                if is_validation is not None:
+                    parts = {1: array.filter(pa.array(~is_validation)), 0: array.filter(pa.array(is_validation))}
+                for weight, part in parts.items():
+                    for entry in part.value_counts().to_pylist():
+                        value = entry["values"]
+                        counter[value if is_category(value) else None] += weight * entry["counts"]
+        values = {name: [value for value in counter if value is not None] for name, counter in counts.items()}
+        return TaskReport(
+            number=number,
+            host=socket.gethostname(),
+            rows=rows,
+            sum=f"{total:x}",
+            values=values,
+            counts={name: [counts[name][value] for value in (*values[name], None)] for name in counted},
+        )
+
+    def validation_rows(self, batch: Any, origin: RowOrigin, names: Names) -> Array | None:
+        """Return which rows of a batch validate, as a Boolean array of shape (rows,); None: none."""
+        if self.fraction >= 1:
+            return np.ones(len(names), np.bool_)
+        if self.fraction:
+            return names.validates(self.seed, self.fraction)
+        return None if self.spec.validation is None else validation_column(batch, self.spec.validation, origin)
+
+
+def is_category(value: Any) -> bool:
+    """Whether a value is neither null nor NaN: these are missing, and where nothing stands for them, faults, which the
+    job that writes the rows counts."""
+    return value is not None and value == value  # noqa: PLR0124
 
 
 def blocks(task: Task, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, RowOrigin]]:
@@ -160,18 +196,18 @@ class _Work:
                 encoder = Encoder(fields, vocabularies(task.spec))
                 limits, weights = LabelRange(fields), WeightCheck(fields)
                 writer = Writer(fields, task.partitions, width(task.spec), self._write)
-                scaled = [at for at, field in enumerate(fields) if any(column.scaled for column in field.columns)]
+                measured = [at for at, field in enumerate(fields) if any(map(is_measured, field.columns))]
             raw = encoder.raw(batch, origin)
             row += batch.num_rows
             if encoder.faults:
                 continue  # only to count them all
             raw = unsigned(raw)
             names = name_rows(batch, task.spec, str(origin))
-            is_validation = self._validation_rows(batch, origin, names)
+            is_validation = task.validation_rows(batch, origin, names)
             distinct.take(names.words[:, 0])
             limits.take(raw)
             weights.take(raw, is_validation)
-            for at in scaled:
+            for at in measured:
                 measure(moments, fields, at, raw[at] if is_validation is None else raw[at][~is_validation])
             writer.take(raw, names, is_validation)
         report = TaskReport(number=self._number, host=socket.gethostname(), rows=row)
@@ -215,14 +251,6 @@ class _Work:
                 "path must be a place that driver and executors share (a path on NFS, or a URL of HDFS, S3 and the "
                 f"like), got {folder.url}: host {socket.gethostname()} does not see what the driver wrote there"
             )
-
-    def _validation_rows(self, batch: Any, origin: RowOrigin, names: Names) -> Array | None:
-        task = self._task
-        if task.fraction >= 1:
-            return np.ones(len(names), np.bool_)
-        if task.fraction:
-            return names.validates(task.seed, task.fraction)
-        return None if task.spec.validation is None else validation_column(batch, task.spec.validation, origin)
 
     def _write(self, chunk: Array) -> None:
         assert self._folder is not None

@@ -22,7 +22,7 @@ from blake3 import blake3
 from hopyard.data.assignment import Dealer, Kind, shares
 from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary
 from hopyard.data.encoding.exact_sums import ExactSums
-from hopyard.data.encoding.finalize import FeatureFinalizer, measure, scales
+from hopyard.data.encoding.finalize import FeatureFinalizer, count_categories, is_measured, means, measure, scales
 from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.encoding.schema import infer_fields, raw_shape
 from hopyard.data.encoding.weights import WeightCheck
@@ -33,6 +33,7 @@ from hopyard.data.manifest import (
     PartitionInfo,
     RowNames,
     Scale,
+    Value,
     content_digest,
     file_names,
     folder_name,
@@ -106,9 +107,27 @@ def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
     """Return a vocabulary for each encoded column: empty and growing, or fixed to the values that the user lists."""
     result = {}
     for name, encoding in spec.encode.items():
-        values = {value: code for code, value in enumerate(encoding.values or [])}
-        result[name] = Vocabulary(name, values, encoding.values is not None)
+        fill = spec.fills[name].value if name in spec.fills else None
+        first = [fill] if encoding.values is None and fill is not None else encoding.values or []
+        values = {value: code for code, value in enumerate(first)}
+        frequency = 1 if encoding.min_frequency is msgspec.UNSET else encoding.min_frequency
+        result[name] = Vocabulary(name, values, encoding.values is not None, encoding.other, frequency, fill)
     return result
+
+
+def constants(spec: ColumnSpec) -> dict[str, Value]:
+    """Return the numbers that the user gives for missing ones."""
+    return {name: fill.value for name, fill in spec.fills.items() if fill.value is not None and name not in spec.encode}
+
+
+def most_frequent(vocabulary: Vocabulary) -> Value:
+    """Return the value that most training rows have, of equals the least one. Raises DataError where none has any."""
+    if (value := vocabulary.most_frequent()) is None:
+        raise DataError(
+            f"column {vocabulary.column!r}: the value of every training row is missing, so none is the most frequent; "
+            'leave the column out, or give impute= ("constant", value) for it'
+        )
+    return value
 
 
 def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> None:
@@ -178,6 +197,7 @@ def make_manifest(
         weighted=any(field.role == "weights" for field in finisher.fields),
         classes=classes,
         label_range=label_range,
+        fills=finisher.fills,
         vocabularies=finisher.vocabularies,
         standardize=scaling,
         fields=finisher.fields,
@@ -196,9 +216,10 @@ class _Writer:
         self._contiguous = options.assign == "contiguous"
         self._words = width(options.spec) if options.spec.key else 0
         self._distinct, self._sums = Distinct(), [0] * (2 * options.partitions)
-        scaled = any(column.scaled for field in fields for column in field.columns)
-        self._staged = growing or scaled or self._contiguous or bool(self._words)
-        self._finisher = None if self._staged else FeatureFinalizer(fields, encoder.vocabularies, {})
+        spec = options.spec
+        fitted = bool(spec.counted) or any(is_measured(column) for field in fields for column in field.columns)
+        self._staged = growing or fitted or self._contiguous or bool(self._words)
+        self._finisher = None if self._staged else FeatureFinalizer(fields, encoder.vocabularies, {}, constants(spec))
         self._dealers = {kind: Dealer(1 if self._contiguous else options.partitions) for kind in KINDS}
         self._rows: dict[Kind, list[int]] = {kind: [0] * options.partitions for kind in KINDS}
         """Rows of each partition, where names deal them."""
@@ -229,11 +250,8 @@ class _Writer:
             for files in self._files.values():
                 for file in files:
                     file.finish()
-            moments: dict[str, ExactSums] = {}
-            for number, block in self._stage_blocks():
-                measure(moments, self._fields, number, block)
-            scaling = scales(moments)
-            finisher = FeatureFinalizer(self._fields, self._encoder.vocabularies, scaling)
+            scaling, fills = self._fit()
+            finisher = FeatureFinalizer(self._fields, self._encoder.vocabularies, scaling, fills)
             rewrite = self._rewrite_by_name if self._words else self._rewrite
             infos = {kind: rewrite(kind, counts[kind], finisher) for kind in KINDS}
         else:
@@ -244,6 +262,24 @@ class _Writer:
         if self._words:
             manifest.row_names = RowNames(self._options.spec.key, sum(counts.values()), f"{added(*self._sums):x}")
         return manifest
+
+    def _fit(self) -> tuple[dict[str, Scale], dict[str, Value]]:
+        """Measures the training rows: (column → scale, column → number for its missing values). Counts categories."""
+        spec, vocabularies = self._options.spec, self._encoder.vocabularies
+        moments: dict[str, ExactSums] = {}
+        counted: set[str] = set()
+        for number, field in enumerate(self._fields):
+            names = {column.name for column in field.columns if column.name in spec.counted - counted}
+            if not names and not any(is_measured(column) for column in field.columns):
+                continue
+            for block in self._train_blocks(number):
+                measure(moments, self._fields, number, block)
+                count_categories(vocabularies, names, field, block)
+            counted |= names
+        for name, fill in spec.fills.items():
+            if fill.strategy == "most_frequent":
+                vocabularies[name].fill = most_frequent(vocabularies[name])
+        return scales(moments, self._fields), {**constants(spec), **means(moments, self._fields)}
 
     def close(self) -> None:
         """Closes all files, also after an error."""
@@ -366,10 +402,8 @@ class _Writer:
         for at in range(start, stop, step):
             yield rows[at : min(at + step, stop)]
 
-    def _stage_blocks(self) -> Iterator[tuple[int, Array]]:
-        for number, field in enumerate(self._fields):
-            if any(column.scaled for column in field.columns):
-                for stage in range(self._options.partitions if self._words else self._dealers["train"].partitions):
-                    rows = self._files[f"stage-{folder_name('train', stage)}"][number].rows
-                    for block in self._stage("train", stage, number, 0, rows):
-                        yield number, block
+    def _train_blocks(self, number: int) -> Iterator[Array]:
+        """Yield the staged training rows of one field."""
+        for stage in range(self._options.partitions if self._words else self._dealers["train"].partitions):
+            rows = self._files[f"stage-{folder_name('train', stage)}"][number].rows
+            yield from self._stage("train", stage, number, 0, rows)

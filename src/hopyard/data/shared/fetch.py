@@ -48,7 +48,7 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
     index = load(manifest.stored)
     layout, run = infos(manifest.fields, index.words), index.run(kind, partition)
     sorter = RowSorter(layout[:-1], index.words, directory / "order")
-    finisher = FeatureFinalizer(manifest.fields, fixed_vocabularies(manifest), manifest.standardize)
+    finisher = FeatureFinalizer(manifest.fields, fixed_vocabularies(manifest), manifest.standardize, manifest.fills)
     (directory / folder_name(kind, 0)).mkdir()
     files: list[Appender] = []
     try:
@@ -78,8 +78,15 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
 
 def fixed_vocabularies(manifest: Manifest) -> dict[str, Vocabulary]:
     """Return the vocabularies of a manifest."""
+    other = {column.name for field in manifest.fields for column in field.columns if column.other}
     return {
-        name: Vocabulary(name, {value: code for code, value in enumerate(values)}, True)
+        name: Vocabulary(
+            name,
+            {value: code for code, value in enumerate(values)},
+            fixed=True,
+            other=name in other,
+            fill=manifest.fills.get(name),
+        )
         for name, values in manifest.vocabularies.items()
     }
 

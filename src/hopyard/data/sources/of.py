@@ -143,7 +143,7 @@ def from_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     columns = {}
     for name in names:
         try:
-            columns[name] = _column([row[name] for row in rows])
+            columns[str(name)] = _column([row[name] for row in rows])
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise _no_type(name, error) from error
     return pa.table(columns)

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from hopyard.checks import sequence
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import is_there, matching, open_url, reaching, why
 from hopyard.text import sendable, shown
@@ -54,7 +55,8 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
         SpecError: `source` is none of these.
         DataError: nothing matches, or the file system cannot be reached.
     """
-    if isinstance(source, (list, tuple)) and source:
+    source = sequence(source)
+    if isinstance(source, list) and source:
         return [file for one in source for file in find(one, kind, endings)]
     if not isinstance(source, (str, os.PathLike)) or not os.fspath(source):
         raise SpecError(f"source must be a path, glob, directory or URL, or a list of these, got {shown(source)}")

@@ -86,7 +86,7 @@ def select(
             other workers store their States meanwhile. A trial whose workers were replaced twice in a row gets double.
 
     Returns:
-        Run: `.best`, `.trials`, `.to_pandas()`, `.gantt(path)`.
+        Run: `.best`, `.trials`, `.to_pandas()`, `.history()`, `.gantt(path)`.
 
     Raises:
         SpecError, DataError, PreflightError, RunDirectoryError: before anything is trained.

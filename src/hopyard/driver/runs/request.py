@@ -45,7 +45,7 @@ class RunRequest:
                 "data must be a hy.Dataset, for example hy.Dataset.numpy(x, y) or "
                 f"hy.Dataset.parquet(path, features=[…], label=…), got {type(self.inputs.data).__name__}"
             )
-        one_of("encrypt", self.encrypt, (True, False, "between hosts"))
+        object.__setattr__(self, "encrypt", one_of("encrypt", self.encrypt, (True, False, "between hosts")))
         root = str(Path("" if self.directory is None else path("directory", self.directory)).absolute())
         store = None if self.store is None else path("store", self.store, "a path or URL")
         for name, text in (("directory", root), ("store", store)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hopyard.driver.runs.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
 from hopyard.errors import DataError, HopyardError, RunDirectoryError, RunFailed, SpecError
 from hopyard.frameworks import quiet
-from hopyard.spec import Encrypt, RunSpec
+from hopyard.spec import Config, Encrypt, RunSpec
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import standing
@@ -31,6 +31,7 @@ from hopyard.store.states import open_store
 from hopyard.text import escaped, shown
 from hopyard.training.build import Plan
 from hopyard.views import words
+from hopyard.views.timeline import Span, chart
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,11 +201,10 @@ class Run:
                 f"{self.directory} ({self.status}): no trial has completed an epoch, or all failed"
                 f"{reasons(self._machine)}"
             )
-        return self._trial(best_record, self.status, best=True)
+        return self._trial(best_record, self.status)
 
-    def _trial(self, record: TrialRecord, status: str, best: bool = False) -> Trial:
-        spec = self._machine.spec
-        trial = Trial(record, spec.steps, spec.partitions, self._models, best)
+    def _trial(self, record: TrialRecord, status: str) -> Trial:
+        trial = Trial(record, self._machine.spec, self._models, lambda: manifest_of(self._layout))
         trial.status = words.status(record, status)
         return trial
 
@@ -278,29 +278,64 @@ class Run:
         return target
 
     def to_pandas(self) -> Any:
-        """One row per trial: id, status, best epoch (from 0), configuration, metrics of the last epoch, digest, error.
+        """Return one row per trial as a DataFrame: `trial`, `status`, `epoch` (the best one, from 1), `seconds`, the
+        configuration, the metrics of the best epoch, those of the last one as `last_…`, `state` (digest of the final
+        State), `error`.
 
-        A parameter that has the name of a metric, such as "loss", is in column "config/loss".
+        `seconds` is the time that workers spent on the trial: from each unit's dispatch to its end, what was done again
+        included. Reads the journal once. A metric that has the name of one of these columns is in "metrics/error", a
+        parameter that has the name of a metric or of such a column in "config/loss".
         """
-        try:
-            import pandas
-        except ImportError:
-            raise HopyardError("to_pandas needs pandas: pip install pandas") from None
-        trials = self.trials
-        columns = {"trial", "status", "epoch", "state", "error"}.union(*[t.metrics for t in trials])
-        rows = [
+        trials, seconds = self.trials, self._seconds()
+        own = {"trial", "status", "epoch", "seconds", "state", "error"}
+        taken = own.union(*[(*_metrics(t.metrics, own), *_metrics(_last(t), own, "last_")) for t in trials])
+        return _frame(
             {
                 "trial": t.id,
                 "status": t.status,
                 "epoch": t.epoch,
-                **{f"config/{name}" if name in columns else name: value for name, value in t.config.items()},
-                **t.metrics,
+                "seconds": sum(seconds.get(t.id, {}).values()),
+                **_config(t.config, taken),
+                **_metrics(t.metrics, own),
+                **_metrics(_last(t), own, "last_"),
                 "state": t.state,
                 "error": t.error,
             }
             for t in trials
-        ]
-        return pandas.DataFrame(rows)
+        )
+
+    def history(self, config: bool = False) -> Any:
+        """Return one row per trial and epoch whose metrics are all in, as a DataFrame: `trial`, `epoch` (from 1),
+        `seconds` and the metrics, as in `to_pandas`; with `config` the configuration of the trial as well. Plots take
+        it as it is: `seaborn.lineplot(run.history(), x="epoch", y="val_loss", hue="trial")`. Reads the journal once.
+        """
+        checks.flag("config", config)
+        trials, seconds = self.trials, self._seconds()
+        own = {"trial", "epoch", "seconds"}
+        taken = own.union(*[_metrics(values, own) for t in trials for values in t.history.values()])
+        return _frame(
+            {
+                "trial": t.id,
+                "epoch": epoch,
+                "seconds": seconds.get(t.id, {}).get(epoch, 0.0),
+                **(_config(t.config, taken) if config else {}),
+                **_metrics(values, own),
+            }
+            for t in trials
+            for epoch, values in t.history.items()
+        )
+
+    def _seconds(self) -> dict[int, dict[int, float]]:
+        """Return trial → epoch (from 1) → seconds that workers spent on its units that ended well."""
+        seconds: dict[int, dict[int, float]] = {}
+
+        def add(span: Span) -> None:
+            if span.kind != "check" and span.outcome == "done" and span.end is not None:
+                epochs = seconds.setdefault(span.trial, {})
+                epochs[span.epoch + 1] = epochs.get(span.epoch + 1, 0.0) + span.end - span.start
+
+        chart(read(self._layout.journal, CODEC), add)
+        return seconds
 
     def _models(self) -> ModelSource:
         """Return where its models come from; opens the pickled recipe at the first use."""
@@ -312,8 +347,32 @@ class Run:
             transform = getattr(self.inputs.data, "transform", None)
             tracker = None if transform is None else RowTracker(transform)
             url = states_url(self._layout, about)
-            self._source = ModelSource(plan, open_store(url), url, self.directory, transform, tracker)
+            self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
         return self._source
+
+
+def _last(trial: Trial) -> dict[str, float]:
+    """Return the metrics of the last epoch that is all in."""
+    return trial.history[max(trial.history)] if trial.history else {}
+
+
+def _metrics(values: Mapping[str, float], own: Collection[str], prefix: str = "") -> dict[str, float]:
+    """Return column → value. `own`: columns that are no metrics."""
+    return {f"metrics/{name}" if (name := prefix + metric) in own else name: v for metric, v in values.items()}
+
+
+def _config(config: Config, taken: Collection[str]) -> dict[str, Any]:
+    """Return column → value of a configuration. `taken`: names of other columns."""
+    return {f"config/{name}" if name in taken else name: value for name, value in config.items()}
+
+
+def _frame(rows: Iterable[dict[str, Any]]) -> Any:
+    """Return rows as a pandas DataFrame."""
+    try:
+        import pandas
+    except ImportError:
+        raise HopyardError("tables of a run need pandas: pip install pandas") from None
+    return pandas.DataFrame(list(rows))
 
 
 def about_of(layout: Layout) -> About:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,25 +9,19 @@ from typing import Any, Literal
 
 from hopyard.checks import one_of, path
 from hopyard.core.runs.records import TrialRecord
-from hopyard.data.apply import apply
-from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
-from hopyard.data.partitions.loader import PartitionLoader
+from hopyard.data.manifest import Labels, Manifest
 from hopyard.driver.runs.saved_model import save
-from hopyard.errors import DataError, HopyardError, SpecError, TrialFailed
-from hopyard.frameworks import framework_of, model_file
+from hopyard.errors import TrialFailed
 from hopyard.frameworks.tree import restore
-from hopyard.ports import Store, SupportsPredict, SupportsResult
-from hopyard.spec import Config
+from hopyard.ports import Store
+from hopyard.spec import Config, RunSpec
 from hopyard.store.states import address
 from hopyard.store.tree import decode, digest
 from hopyard.text import escaped
-from hopyard.training.build import Built, Plan, build, undisturbed
-from hopyard.training.predicting import answers
+from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.recipes import assigned
-from hopyard.training.steps import over
-
-log = logging.getLogger(__name__)
+from hopyard.training.trained import TrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +34,54 @@ class ModelSource:
     """URL of the store."""
     directory: Path
     """Run directory."""
-    transform: Any
     tracker: RowTracker | None = None
-    """Remembers from one call to the next how the transform treats rows."""
+    """Runs the data's transform, and remembers from one call to the next how it treats rows; None: there is none."""
 
 
 class Trial:
-    """One trial of a run.
+    """One trial of a run. Epochs count from 1.
 
     Attributes:
-        id: its number.
+        id: its number, from 0.
         config: its configuration.
         status: "waiting", "running", "completed" or "failed"; the run's, where the run ended before the trial.
-        epoch: the epoch with the best value of the run's metric, from 0; None before any is all in. (Texts for people
-            count epochs from 1.)
-        metrics: metrics of the last epoch that is all in; in `run.best`, of its best epoch.
-        history: epoch → metrics.
+        epoch: the epoch with the best value of the run's metric (without a metric, the last one); None before any is
+            all in.
+        metrics: metrics of that epoch; {} before any is all in.
+        history: epoch → metrics, for all epochs.
         state: digest of its final State; "" before it is durable.
         error: why it failed, else "".
     """
 
     def __init__(
-        self, record: TrialRecord, steps: int, partitions: int, models: Callable[[], ModelSource], best: bool = False
+        self,
+        record: TrialRecord,
+        spec: RunSpec,
+        models: Callable[[], ModelSource],
+        manifest: Callable[[], Manifest],
     ) -> None:
         self._record = record
-        self._steps = steps
-        self._partitions = partitions
+        self._partitions = spec.partitions
         self._models = models
+        self._manifest = manifest
         self.id = record.id
         self.config: Config = dict(record.config)
         self.status: str = record.status
-        self.epoch = record.best
-        self.history = {epoch: dict(values) for epoch, values in sorted(record.history.items())}
-        self.metrics = dict(self.history[record.best] if best and record.best is not None else record.metrics)
-        self.state = record.digests.get(steps, "")
+        self.epoch = None if record.best is None else record.best + 1
+        self.history = {epoch + 1: dict(values) for epoch, values in sorted(record.history.items())}
+        self.metrics = {} if self.epoch is None else dict(self.history[self.epoch])
+        self.state = record.digests.get(spec.steps, "")
         self.error = record.error
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
-        epoch = None if self.epoch is None else self.epoch + 1  # as in the report, which counts from 1
-        return escaped(f"<Trial {self.id} {self.status} {self.config} epoch={epoch} {metrics}>")
+        return escaped(f"<Trial {self.id} {self.status} {self.config} epoch={self.epoch} {metrics}>")
+
+    @property
+    def classes(self) -> Labels:
+        """The values of the label by the number that a model has for each, where encode= made numbers of them: the
+        class of `predict(data).argmax(1)`. A dict from label to these, where there are several labels; else None."""
+        return self._manifest().label_values
 
     def model(self, which: Literal["best", "last"] = "best") -> Any:
         """The trained model: a torch module in evaluation mode, a compiled keras.Model, or the recipe's own Trainable.
@@ -89,9 +89,7 @@ class Trial:
         Raises:
             TrialFailed: there is no such model.
         """
-        trainable = self._built(which).trainable
-        framework = framework_of(trainable)
-        return trainable if framework is None else model_file(framework).model(trainable)
+        return self._trained(which).model()
 
     def predict(self, data: Any, which: Literal["best", "last"] = "best") -> Any:
         """The model's outputs, one for each row of `data`, in its order.
@@ -114,52 +112,26 @@ class Trial:
             DataError: the rows cannot be encoded as those of the training were; the transform doubles rows, or drops
                 or moves some and loses their numbers.
         """
-        built = self._built(which)
-        if not isinstance(built.trainable, SupportsPredict):
-            raise HopyardError(f"{type(built.trainable).__name__} has no method predict(batch)")
-        columns = self._columns(data, targets=False)
-        with undisturbed():
-            return answers(built.trainable, columns, built.batch_size)
+        return self._trained(which).predict(data)
 
     def evaluate(self, data: Any, which: Literal["best", "last"] = "best") -> dict[str, float]:
         """Loss and metrics over all rows of `data`, which has the label too; all NaN where the loss is not finite.
 
         Rows that the transform of the run's data drops are left out; a warning says how many.
         """
-        built = self._built(which)
-        columns = self._columns(data, targets=True)
-        dropped = (columns.source_rows or 0) - columns.rows
-        if not columns.rows:
-            raise DataError(f"evaluate: the Dataset's transform dropped all of the {dropped} rows")
-        if dropped:
-            log.warning("evaluate: the Dataset's transform dropped %d of %d rows", dropped, columns.source_rows)
-        if columns.targets is None and self._models().plan.manifest.targets:
-            raise SpecError(f"evaluate: the data lacks the label ({', '.join(self._models().plan.manifest.targets)})")
-        with undisturbed():
-            sums = over(built, PartitionLoader(columns, built.batch_size), train=False)
-        loss, rows = sums.get("loss", (0.0, 1.0))
-        if not isinstance(loss, list) and not (rows and math.isfinite(loss)):
-            return dict.fromkeys(sums, math.nan)
-        values = {}
-        for name, (total, rows) in sums.items():
-            if isinstance(total, list):
-                if not isinstance(built.trainable, SupportsResult):
-                    raise HopyardError(f"metric {name!r} is an array and the model has no result(name, total, rows)")
-                values[name] = float(built.trainable.result(name, total, rows))
-            else:
-                values[name] = total / rows if rows else float("nan")
-        return values
+        return self._trained(which).evaluate(data)
 
     def save(self, directory: str | Path, which: Literal["best", "last"] = "best") -> Path:
-        """Write `config.json`, the weights, and the pickled recipe; `hy.load_model` reads them.
+        """Write a folder that `hy.load_model` and `hy.predict` read: `config.json`, the weights, the pickled recipe
+        and, where the data had one, its pickled transform.
 
         The last weights of a run that was interrupted may be of the middle of an epoch: `config.json` names no epoch
         then, and no metrics.
         """
-        built = self._built(which)
+        trained = self._trained(which)
         epochs, remainder = divmod(self._step(which), self._partitions)
-        epoch = None if remainder else epochs - 1
-        return save(Path(path("directory", directory)), self._plan, self._record, epoch, built)
+        epoch = None if remainder else epochs
+        return save(Path(path("directory", directory)), self._plan, self._record, epoch, trained)
 
     @property
     def _plan(self) -> Plan:
@@ -174,7 +146,7 @@ class Trial:
             return self._record.durable_step
         return (self._record.best + 1) * self._partitions
 
-    def _built(self, which: str) -> Built:
+    def _trained(self, which: str) -> TrainedModel:
         """Build the model with the weights of that epoch.
 
         Raises:
@@ -201,8 +173,4 @@ class Trial:
         with undisturbed():
             built = build(replace(self._plan, threads=0), self.id, self.config)
         restore(built.trainable, decode(data))
-        return built
-
-    def _columns(self, data: Any, targets: bool) -> Columns:
-        source: ModelSource = self._models()
-        return apply(source.plan.manifest, data, source.tracker, targets=targets)
+        return TrainedModel(built, source.plan.manifest, source.tracker)

@@ -1,4 +1,4 @@
-"""A trained model as bytes that can be sent: the files that `save` writes, and the transform that its data had.
+"""A trained model as bytes that can be sent: the files that `save` writes.
 
 The driver makes them and sends them to executors once for each model and session; the module `loaded` opens them there.
 """
@@ -11,20 +11,25 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-import msgspec
 from blake3 import blake3
 
-from hopyard.driver.pickling import dump, read_trusted
+from hopyard.driver.pickling import read_trusted
 from hopyard.driver.runs.run import Run
-from hopyard.driver.runs.saved_model import CONFIG, OWN, RECIPE, WEIGHTS, Saved
+from hopyard.driver.runs.saved_model import (
+    CONFIG,
+    RECIPE,
+    TRANSFORM,
+    Saved,
+    SavedModel,
+    parse,
+    weights_name,
+)
 from hopyard.driver.runs.trial import Trial
 from hopyard.errors import ResourceError, RunDirectoryError, SpecError
-from hopyard.frameworks import model_file, quiet
+from hopyard.frameworks import quiet
 from hopyard.sparkapi.session import is_connect
 from hopyard.system.scratch import scratch_folder
 
-TRANSFORM = "transform.pkl"
-"""File with the transform of the training Dataset, where it had one; `save` does not write it."""
 CONNECT_BYTES = 100 << 20
 """Largest model in a Connect session, where it is part of the query: servers refuse messages of more than 128 MiB."""
 
@@ -47,10 +52,7 @@ class Portable:
     @property
     def about(self) -> Saved:
         """The content of `config.json`."""
-        try:
-            return msgspec.json.decode(self.files[CONFIG], type=Saved)
-        except msgspec.MsgspecError as error:
-            raise RunDirectoryError(f"{CONFIG} was not written by run.best.save(…): {error}") from error
+        return parse(self.files[CONFIG])
 
     @property
     def digest(self) -> str:
@@ -98,7 +100,8 @@ class Ticket:
 
 
 def portable(model: Any, which: Literal["best", "last"] = "best", trust: bool = False) -> Portable:
-    """Return the model of a Run (its best trial), of a Trial, or of a directory that `save` wrote.
+    """Return the model of a Run (its best trial), of a Trial, or of a directory that `save` wrote, by path or as a
+    SavedModel.
 
     Raises:
         SpecError: `model` is none of these.
@@ -109,29 +112,29 @@ def portable(model: Any, which: Literal["best", "last"] = "best", trust: bool = 
         model = model.best
     if isinstance(model, Trial):
         with scratch_folder("model") as folder:
-            files = _read(model.save(folder / "model", which), trust=True)
-        transform = model._models().transform
-        return Portable(files if transform is None else {**files, TRANSFORM: dump(transform, "transform")})
+            return Portable(_read(model.save(folder / "model", which), trust=True))
+    if isinstance(model, SavedModel):
+        return Portable(model.files())
     if isinstance(model, (str, Path)):
         return Portable(_read(Path(model), trust))
     raise SpecError(
-        f"model must be a Run, a Trial or the directory that run.best.save(…) wrote, got {type(model).__name__}; a "
-        "bare model does not know how its data was encoded"
+        "model must be a Run, a Trial, a SavedModel or the directory that run.best.save(…) wrote, got "
+        f"{type(model).__name__}; a bare model does not know how its data was encoded"
     )
 
 
 def _read(root: Path, trust: bool) -> dict[str, bytes]:
     try:
         config = (root / CONFIG).read_bytes()
-        about = msgspec.json.decode(config, type=Saved)
+        about = parse(config, root / CONFIG)
         quiet(about.backend)
-        weights = WEIGHTS if about.framework == OWN else model_file(about.framework).name
-        recipe = read_trusted(root / RECIPE, trust)
-        return {CONFIG: config, RECIPE: recipe, weights: (root / weights).read_bytes()}
+        weights = weights_name(about.framework)
+        files = {CONFIG: config, weights: (root / weights).read_bytes(), RECIPE: read_trusted(root / RECIPE, trust)}
+        if (root / TRANSFORM).exists():
+            files[TRANSFORM] = read_trusted(root / TRANSFORM, trust)
+        return files
     except OSError as error:
         raise RunDirectoryError(
             f"{root}: {Path(error.filename or root).name} cannot be read ({error.strerror}); it must be a "
             "directory that run.best.save(…) wrote (for a run directory use hy.load(…))"
         ) from error
-    except msgspec.MsgspecError as error:
-        raise RunDirectoryError(f"{root / CONFIG}: not written by run.best.save(…): {error}") from error

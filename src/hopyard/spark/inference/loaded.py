@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import cloudpickle
-import msgspec
 import numpy as np
 
 from hopyard.data.apply import apply
@@ -21,16 +20,14 @@ from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import ArrayInfo
 from hopyard.driver.pickling import load
-from hopyard.driver.runs.saved_model import CONFIG, OWN, RECIPE, WEIGHTS, Saved
+from hopyard.driver.runs.saved_model import CONFIG, RECIPE, TRANSFORM, parse, restore_weights
 from hopyard.errors import SpecError
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
-from hopyard.frameworks import environment, model_file, quiet
-from hopyard.frameworks.tree import restore
+from hopyard.frameworks import environment, quiet
 from hopyard.ports import SupportsPredict
-from hopyard.spark.inference.bundle import TRANSFORM, Portable, Ticket
+from hopyard.spark.inference.bundle import Portable, Ticket
 from hopyard.spec import Batch
-from hopyard.store.tree import decode
 from hopyard.system.scratch import scratch_folder
 from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.predicting import answers
@@ -59,7 +56,7 @@ class LoadedModel:
 
     def __init__(self, files: Mapping[str, bytes], threads: int) -> None:
         self._files, self._threads = files, threads
-        self._about = msgspec.json.decode(files[CONFIG], type=Saved)
+        self._about = parse(files[CONFIG])
         self._tracker = RowTracker(cloudpickle.loads(files[TRANSFORM])) if TRANSFORM in files else None
         """Runs the Dataset's transform, where it had one."""
 
@@ -119,11 +116,7 @@ class LoadedModel:
                 (root / name).write_bytes(content)
             recipe = load(root / RECIPE, about.python, trust=True)
             built = build(Plan(recipe, about.manifest, about.spec, threads=self._threads), about.trial, about.config)
-            if about.framework == OWN:
-                restore(built.trainable, decode(files[WEIGHTS]))
-            else:
-                file = model_file(about.framework)
-                file.load(file.model(built.trainable), root / file.name)
+            restore_weights(built.trainable, about.framework, root)
         if not isinstance(built.trainable, SupportsPredict):
             raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
         self._files = {}

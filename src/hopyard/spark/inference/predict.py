@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from hopyard.checks import flag, one_of
+from hopyard.driver.runs.saved_model import TRANSFORM
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import is_vector
-from hopyard.spark.inference.bundle import TRANSFORM, Portable, portable
+from hopyard.spark.inference.bundle import Portable, portable
 from hopyard.spark.inference.loaded import probe
 from hopyard.spark.inference.map_batches import map_batches
 from hopyard.spark.inference.scoring import Score, score_batches, score_columns
@@ -35,8 +36,8 @@ def predict(
     Rows that the data's transform= drops stay, and have NaN for a prediction.
 
     Args:
-        model: a Run (its best trial), a Trial, or the directory that `run.best.save(directory)` wrote. Such a directory
-            lacks the `transform=` that the training data may have had: apply it to `df` before.
+        model: a Run (its best trial), a Trial, or the directory that `run.best.save(directory)` wrote, by path or as
+            `hy.load_model(directory)` returned it. The `transform=` of the training data is applied in each case.
         df: a DataFrame, classic or Connect, with the feature columns of the training data.
         predictionCol: name of the new column: a double where the model gives one number a row, else an array; for a
             model of several outputs a struct of these.
@@ -85,7 +86,10 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
 def check(df: Any, model: Portable) -> None:
     """Raise SpecError or DataError unless `df` is a DataFrame with the columns that the model's encoding needs."""
     if not hasattr(df, "mapInArrow"):
-        raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}; for others there is run.best.predict")
+        raise SpecError(
+            f"df must be a Spark DataFrame, got {type(df).__name__}; for others there are "
+            "run.best.predict(data) and hy.load_model(directory).predict(data)"
+        )
     if TRANSFORM in model.files:
         return  # only the transform knows which columns it makes the features from
     fields = [field for field in model.about.manifest.fields if field.role == "inputs"]
