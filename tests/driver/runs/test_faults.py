@@ -481,7 +481,7 @@ def test_models_are_built_with_the_recipe_that_the_journal_names(tmp_path: Path)
 
 def test_resume_says_what_it_was_asked_wrongly(tmp_path: Path) -> None:
     select(tmp_path / "run")
-    with pytest.raises(SpecError, match="failed=True as well"):
+    with pytest.raises(SpecError, match="failed=True too"):
         hy.resume(tmp_path / "run", recipe=linear)
     with pytest.raises(SpecError, match="recipe must be a function"):
         hy.resume(tmp_path / "run", failed=True, recipe=3)  # type: ignore[arg-type]

@@ -678,7 +678,7 @@ def test_where_it_cannot_be_told_it_is_said_and_nothing_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(start, "_digest", lambda value: "")
+        patch.setattr(start, "value_digest", lambda value: "")
         run = select(tmp_path / "run", configs=CONFIGS[:1])
     with caplog.at_level(logging.WARNING):
         select(run.directory, linear, configs=CONFIGS[:1], resume=True)
@@ -690,7 +690,7 @@ def test_a_digest_that_does_not_survive_its_pickle_refuses_nothing(
 ) -> None:
     run = select(tmp_path / "run", configs=CONFIGS[:1])
     digests_ever = count()
-    monkeypatch.setattr(start, "_digest", lambda value: str(next(digests_ever)))
+    monkeypatch.setattr(start, "value_digest", lambda value: str(next(digests_ever)))
     assert select(run.directory, configs=CONFIGS[:1], resume=True).status == "completed"
     assert "whether the search was edited cannot be told" in caplog.text
 

@@ -61,11 +61,11 @@ def test_a_schedule_over_the_whole_run_ends_with_its_last_step(tmp_path: Path, e
     run = select(tmp_path / "run", one_cycle, CONFIGS[:2], engine=engine)
     assert run.status == "completed"
     assert [record.model.reads_epochs for record in run.records if record.model] == [True, True]
-    trainable = run.trials[0]._built("last").trainable
+    trainable = run.trials[0]._trained("last").built.trainable
     assert isinstance(trainable.scheduler, OneCycleLR)
     assert trainable.scheduler.last_epoch == trainable.scheduler.total_steps
     x, _ = table(20, seed=9)
-    module = hy.load_model(run.best.save(tmp_path / "model"))
+    module = hy.load_model(run.best.save(tmp_path / "model")).model()
     assert np.array_equal(run.best.predict(x).argmax(1), module(torch_of(x)).argmax(1).numpy())
 
 
