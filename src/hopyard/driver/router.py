@@ -38,6 +38,7 @@ from hopyard.core.messages import (
 from hopyard.core.programs.messages import Host
 from hopyard.core.runs.liveness import COMPUTING, PHASES, Sample, Stall
 from hopyard.driver.links import Gone
+from hopyard.driver.strangers import HANDSHAKE_SECONDS, Strangers
 from hopyard.driver.timeouts import Timeouts
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import AgentEngine, Agents, LaunchInfo, OutOfMemory
@@ -127,15 +128,18 @@ class Router:
         self._router.curve_publickey = server_public
         self._router.curve_server = True
         self._router.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
+        self._router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_SECONDS * 1000))
         self._router.setsockopt(zmq.LINGER, 500)
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.RCVHWM, 0)
         for option, value in KEEPALIVE.items():
             self._router.setsockopt(option, value)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent whose connection broke is let in again at once
+        self._strangers: Strangers | None = None
         try:
             host, port = engine.address
             port = _bound(self._router, host, port)
+            self._strangers = Strangers(self._router, port)
 
             def card_of(slot: int) -> bytes:
                 keys = server_public.decode(), public.decode(), secret.decode()
@@ -398,6 +402,8 @@ class Router:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
+        if self._strangers is not None:
+            self._strangers.close()
         self._router.close()
         self._auth.stop()
         self._context.term()

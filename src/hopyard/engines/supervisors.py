@@ -59,6 +59,8 @@ LOOK_SECONDS = 1.0
 """Time between two looks at strangers."""
 PAUSE_SECONDS = 0.1
 """How long nobody is let in when no more files may be open."""
+WARN_SECONDS = 60.0
+"""The least time between two warnings about strangers."""
 END_SECONDS = 0.5
 """How long agents that were ordered to end have for it, until their supervisors end them."""
 CLOSE_SECONDS = 5.0
@@ -138,6 +140,8 @@ class Supervisors:
         """Whether connections are accepted now: not while no more files may be open."""
         self.admitted_count = 0
         """How many supervisors were ever let in."""
+        self._refused_count = 0
+        self._warned = -WARN_SECONDS
         try:
             self._listener = listen(host, port)
         except OSError as error:
@@ -330,7 +334,11 @@ class Supervisors:
             self._select.unregister(self._listener)
             self._listens, self._next_look = False, time.monotonic() + PAUSE_SECONDS
             return
-        lasting(connection)
+        try:
+            lasting(connection)
+        except OSError:  # it is gone; macOS then allows no options any more
+            connection.close()
+            return
         connection.setblocking(False)
         now = time.monotonic()
         strangers = [supervisor for supervisor in self._supervisors.values() if not supervisor.admitted]
@@ -374,8 +382,7 @@ class Supervisors:
 
     def _admit(self, supervisor: Supervisor, hello: Hello) -> bool:
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            log.warning("a stranger dialled the port of supervisors; it was not let in")
-            self._drop(supervisor, "")
+            self._refuse(supervisor)
             return False
         if hello.format != FORMAT:
             self.give_up(
@@ -393,6 +400,15 @@ class Supervisors:
             self._dismiss(supervisor)
         self._fill()
         return True
+
+    def _refuse(self, supervisor: Supervisor) -> None:
+        self._drop(supervisor, "")
+        self._refused_count += 1
+        if (now := time.monotonic()) - self._warned >= WARN_SECONDS:
+            self._warned = now
+            log.warning(
+                "a stranger dialled the port of supervisors; it was not let in (%d so far)", self._refused_count
+            )
 
     def _handle(self, supervisor: Supervisor, report: Report) -> None:
         if isinstance(report, Printed):

@@ -175,7 +175,9 @@ def read_into(connection: socket.socket, view: memoryview, deadline: float | Non
     offset = 0
     while offset < len(view):
         if deadline is not None:
-            connection.settimeout(max(1e-3, deadline - time.monotonic()))
+            if (seconds := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("the other end took too long")
+            connection.settimeout(seconds)
         received = connection.recv_into(view[offset:], 0, socket.MSG_WAITALL)
         if not received:
             raise ConnectionError("the connection ended")

@@ -174,7 +174,9 @@ class FeedServer:
                 return
             self._connections.add(connection)
             if len(self._strangers) >= STRANGERS:
-                _shut_down(next(iter(self._strangers)))
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]  # its thread may take long to notice, and another may come meanwhile
+                _shut_down(oldest)
             self._strangers[connection] = None
         try:
             threading.Thread(target=self._serve, args=(connection,), name="feed_server", daemon=True).start()
