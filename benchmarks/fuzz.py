@@ -323,6 +323,7 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
     df = spark.createDataFrame(table().to_pandas()).cache()
     run = hy.load("kept")
     trial = run.trials[0]
+    saved = hy.load_model("saved")
 
     def module() -> dict[str, Any]:
         net = torch.nn.Linear(3, 2)
@@ -343,6 +344,7 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
         "Random": Call(hy.Random, lambda: {"trials": 2}),
         "Configs": Call(hy.Configs, lambda: {"configs": [{"lr": 0.1}]}),
         "Hopper": Call(hy.Hopper, dict),
+        "Categories": Call(hy.Categories, dict),
         "Role": Call(hy.Role, lambda: {"count": 1}),
         "Local": Call(hy.Local, dict),
         "Inline": Call(hy.Inline, dict),
@@ -379,6 +381,9 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
         "launch, script": Call(
             hy.launch, lambda: {"main": "script.py", "roles": {"worker": 1}, "grace": 0}, lambda program: program.stop()
         ),
+        "saved.predict": Call(saved.predict, lambda: {"data": arrays()[0]}),
+        "saved.evaluate": Call(saved.evaluate, lambda: {"data": dataset()}),
+        "run.history": Call(run.history, dict),
         "run.wait": Call(run.wait, dict),
         "run.gantt": Call(run.gantt, dict),
         "trial.model": Call(trial.model, dict),
