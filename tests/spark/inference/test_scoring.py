@@ -33,7 +33,7 @@ def rows(count: int = 60) -> pd.DataFrame:
 
 def trained(directory: Path, width: int = 6, **options: Any) -> hy.Run:
     data = hy.Dataset.pandas(
-        rows(), features=["a", "kind", "x"], label="y", encode={"kind": "one-hot"}, partitions=2, **options
+        rows(), features=["a", "kind", "x"], label="y", partitions=2, **{"encode": {"kind": "one-hot"}, **options}
     )
     recipe = lambda config: Linear(width, 2, lr=0.1, batch_size=16)  # noqa: E731
     return hy.fit(recipe, {}, data, epochs=1, engine=hy.Inline(), directory=directory)
@@ -117,6 +117,16 @@ class TestRowsThatCannotBeEncoded:
         (rest,) = score_batches(score(run, invalid="skip"), iter([batch]))
         np.testing.assert_allclose(np.array(rest["p"].to_pylist()), expected[~np.isnan(expected[:, 0])])
         assert np.isnan(expected[:, 0]).sum() == 5
+
+    def test_what_the_encoding_fills_or_keeps_is_no_fault(self, tmp_path: Path) -> None:
+        run = trained(tmp_path / "run", encode={"kind": hy.Categories("one-hot")}, impute={"a": "mean"}, width=7)
+        batch, _ = holed()
+        bad = [3, 6, 8, 9]  # infinity; a category that is missing; lists without a value
+        (kept,) = score_batches(score(run, invalid="keep"), iter([batch]))
+        found = np.array(kept["p"].to_pylist())
+        assert np.flatnonzero(np.isnan(found[:, 0])).tolist() == bad
+        (rest,) = score_batches(score(run, invalid="skip"), iter([batch]))
+        assert rest.num_rows == 12 - len(bad)
 
     def test_fail_before_the_framework_is_imported(self, tmp_path: Path) -> None:
         def recipe(config: dict[str, Any]) -> Any:
