@@ -58,12 +58,12 @@ LONGEST = 6_000
 """Characters of an error's text: a traceback of the user's own code may be in it."""
 ADVICE = re.compile(
     r"\b(must|needs?|give|use|try|there (?:are|is)|allowed|at most|at least|install|leave|instead|start|another|known|"
-    r"pad|cut|names?|restore|copy|free|export|from \d|>=|no such|cannot|did you mean|only|takes|expects?)\b"
+    r"pad|cut|says|names?|restore|copy|free|export|from \d|>=|no such|cannot|did you mean|only|takes|expects?)\b"
 )
 """Words of an error that say what is allowed or to be done."""
-NUMBERS = re.compile(r"\bhas \d|\b\d+ (?:rows|parts|times)|shape \(")
+NUMBERS = re.compile(r"\bhas \d|\b\d+ (?:rows|parts|times)|shape \(|(?:first is|no) rows?\b")
 """What an error says of a large value: how many it has."""
-ARRAYS = {"x": "inputs", "y": "targets"}
+ARRAYS = {"x": "inputs", "y": "targets", "data": "rows"}
 """Arguments whose columns have other names."""
 
 

@@ -13,10 +13,10 @@ from hopyard.errors import SpecError
 from hopyard.text import sendable, shown, unwritable
 
 
-def closest(name: str, candidates: Iterable[str]) -> str:
+def closest(name: Any, candidates: Iterable[str]) -> str:
     """Return the end of an error message: what was probably meant, and the names that exist."""
     names = [str(candidate) for candidate in candidates]
-    matches = get_close_matches(name, names, 1, 0.6)
+    matches = get_close_matches(name, names, 1, 0.6) if isinstance(name, str) else []
     suggestion = f"; did you mean {matches[0]!r}?" if matches else ";"
     return f"{suggestion} {_listed(names)}"
 

@@ -44,7 +44,7 @@ def to_arrow(array: Any, name: str) -> Any:
     if array.ndim == 0:
         raise DataError(f"{name} must be an array of shape (rows, …), got a single value of type {array.dtype}")
     if 0 in array.shape[1:]:
-        raise DataError(f"{name} has shape {array.shape}: rows without values")
+        raise DataError(f"{name} has shape {array.shape}: rows without values; give each row at least one")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     try:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from hopyard import checks
 from hopyard.data.sources.tfrecord import batches, find
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import absolute, names_of
@@ -23,7 +24,6 @@ from hopyard.spark.tfrecord.target import Target, part
 from hopyard.sparkapi.dataframe import checked
 from hopyard.sparkapi.session import is_stopped
 from hopyard.sparkapi.tasks import report_each
-from hopyard.text import shown
 
 ROWS = 10_000
 """Most rows of a batch that a task gives to Spark."""
@@ -61,12 +61,10 @@ def save_tfrecords(df: Any, path: str | os.PathLike[str], *, mode: Literal["erro
         DataError: a column has a type that TFRecord lacks, or an array has a null in it; names the column.
         ResourceError: the directory has no room. In each case nothing is left behind.
     """
-    if mode not in ("error", "overwrite"):
-        raise SpecError(f'mode must be "error" or "overwrite", got {shown(mode)}')
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise SpecError(f"path must be a directory or its URL, got {shown(path)}")
+    checks.one_of("mode", mode, ("error", "overwrite"))
+    url = absolute(checks.path("path", path, "a directory or its URL"))
     _writable(checked(df, "df"))
-    target = Target(absolute(path), mode == "overwrite")
+    target = Target(url, mode == "overwrite")
     writing = _Writing(target.hidden)
     try:
         target.make()
