@@ -1,7 +1,7 @@
 """Which of 327,346 flights come late? A few Keras nets for a table, and what to do with the best of them.
 
 Less than a quarter of the flights come late, so in training each of them weighs as much as three that do not. The AUC
-that decides is that of all held-out flights, not a mean over batches.
+that decides is that of all validation flights, not a mean over batches.
 
 pip install hopyard[demo,tensorflow-cpu]
 hopyard run examples/keras_flights.py

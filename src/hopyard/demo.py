@@ -147,8 +147,8 @@ def flights_late(workers: int = 2, trials: int = 16, epochs: int = 3, directory:
     echo("")
     echo(f"Always saying 'on time' is wrong for {late:.1%} of the flights.")
     echo(
-        f"The best net, trial {best.id}, is wrong for {best.metrics['val_error']:.1%} of the held-out fifth of the "
-        f"flights; AUC {best.metrics['val_auc']:.3f}."
+        f"The best net, trial {best.id}, is wrong for {best.metrics['val_error']:.1%} of the validation flights, a "
+        f"fifth of all; AUC {best.metrics['val_auc']:.3f}."
     )
     echo(f"Report: {run.directory / 'report.txt'}")
     echo(f"Chart:  {run.directory / 'gantt.html'}  (open it in a browser)")
