@@ -1,6 +1,6 @@
 """Draws `docs/gantt.png`, the picture in the README: the flights of `hopyard demo` on two workers.
 
-    python benchmarks/picture.py
+python benchmarks/picture.py
 """
 
 import tempfile

@@ -364,3 +364,14 @@ def test_a_short_campaign_of_strangers() -> None:
     assert [name for name, *_ in found] == ["messages", "supervisors", "states", "states-tls", "rows"], campaign
     for name, let_in, growth, answered in found:  # the ratio of rates means nothing in so short a time
         assert int(let_in) == 0 and float(growth) <= 64 and answered != "0", (name, campaign.stdout)
+
+
+def test_a_descriptor_that_is_something_else_by_now_ends_no_watcher() -> None:
+    """ZeroMQ may have closed the connection, and a pipe or a socket pair have its number."""
+    one, other = socket.socketpair()
+    strangers = strangers_module.Strangers.__new__(strangers_module.Strangers)
+    strangers._port, strangers._descriptors = 1, {one.fileno(): None}
+    with one, other:
+        strangers._look(one.fileno(), 0)
+        assert not strangers._descriptors
+        assert one.send(b"x") == 1

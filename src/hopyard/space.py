@@ -20,9 +20,13 @@ from hopyard.text import shown, unwritable
 
 
 def _number(name: str, field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise SpecError(f"{name}: {field} must be a finite number, got {shown(value)}")
-    return float(value)
+    return number
 
 
 def _range(name: str, low: Any, high: Any, grid: Any) -> tuple[float, float, int | None]:

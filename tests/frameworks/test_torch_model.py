@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import hopyard as hy
 from hopyard.errors import SpecError
 from hopyard.frameworks import framework_of, seed_all
+from hopyard.frameworks.torch.checks import loss_fault
 from hopyard.frameworks.torch.model import AUC, Model, accuracy
 from hopyard.frameworks.torch.tensors import tensors
 from hopyard.frameworks.tree import capture, restore
@@ -527,3 +528,28 @@ def test_preflight_refuses_an_output_that_the_loss_would_broadcast(tmp_path: Any
     data = hy.Dataset.numpy(x, x[:, 0] * 2)
     with pytest.raises(hy.PreflightError, match=r"outputs have shape \(rows, 1\) and label '\w+' has shape \(rows,\)"):
         hy.fit(recipe, {"lr": 0.1}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
+
+
+def test_a_loss_that_refuses_other_shapes_by_itself_is_no_fault() -> None:
+    """Preflight tries losses with shapes that the model never gives."""
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        assert outputs.ndim == 2, "only (rows, 1)"
+        return torch.nn.functional.mse_loss(outputs, targets[:, None])
+
+    assert loss_fault(torch.zeros(8, 1), torch.arange(8.0), loss, "y") == ""
+
+
+def test_a_loss_is_tried_as_a_copy() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return torch.nn.functional.mse_loss(outputs.squeeze(1), targets)
+
+    loss = Counting()
+    assert loss_fault(torch.zeros(8, 1), torch.arange(8.0), loss, "y") == ""
+    assert loss.calls == 0

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from hopyard.data.columns import Columns, aligned, pack
 from hopyard.data.dataset import Dataset
-from hopyard.data.encoding.encoder import Encoder, RowOrigin
+from hopyard.data.encoding.encoder import Encoder, RowOrigin, listed
 from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import NAME, RowTracker
-from hopyard.data.faults import listed, valid_rows
+from hopyard.data.faults import valid_rows
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed_vocabularies
 from hopyard.data.sources.memory import Arrays, Reader, Table

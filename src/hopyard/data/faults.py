@@ -1,4 +1,4 @@
-"""Rows that cannot be encoded: what a message says of them, and which they are."""
+"""Which rows cannot be encoded."""
 
 from __future__ import annotations
 
@@ -10,19 +10,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.encoding.encoder import LARGEST, Encoder, Fault, RowOrigin, Vocabulary
+from hopyard.data.encoding.encoder import LARGEST, Encoder, RowOrigin, Vocabulary
 from hopyard.data.manifest import Column, Field, Value
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, null_rows, to_numpy
-
-
-def listed(faults: Mapping[str, Fault]) -> str:
-    """Return a line for each column with bad values."""
-    return "\n".join(
-        f"  column {name!r}: {fault.count} of its rows hold null, NaN, infinity or more than float32 can; "
-        f"the first is {fault.first}"
-        for name, fault in faults.items()
-    )
 
 
 def valid_rows(fields: Sequence[Field], vocabularies: dict[str, Vocabulary], batch: Any) -> Array:

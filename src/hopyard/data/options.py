@@ -16,6 +16,8 @@ from hopyard.errors import SpecError
 from hopyard.text import sendable, shown, unwritable
 
 Names = str | list[str]
+LARGEST = 3.4028234663852886e38
+"""The largest number of float32."""
 Assign = Literal["round_robin", "contiguous"]
 
 
@@ -311,11 +313,12 @@ def _fill(argument: str, how: Any, encoding: Encoding | None) -> Fill:
         )
     constant = isinstance(how, tuple) and len(how) == 2 and isinstance(how[0], str) and how[0] == "constant"
     value = scalar(how[1]) if constant else value
-    allowed = isinstance(value, (bool, int, float)) or (constant and encoding is not None and isinstance(value, str))
+    number = isinstance(value, (bool, int, float)) and (encoding is not None or abs(value) <= LARGEST)
+    allowed = number or (constant and encoding is not None and isinstance(value, str))
     if not allowed or (isinstance(value, float) and not math.isfinite(value)) or unwritable(value):
         raise SpecError(
-            f'{argument} must be "mean" or a finite number, or where encode= makes categories of the column '
-            f'"most_frequent" or ("constant", value), got {shown(how)}'
+            f'{argument} must be "mean" or a number that float32 can hold, or where encode= makes categories of the '
+            f'column "most_frequent" or ("constant", value), got {shown(how)}'
         )
     if encoding is not None and encoding.values is not None and not encoding.other and value not in encoding.values:
         raise SpecError(f"{argument} = {shown(value)} is none of the values that encode= lists for the column")

@@ -88,7 +88,8 @@ class Strangers:
             duplicate = os.dup(descriptor)
             with socket.socket(fileno=duplicate) as connection:
                 duplicate = -1
-                ours = connection.getsockname()[1] == self._port
+                internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                ours = internet and connection.getsockname()[1] == self._port
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
                 received, sent, again = _COUNTS.unpack(info)
                 if ours and sent - again <= _LET_IN_BYTES:

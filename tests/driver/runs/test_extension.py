@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.runs.events import Extended
+from hopyard.driver.runs import start
 from hopyard.driver.runs.run import Run
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.store.layout import Layout
@@ -118,6 +119,36 @@ def test_a_run_whose_every_trial_failed(tmp_path: Path) -> None:
         select(tmp_path / "run", troubled, configs)
     with pytest.raises(SpecError, match=r"epochs = 3: every trial of .* failed; failed=True tries them again"):
         hy.resume(tmp_path / "run", epochs=3)
+
+
+def test_what_failed_is_tried_again_for_longer(tmp_path: Path) -> None:
+    """Also where every trial failed: then nothing is open before it is tried again."""
+    configs = [{"lr": 0.1, "at": 5, "do": "raise", "once": str(tmp_path / name)} for name in "ab"]
+    with pytest.raises(hy.RunFailed):
+        select(tmp_path / "run", troubled, configs)
+    run = hy.resume(tmp_path / "run", failed=True, recipe=troubled, epochs=3)
+    assert (run.status, [len(trial.history) for trial in run.trials]) == ("completed", [3, 3])
+
+
+def test_a_run_that_was_refused_is_given_more_trials(tmp_path: Path) -> None:
+    """The trials that were unfit before do not count again."""
+    configs = [{"lr": 0.1, "do": "build"}] * 3
+    with pytest.raises(hy.PreflightError):
+        select(tmp_path / "run", troubled, configs)
+    more = [*configs, {"lr": 0.1, "do": "build"}, *CONFIGS[:2]]
+    run = hy.resume(tmp_path / "run", search=hy.Configs(more))
+    assert [trial.status for trial in run.trials] == ["failed"] * 4 + ["completed"] * 2
+
+
+def test_a_search_that_was_written_but_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver ends between the pickle with the other search and the journal's word for it."""
+    search(tmp_path / "run", 2, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "drive", lambda job, wait: job.lock.free())
+        hy.resume(tmp_path / "run", search=hy.Random(4))
+    run = search(tmp_path / "run", 2, 2, resume=True)
+    assert len(run.trials) == 2
+    same(hy.resume(tmp_path / "run", search=hy.Random(4)), search(tmp_path / "whole", 4, 2))
 
 
 def told(config: dict[str, Any], ctx: Any) -> Any:

@@ -632,7 +632,7 @@ def edited(config: dict[str, Any], factor: float = 1.0) -> Any:
     ("more", "words"),
     [
         ({"recipe": edited}, "with another recipe"),
-        ({"configs": CONFIGS[:2]}, "with another search"),
+        ({"configs": CONFIGS[:2]}, "of 1 trials, the search proposes 2"),
         ({"exact": False}, "with exact='warn', not False"),
         ({"parallel": hy.Hopper(group=2)}, r"with parallel=Hopper\(group='auto'\), not Hopper\(group=2\)"),
         ({"store": "elsewhere"}, "with store=None, not '/.*elsewhere'"),
@@ -692,7 +692,7 @@ def test_a_digest_that_does_not_survive_its_pickle_refuses_nothing(
     digests_ever = count()
     monkeypatch.setattr(start, "value_digest", lambda value: str(next(digests_ever)))
     assert select(run.directory, configs=CONFIGS[:1], resume=True).status == "completed"
-    assert "whether the search was edited cannot be told" in caplog.text
+    assert "whether the space was edited cannot be told" in caplog.text
 
 
 def test_another_number_of_threads_is_said(

@@ -1,7 +1,7 @@
 """Watches for warnings (of Python's `warnings`) that a recipe, its model or its loss gives while a unit runs.
 
-They are shown as they would be without this, in a worker's log or in the user's own process. In addition they are told
-to the driver: each line that warns, once for each trial.
+They are shown, in a worker's log or in the user's own process: each text of a line once, whatever the filters say. In
+addition they are told to the driver: each line that warns, once for each trial.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class WarningWatch:
             told.add((filename, lineno))
             users = places.of_stack(sys._getframe(1), self._end) or places.of_function(recipe)
             origin = places.named(filename, lineno)
-            place = origin if not users else users if users.startswith(f"{origin},") else f"{users}; from {origin}"
+            same = f"{users},".startswith(f"{origin},")
+            place = origin if not users else users if same else f"{users}; from {origin}"
             news.append(Warned(escaped(f"{category.__name__}: {text}"[:TEXT]), escaped(place)))
 
         with warnings.catch_warnings():

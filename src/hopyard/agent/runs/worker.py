@@ -263,7 +263,8 @@ class Worker:
             self._let_through(error)
             self._keep(error)
             blamed = blame(error, self._plan.device != "cpu")
-            faults.append(summary(error, recipe_of(self._plan.recipe, trial)))
+            users = blamed[0] in ("user", "memory")
+            faults.append(summary(error, recipe_of(self._plan.recipe, trial) if users else None))
             raised = trace(error)
         else:
             if spec.metric is not None and spec.metric not in names:

@@ -484,7 +484,7 @@ class Machine:
         for trial in self.trials.values():
             lifecycle.extend(run, trial)
         if self.status in ("completed", "partial", "failed"):
-            self.status, self._finishing = "running" if self.names else "checking", False
+            self.status, self._finishing = self._preflight.begin_anew(""), False
 
     def _interrupted(self, event: Interrupted) -> None:
         pass

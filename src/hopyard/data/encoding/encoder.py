@@ -164,18 +164,22 @@ class Fault:
     first: str
 
 
-def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
-    """Raise DataError naming every column of these fields with bad values, if there are any."""
-    if not faults:
-        return
-    details = "\n".join(
+def listed(faults: Mapping[str, Fault]) -> str:
+    """Return a line for each column with bad values."""
+    return "\n".join(
         f"  column {name!r}: {fault.count} of its rows hold null, NaN, infinity or more than float32 can; "
         f"the first is {fault.first}"
         for name, fault in faults.items()
     )
+
+
+def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
+    """Raise DataError naming every column of these fields with bad values, if there are any."""
+    if not faults:
+        return
     columns = {column.name: column for field in fields for column in field.columns}
     raise DataError(
-        f"the data holds values that cannot be trained on:\n{details}\n"
+        f"the data holds values that cannot be trained on:\n{listed(faults)}\n"
         f"drop or fill them before, with impute=, or with transform=, for example, to drop those of "
         f"{next(iter(faults))!r},\n"
         f"  transform=lambda batch: batch.filter({_good(columns[next(iter(faults))])})"

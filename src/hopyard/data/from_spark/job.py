@@ -28,14 +28,13 @@ from blake3 import blake3
 from msgspec import UNSET
 
 from hopyard.data.assignment import Kind
-from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Fault, check
+from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Fault, check, listed
 from hopyard.data.encoding.exact_sums import ExactSums
 from hopyard.data.encoding.finalize import FeatureFinalizer, means, scales
 from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
-from hopyard.data.faults import listed
 from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
 from hopyard.data.from_spark.task import PROBE, Task, TaskReport, is_category
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value

@@ -212,9 +212,10 @@ class Loop:
             return
         events: list[Event] = []
         trial = len(self.machine.trials)
+        total = self.machine.spec.trials  # a search for more may be in the pickle before the journal has the `Extended`
         limit = math.inf if self._sampler.total is not None else AHEAD * (self._workers.count + 4)
         while self.machine.open + len(events) < limit:
-            config = self._sampler.ask(trial)
+            config = self._sampler.ask(trial) if total is None or trial < total else None
             if config is None:
                 events.append(Exhausted(at=self._clock.now()))
                 break

@@ -214,6 +214,8 @@ class SavedModel:
             OSError: the weights are gone.
         """
         self._require_transform()
+        if parse((self.directory / CONFIG).read_bytes(), self.directory / CONFIG) != self._about:
+            raise RunDirectoryError(f"{self.directory}: another model was saved here since; hy.load_model loads it")
         weights = weights_name(self._about.framework)
         files = {
             CONFIG: msgspec.json.encode(msgspec.structs.replace(self._about, format=FORMAT, python=PYTHON)),

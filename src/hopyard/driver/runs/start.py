@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 WHOLE_RUN = "the run (recipe, data, space, search, engine)"
 """The name of the pickle in messages."""
 
-BY_VALUE = ("recipe", "space", "search")
+COMPARED = ("recipe", "space")
+BY_VALUE = (*COMPARED, "search")
 """Parts of a run that are compared by their code and values."""
 
 
@@ -157,7 +158,7 @@ def go_on(
             machine,
             states,
             earlier,
-            (*added, *retries),
+            (*retries, *added),
             encrypt=about.encrypt,
             timeouts=None if timeouts == machine.spec.timeouts else timeouts,
         ),
@@ -242,7 +243,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     }
     differ = [f"with {name}={before!r}, not {after!r}" for name, (before, after) in asked.items() if before != after]
     differ += [
-        f"with another {name}" for name in BY_VALUE if _differs(layout, about, name, getattr(inputs, name), trust)
+        f"with another {name}" for name in COMPARED if _differs(layout, about, name, getattr(inputs, name), trust)
     ]
     manifest = inputs.data.prepare()
     if manifest.digest != about.data:

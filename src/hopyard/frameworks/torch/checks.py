@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,6 +52,8 @@ def _accepts(loss: Loss | None, outputs: torch.Tensor, label: int) -> bool:
             host_loss(row, target)
     except (IndexError, RuntimeError, ValueError):
         return False
+    except Exception:  # noqa: BLE001 - of the user's own loss, for another reason
+        return True
     finally:
         if isinstance(loss, torch.nn.Module):
             loss.to(outputs.device)
@@ -78,22 +81,23 @@ def loss_fault(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
 
 
 def _value(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor | None:
-    """Return the loss, flat; None where it, or its gradient, cannot be computed. Changes nothing."""
+    """Return the loss, flat; None where it, or its gradient, cannot be computed. A module is tried as a copy."""
     leaves: list[torch.Tensor] = []
 
     def leaf(output: torch.Tensor) -> torch.Tensor:
-        copy = output.detach().clone()
-        if copy.is_floating_point():
-            leaves.append(copy.requires_grad_())
-        return copy
+        detached = output.detach().clone()
+        if detached.is_floating_point():
+            leaves.append(detached.requires_grad_())
+        return detached
 
     try:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
-            value = loss(map_tensors(outputs, leaf), map_tensors(targets, torch.Tensor.clone))
+            tried = copy.deepcopy(loss) if isinstance(loss, torch.nn.Module) else loss
+            value = tried(map_tensors(outputs, leaf), map_tensors(targets, torch.Tensor.clone))
             torch.autograd.grad(value.sum(), leaves, allow_unused=True)
             return value.detach().reshape(-1)  # type: ignore[no-any-return]
-    except (*_REFUSALS, AttributeError):
+    except Exception:  # noqa: BLE001 - the user's own loss may refuse by any: the real step will say so
         return None
 
 

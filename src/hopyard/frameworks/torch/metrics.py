@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,18 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return right if right.ndim == 1 else right.flatten(1).mean(1)
 
 
-@dataclass(frozen=True, slots=True)
-class AUC:
+class _Restored:
+    """Sets the fields from a pickle, also of a version that had fewer of them."""
+
+    def __setstate__(self, state: dict[str, Any] | list[Any]) -> None:
+        known = fields(self)  # type: ignore[arg-type]
+        values = state if isinstance(state, dict) else dict(zip([field.name for field in known], state, strict=False))
+        for field in known:
+            object.__setattr__(self, field.name, values.get(field.name, field.default))
+
+
+@dataclass(frozen=True)
+class AUC(_Restored):
     """Area under the ROC curve of two classes, from counts in bins of equal width over the probability.
 
     Its counts are additive, so it is exact for the whole epoch up to the bins: rows of one bin count as ties, an error
@@ -82,8 +92,8 @@ class AUC:
         return float((positive * (below + negative / 2)).sum() / pairs) if pairs > 0 else math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class F1:
+@dataclass(frozen=True)
+class F1(_Restored):
     """2 · right / (predicted + actual): of class 1, or with more than two `classes` the mean over all of them.
 
     Outputs are logits: for two classes of shape (rows,), (rows, 1) or (rows, 2), else (rows, classes). A class that
