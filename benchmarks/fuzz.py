@@ -49,6 +49,7 @@ from hypothesis import strategies as st
 
 import hopyard as hy
 import hopyard.spark
+from hopyard.checks import scalar
 from hopyard.frameworks.linear import Linear
 from hopyard.text import escaped, shown
 
@@ -61,9 +62,9 @@ ADVICE = re.compile(
     r"pad|cut|says|names?|restore|copy|free|export|from \d|>=|no such|cannot|did you mean|only|takes|expects?)\b"
 )
 """Words of an error that say what is allowed or to be done."""
-NUMBERS = re.compile(r"\bhas \d|\b\d+ (?:rows|parts|times)|shape \(|(?:first is|no) rows?\b")
+NUMBERS = re.compile(r"\bhas \d|\b\d+ (?:rows|parts|times)|shape \(|(?:first is|no) rows?\b|there are:|cannot fill")
 """What an error says of a large value: how many it has."""
-ARRAYS = {"x": "inputs", "y": "targets", "data": "rows"}
+ARRAYS = {"x": "inputs", "y": "targets", "data": "inputs"}
 """Arguments whose columns have other names."""
 
 
@@ -392,7 +393,7 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
         "trial.save": Call(trial.save, lambda: {"directory": "again"}),
         "program.wait": Call(program.wait, lambda: {"timeout": 0}, waits=True),
         "program.logs": Call(program.logs, dict),
-        "program.feed": Call(program.feed, feed),
+        "program.feed": Call(program.feed, feed, waits=True),
         "program.infer": Call(program.infer, lambda: {"data": df, "schema": "a double"}),
         "program.end": Call(program.end, lambda: {"name": f"e{time.monotonic_ns()}"}),
         "program.show_tensorboard": Call(program.show_tensorboard, lambda: {"timeout": 0.1}),
@@ -426,7 +427,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def texts_of(value: Any) -> list[str]:
     """Return texts of which an error about this value has one: the beginning of its text, or its type."""
-    texts = [type(value).__name__, "None" if value is None else type(value).__qualname__]
+    texts = [type(value).__name__, type(scalar(value)).__name__, "None" if value is None else type(value).__qualname__]
     for text in (repr, str, ascii, shown):
         with contextlib.suppress(Exception):
             beginning = escaped(text(value))[:16].strip()
@@ -516,9 +517,10 @@ class Campaign:
             self.outcomes["HopyardError"] += 1
             for weakness in weaknesses(error, name, wrong):
                 self.fault(weakness, name, wrong, f"{type(error).__name__}: {escaped(str(error))[:400]}")
-            if (after := contents(self.folder)) != self.before:
-                changed = sorted({path for path in after.items() ^ self.before.items()})
-                self.fault("changed a directory", name, wrong, f"{error!s:.200}\n    {changed[:4]}")
+            if changed := {path for path, _ in contents(self.folder).items() ^ self.before.items()}:
+                began = isinstance(error, (hy.PreflightError, hy.RunFailed))  # then its run directory has the logs
+                if not began or any(not path.startswith("runs") for path in changed):
+                    self.fault("changed a directory", name, wrong, f"{error!s:.200}\n    {sorted(changed)[:4]}")
                 self.restore()
         except TimeoutError as error:
             if call.waits:

@@ -9,7 +9,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "hopyard"
 
 LEVELS = [
-    {"errors", "text"},
+    {"text"},
+    {"errors"},
     {"checks"},
     {"spec"},
     {"space"},

@@ -20,11 +20,17 @@ Each class carries its `exit_code`; `hopyard run script.py` turns it into the pr
 
 from __future__ import annotations
 
+from hopyard.text import readable
+
 
 class HopyardError(Exception):
-    """The root of all errors that Hopyard raises."""
+    """The root of all errors that Hopyard raises. Its text can be shown anywhere: control characters, which a name or a
+    value may bring, are spelled out, and lines that nobody would read are cut."""
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(readable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class UsageError(HopyardError, ValueError):

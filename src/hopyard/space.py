@@ -48,7 +48,7 @@ def plain(value: Any, label: str) -> Any:
     value = sequence(value)
     if value is None or isinstance(value, (bool, int, str)):
         if fault := unwritable(value):
-            raise SpecError(f"{label}: {value!a}: {fault}")
+            raise SpecError(f"{label}: {shown(value)}: {fault}")
         return value
     if isinstance(value, float):
         if math.isfinite(value):

@@ -25,6 +25,8 @@ _CONTROLS = re.compile(
 them: Persian, Hindi and emoji are written with them."""
 
 
+LINE = 4_000
+"""Characters of a line in the text of an error."""
 SHOWN = 200
 """Characters of a value in an error."""
 _REPR = reprlib.Repr()
@@ -59,6 +61,12 @@ def escaped(text: str) -> str:
         text = _COLOURS.sub("", text).replace("\r\n", "\n")
         text = _CONTROLS.sub(_code, text)
     return text if text.isascii() or sendable(text) else text.encode(errors="backslashreplace").decode()
+
+
+def readable(text: str) -> str:
+    """Return text as `escaped` does, with its lines cut after `LINE` characters."""
+    lines = escaped(text).split("\n")
+    return "\n".join(f"{line[:LINE]} … ({len(line) - LINE:,} more)" if len(line) > LINE else line for line in lines)
 
 
 def _code(match: re.Match[str]) -> str:

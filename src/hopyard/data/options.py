@@ -205,7 +205,7 @@ def columns(
         standardize = [column_name(name) for name in standardize]
         for name in standardize:
             if name not in _flat(inputs):
-                raise SpecError(f"standardize names {name!r}, which is no feature{closest(name, _flat(inputs))}")
+                raise SpecError(f"standardize names {shown(name)}, which is no feature{closest(name, _flat(inputs))}")
             if name in encodings:
                 raise SpecError(f"standardize names {name!r}, which is encoded as categories; leave out one of the two")
     elif not isinstance(standardize, bool):
@@ -220,7 +220,7 @@ def column_name(name: Any) -> Any:
     """Return the name of a column: an integer, which pandas takes for a name, as text; text of NumPy as Python's;
     anything else as it is, for the caller to refuse."""
     name = scalar(name)
-    return str(name) if isinstance(name, int) and not isinstance(name, bool) else name
+    return shown(name) if isinstance(name, int) and not isinstance(name, bool) else name
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:
@@ -253,7 +253,9 @@ def _names(argument: str, value: Any) -> Names:
         return value
     for at, name in enumerate(value if isinstance(value, list) else []):
         if not isinstance(name, str):
-            raise SpecError(f"{argument}[{at}] = {name!r}: names of columns are text, {str(name)!r} perhaps")
+            raise SpecError(
+                f"{argument}[{at}] = {shown(name)}: names of columns are text; give {shown(name)!r} perhaps"
+            )
         if not name:
             raise SpecError(f"{argument}[{at}] = '': a name has a character at least; rename the column")
     raise SpecError(f"{argument} must be the name of a column or a list of such names, got {shown(value)}")
@@ -284,7 +286,7 @@ def _values(argument: str, value: Any) -> list[Value]:
             f"{argument} must be a list of at least one value, each a text, a number or a boolean, got {shown(value)}"
         )
     if len(set(values)) < len(values):
-        raise SpecError(f"{argument} = {shown(value)}: a value is there twice")
+        raise SpecError(f"{argument} = {shown(value)}: a value is there twice; name each once")
     return values
 
 
@@ -297,7 +299,7 @@ def _fills(impute: Any, features: list[str], encodings: Mapping[str, Encoding]) 
     fills = {}
     for name, how in {column_name(name): how for name, how in impute.items()}.items():
         if name not in features:
-            raise SpecError(f"impute names {name!r}, which is no feature{closest(str(name), features)}")
+            raise SpecError(f"impute names {shown(name)}, which is no feature{closest(name, features)}")
         fills[name] = _fill(f"impute[{name!r}]", how, encodings.get(name))
     return fills
 

@@ -21,10 +21,7 @@ def from_numpy(
     """Return (arrays by column name, features, label, weight, key); see `named_parts` for the names."""
     parts = {"inputs": x, "targets": y, "weight": weight, "key": key}
     values, names = named_parts({part: value for part, value in parts.items() if value is not None or part == "inputs"})
-    arrays = {
-        column: plain(value) if column == names.get("key") else as_array(value, repr(text))
-        for column, (text, value) in values.items()
-    }
+    arrays = {column: as_array(value, repr(text)) for column, (text, value) in values.items()}
     for column, (text, value) in values.items():
         if not arrays[column].ndim:
             raise DataError(f"{text} must be an array of shape (rows, …), got the single value {shown(value)}")

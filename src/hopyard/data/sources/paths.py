@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 import uuid
@@ -15,10 +14,10 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from hopyard.checks import sequence
-from hopyard.errors import DataError, SpecError
+from hopyard.checks import path, sequence
+from hopyard.errors import DataError
 from hopyard.filesystems import is_there, matching, open_url, reaching, why
-from hopyard.text import sendable, shown
+from hopyard.text import sendable
 
 T = TypeVar("T")
 
@@ -58,9 +57,7 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
     source = sequence(source)
     if isinstance(source, list) and source:
         return [file for one in source for file in find(one, kind, endings)]
-    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source):
-        raise SpecError(f"source must be a path, glob, directory or URL, or a list of these, got {shown(source)}")
-    text = os.fspath(source)
+    text = path("source", source, "a path, glob, directory or URL, or a list of these")
     with reaching(text, "open", DataError, "source"):
         system, root = open_url(str(Path(text).expanduser().absolute()) if is_local(text) else text)
         system.invalidate_cache()

@@ -203,7 +203,7 @@ def resume(
         "durable_timeout": durable_timeout,
     }
     changed: dict[str, Any] = {name: value for name, value in timeouts.items() if value is not None}
-    if unit_timeout == math.inf:
+    if isinstance(unit_timeout, float) and unit_timeout == math.inf:
         changed["unit_timeout"] = None
     Timeouts(**changed)
     changes = Changes(changed, failed, recipe, epochs, search)

@@ -86,7 +86,12 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, tr
             f"without {directory.suffix}"
         )
     _require_own(directory)
-    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"save({shown(str(directory))}): {error.strerror}; give a folder that this user may write to"
+        ) from error
     metrics: dict[str, float | None] = {} if epoch is None else dict(record.history.get(epoch - 1, {}))
     framework = framework_of(trained.built.trainable)
     if framework is not None:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from blake3 import blake3
 
+from hopyard.checks import path
 from hopyard.driver.pickling import read_trusted
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.saved_model import (
@@ -116,7 +117,7 @@ def portable(model: Any, which: Literal["best", "last"] = "best", trust: bool = 
     if isinstance(model, SavedModel):
         return Portable(model.files())
     if isinstance(model, (str, Path)):
-        return Portable(_read(Path(model), trust))
+        return Portable(_read(Path(path("model", model)), trust))
     raise SpecError(
         "model must be a Run, a Trial, a SavedModel or the directory that run.best.save(…) wrote, got "
         f"{type(model).__name__}; a bare model does not know how its data was encoded"

@@ -7,7 +7,7 @@ record batches of Arrow, and the schema of its result is found by trying it on a
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from hopyard.checks import flag, no_such
+from hopyard.checks import flag, no_such, sequence
 from hopyard.driver.pickling import dump
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.inference.arrays import LazyColumns, column, to_column
@@ -109,11 +109,10 @@ def map_batches(
     if not hasattr(df, "mapInArrow"):
         raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}")
     flag("keep", keep)
-    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
+    listed = df.columns if columns is None else sequence(columns)
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
-    names = tuple(df.columns if columns is None else columns)
-    if not all(isinstance(name, str) for name in names):
-        raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
+    names = tuple(listed)
     if not names and not keep:
         raise SpecError("columns must name at least one column, or be None for all, got []")
     if unknown := [name for name in dict.fromkeys(names) if name not in df.columns]:
