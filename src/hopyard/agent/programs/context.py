@@ -86,7 +86,7 @@ class ProgramContext:
         """
         if self.rank < 0:
             raise SpecError(f"{self.role} {self.index} is not fed: rows go to chiefs and workers")
-        feed_named(name, "ctx.feed")
+        name = feed_named(name, "ctx.feed")
         if name not in self._feeds:
             from hopyard.feeds.reader import Feed
 

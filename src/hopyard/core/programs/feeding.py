@@ -79,7 +79,7 @@ def feed_named(name: Any, caller: str) -> str:
     """
     if not isinstance(name, str) or not name or not sendable(name):
         raise SpecError(f"{caller}(name=…) must be text that is not empty, got {shown(name)}")
-    return name
+    return str.__str__(name)  # of another class, such as NumPy's, no message has it
 
 
 class FeedMachine:

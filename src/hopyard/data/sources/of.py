@@ -296,10 +296,10 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
         SpecError: it is not such a data set, or the names do not fit its items.
         DataError: it is empty.
     """
-    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+    if isinstance(items, Mapping) or not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
         raise SpecError(f"items must be a map-style data set, with len(it) and it[i], got {shown(items)}")
     if not len(items):
-        raise DataError("the data set has no rows: len(it) is 0")
+        raise DataError("items must have rows: len(it) is 0")
     head = items[0]
     first, inputs, targets, weights = split_item(head, 0)
     named = isinstance(head, Mapping)

@@ -115,15 +115,15 @@ def launch(
         script=script,
         run_id=secrets.token_hex(8),
     )
-    for name, value in (("resume", resume), ("tensorflow1", tensorflow1), ("release_cores", release_cores)):
-        flag(name, value)
+    resume, tensorflow1 = flag("resume", resume), flag("tensorflow1", tensorflow1)
+    release_cores = flag("release_cores", release_cores)
     if not isinstance(tensorboard, bool):
         path("tensorboard", tensorboard, "True, False or a path")
     if directory is not None:
         path("directory", directory)
     pickled = _script(Path(str(main)), args) if script else _function(main, args)
     variables = environment("env", {} if env is None else env)
-    one_of("transport", transport, ("auto", None))
+    transport = one_of("transport", transport, ("auto", None))
     timeouts = Timeouts(heartbeat_timeout=heartbeat_timeout)
     agent_engine = _engine(user_engine, spec)
     if strategies.foreseen(Path(str(main)) if script else main, {**agent_engine.env, **variables}):

@@ -55,8 +55,7 @@ class Feeding:
     def feed(self, data: Any, *, epochs: int, name: str, uneven: Any, end: bool, timeout: float | None) -> int:
         """See `Program.feed`."""
         epochs = whole("feed(epochs=)", epochs, 0)
-        one_of("feed(uneven=)", uneven, RULES)
-        flag("feed(end=)", end)
+        uneven, end = one_of("feed(uneven=)", uneven, RULES), flag("feed(end=)", end)
         if timeout is not None:
             timeout = seconds("feed(timeout=)", timeout, none="for any")
         source = source_of(data)
@@ -104,7 +103,7 @@ class Feeding:
 
         feed = self._session("infer", name, "join")
         self._has_inferences = True
-        route = Route(feed.endpoints(), self._token, name, feed.machine.epochs, timeout=timeout)
+        route = Route(feed.endpoints(), self._token, feed.machine.name, feed.machine.epochs, timeout=timeout)
         self._use_cores()  # until the program's end: an inference may run at any time
         if is_frame(data):
             zone = data.sparkSession.conf.get("spark.sql.session.timeZone", "UTC")
@@ -113,7 +112,7 @@ class Feeding:
 
     def _session(self, method: str, name: str, uneven: Any) -> FeedSession:
         """Return the session of the feed with this name; a new feed gets this rule."""
-        feed_named(name, method)
+        name = feed_named(name, method)
         with self._lock:
             if name not in self._feeds:
                 spec = self._loop.spec

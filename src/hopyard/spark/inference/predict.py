@@ -52,7 +52,7 @@ def predict(
             (nulls, other shapes, categories that training never saw) is found when they are computed; the message names
             the column.
     """
-    one_of("handleInvalid", handleInvalid, ("error", "skip", "keep"))
+    handleInvalid = one_of("handleInvalid", handleInvalid, ("error", "skip", "keep"))
     if not isinstance(predictionCol, str) or not predictionCol:
         raise SpecError(f"predictionCol must be text of at least one character, got {shown(predictionCol)}")
     bundle = portable(model, which, flag("trust", trust))
