@@ -518,8 +518,8 @@ class Campaign:
             for weakness in weaknesses(error, name, wrong):
                 self.fault(weakness, name, wrong, f"{type(error).__name__}: {escaped(str(error))[:400]}")
             if changed := {path for path, _ in contents(self.folder).items() ^ self.before.items()}:
-                began = isinstance(error, (hy.PreflightError, hy.RunFailed))  # then its run directory has the logs
-                if not began or any(not path.startswith("runs") for path in changed):
+                ran = isinstance(error, (hy.PreflightError, hy.RunFailed))  # then its run directory has the logs
+                if not ran or any(not path.startswith("runs") for path in changed):
                     self.fault("changed a directory", name, wrong, f"{error!s:.200}\n    {sorted(changed)[:4]}")
                 self.restore()
         except TimeoutError as error:

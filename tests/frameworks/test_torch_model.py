@@ -553,3 +553,21 @@ def test_a_loss_is_tried_as_a_copy() -> None:
     loss = Counting()
     assert loss_fault(torch.zeros(8, 1), torch.arange(8.0), loss, "y") == ""
     assert loss.calls == 0
+
+
+def test_labels_that_are_all_equal_hide_no_broadcasting() -> None:
+    """The first batch of a rare event, or of sorted rows."""
+
+    def squeezes(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(outputs.squeeze(1), targets)
+
+    own: Any = lambda outputs, targets: ((outputs - targets) ** 2).mean()  # noqa: E731
+    assert "outputs have shape (rows, 1)" in loss_fault(torch.zeros(8, 1), torch.zeros(8), own, "late")
+    assert loss_fault(torch.zeros(8, 1), torch.zeros(8), squeezes, "late") == ""
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (8,)])
+def test_one_output_and_a_loss_of_classes(shape: tuple[int, ...]) -> None:
+    """Floating-point labels would make cross entropy take the whole batch for one row."""
+    fault = loss_fault(torch.zeros(shape), torch.arange(8) % 3, torch.nn.CrossEntropyLoss(), "kind")
+    assert "give the model 3 outputs (ctx.classes)" in fault

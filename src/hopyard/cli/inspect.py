@@ -199,6 +199,8 @@ def _tail(path: Path, lines: int) -> int:
         with path.open("rb") as file, mmap.mmap(file.fileno(), start, access=mmap.ACCESS_READ) as data:
             for _ in range(lines):
                 start = data.rfind(b"\n", 0, max(0, start - 1)) + 1
+                if not start:
+                    break
     return start
 
 

@@ -60,7 +60,10 @@ class TrainedModel:
         if dropped:
             log.warning("evaluate: the Dataset's transform dropped %d of %d rows", dropped, columns.source_rows)
         if columns.targets is None and self.manifest.targets:
-            raise SpecError(f"evaluate: the data lacks the label ({', '.join(self.manifest.targets)}); add it")
+            names = [
+                column.name for field in self.manifest.fields if field.role == "targets" for column in field.columns
+            ]
+            raise SpecError(f"evaluate: the data lacks the label ({', '.join(names)}); add it")
         with undisturbed():
             sums = over(self.built, PartitionLoader(columns, self.built.batch_size), train=False)
         loss, rows = sums.get("loss", (0.0, 1.0))

@@ -207,6 +207,8 @@ def resume(
         changed["unit_timeout"] = None
     Timeouts(**changed)
     changes = Changes(changed, failed, recipe, epochs, search)
+    if engine is not None:
+        _engine(engine)
     layout = find(path("run_directory", run_directory))
     with room(layout.root):
         lock = Lock(layout.lock)
@@ -217,6 +219,6 @@ def resume(
 def _engine(engine: Engine | None) -> Engine:
     if engine is None:
         return Local()
-    if not is_engine(engine):
+    if isinstance(engine, type) or not is_engine(engine):
         raise SpecError(f"engine must be hy.Local(…), hy.Spark(spark, …) or hy.Inline(), got {shown(engine)}")
     return engine

@@ -63,13 +63,20 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
             with the run's trials; a recipe read `ctx.epochs`; every trial failed.
     """
     spec, trials = machine.spec, machine.trials
-    epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs, spec.epochs)
+    epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs)
+    if epochs < spec.epochs:
+        raise SpecError(f"epochs = {epochs}: {layout.root} has {spec.epochs} already; give more")
     total = spec.trials
     if changes.search is not None:
         if not isinstance(changes.search, Search):
             raise SpecError(f"search must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {shown(changes.search)}")
         sampler = changes.search.open(inputs.space, spec.seed)
         total = sampler.total
+        if total is not None and total < len(trials):
+            raise SpecError(
+                f"search proposes {total} trials, {layout.root} has {len(trials)}, which count too: for {total} more, "
+                f"hy.Random({len(trials) + total}) for example"
+            )
         for trial in trials.values():
             if (config := sampler.ask(trial.id)) != trial.config:
                 raise SpecError(

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from hopyard.checks import flag, path
 from hopyard.core.runs.records import TrialRecord
@@ -49,6 +50,8 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """Keras' backend."""
     spec: RunSpec
     manifest: Manifest
+    digests: dict[str, str] = {}
+    """File → BLAKE3 of its content, in hexadecimal; earlier versions wrote none."""
 
 
 def parse(content: bytes, name: str | Path = CONFIG) -> Saved:
@@ -115,6 +118,11 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, tr
         backend="" if framework == OWN else runtime(framework).versions().get("keras_backend", ""),
         spec=plan.spec,
         manifest=plan.manifest,
+        digests={
+            name: blake3((directory / name).read_bytes()).hexdigest()
+            for name in (weights_name(framework), TRANSFORM)
+            if (directory / name).exists()
+        },
     )
     (directory / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
     return directory
@@ -223,7 +231,7 @@ class SavedModel:
             raise RunDirectoryError(f"{self.directory}: another model was saved here since; hy.load_model loads it")
         weights = weights_name(self._about.framework)
         files = {
-            CONFIG: msgspec.json.encode(msgspec.structs.replace(self._about, format=FORMAT, python=PYTHON)),
+            CONFIG: msgspec.json.encode(msgspec.structs.replace(self._about, format=FORMAT, python=PYTHON, digests={})),
             weights: (self.directory / weights).read_bytes(),
             RECIPE: dump(self._recipe, "recipe"),
         }
@@ -264,8 +272,9 @@ def load_model(
         raise SpecError(f"transform must be a function of a record batch, or None, got {shown(transform)}")
     try:
         about = parse((root / CONFIG).read_bytes(), root / CONFIG)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RunDirectoryError(f"{root}: no {CONFIG} here; it must be a folder that run.best.save(…) wrote") from None
+    _require_intact(root, about, unused=[TRANSFORM] if transform is not None or recipe is not None else [])
     quiet(about.backend)
     unopened = transform is None and (root / TRANSFORM).exists()
     if recipe is None:
@@ -275,9 +284,31 @@ def load_model(
     assert recipe is not None
     with undisturbed():
         built = build(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
-    restore_weights(built.trainable, about.framework, root)
+    try:
+        restore_weights(built.trainable, about.framework, root)
+    except Exception as error:
+        raise RunDirectoryError(
+            f"{root}: its weights do not fit the model that the recipe builds ({type(error).__name__}: {error}); "
+            "give the recipe of the run"
+        ) from error
     tracker = None if transform is None else RowTracker(transform)
     return SavedModel(root, about, recipe, TrainedModel(built, about.manifest, tracker), unopened)
+
+
+def _require_intact(root: Path, about: Saved, unused: Sequence[str]) -> None:
+    """Raise RunDirectoryError where a file is gone or was changed: a model without its transform, or with another's
+    weights, would predict something else."""
+    for name, digest in about.digests.items():
+        if name in unused:
+            continue
+        try:
+            changed = blake3((root / name).read_bytes()).hexdigest() != digest
+        except OSError as error:
+            raise RunDirectoryError(f"{root / name}: {error.strerror}; copy or save the whole folder again") from error
+        if changed:
+            raise RunDirectoryError(
+                f"{root / name}: changed since run.best.save(…) wrote it; copy or save the whole folder again"
+            )
 
 
 def restore_weights(trainable: Any, framework: str, root: Path) -> None:

@@ -74,6 +74,8 @@ def loss_fault(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
         return ""
     if _value(loss, outputs, targets) is not None:
         return _pairs_all(outputs, targets, loss, label)
+    if fault := _lacks_classes(outputs, targets, loss, label):
+        return fault
     for changed, remedy in _changes(outputs, targets, loss, label):
         if _value(loss, outputs, changed) is not None:
             return remedy
@@ -101,12 +103,30 @@ def _value(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor | None:
         return None
 
 
+def _lacks_classes(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
+    """Return a fault where the loss takes class numbers, and the model gives one output for all classes."""
+    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+        return ""
+    if targets.ndim != 1 or outputs.numel() != len(targets) or not len(targets):
+        return ""
+    classes = max(2, int(targets.max()) + 1)
+    if _value(loss, outputs.reshape(-1, 1).expand(-1, classes), targets) is None:
+        return ""
+    return (
+        f"outputs have shape {_shape(outputs)}, and the loss takes class numbers such as label {label!r} by one output "
+        f"for each class: give the model {classes} outputs (ctx.classes), or take a loss of one output, such as "
+        "BCEWithLogitsLoss, with targets.float()"
+    )
+
+
 def _pairs_all(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
     """Return a fault where the loss compares each output of shape (rows, 1) with each label of shape (rows,), as
     broadcasting makes it do: then it does not change when the labels alone change places, and with outputs of shape
     (rows,) it does. Tried with the labels as outputs, as those of a fresh net may be one constant."""
     if not _is_column(outputs, targets):
         return ""
+    if bool((targets == targets[:1]).all()):  # of a rare event, or sorted rows
+        targets = (torch.arange(targets.numel(), device=targets.device) % 2).to(targets.dtype).reshape(targets.shape)
     perfect, others = targets.to(outputs.dtype), targets.roll(1, 0)
     if _equal(_value(loss, perfect, targets), _value(loss, perfect, others)):
         return ""
