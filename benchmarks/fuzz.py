@@ -77,7 +77,7 @@ class Rude:
     def _refuse(self, *_: Any) -> Any:
         raise RuntimeError("a rude object")
 
-    __repr__ = __str__ = __eq__ = __bool__ = __len__ = __iter__ = __hash__ = __float__ = __int__ = __index__ = _refuse
+    __repr__ = __str__ = __eq__ = __bool__ = __len__ = __hash__ = __float__ = __int__ = __index__ = _refuse
     __fspath__ = __contains__ = __getitem__ = __lt__ = __array__ = _refuse
 
 

@@ -144,7 +144,7 @@ def fit(
         durable_timeout=durable_timeout,
     )
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine))
-    spec = run_spec(inputs, epochs, metric, mode or "min", parallel, seed, exact, timeouts)
+    spec = run_spec(inputs, epochs, metric, "min" if mode is None else mode, parallel, seed, exact, timeouts)
     return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, trust)
 
 
