@@ -62,7 +62,9 @@ def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
     same(hy.resume(tmp_path / "run", epochs=4), select(tmp_path / "whole", epochs=4))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize(
+    "share", [0.0, pytest.param(0.3, marks=pytest.mark.slow), pytest.param(0.7, marks=pytest.mark.slow)]
+)
 def test_the_driver_ends_while_there_is_more_to_do(tmp_path: Path, share: float) -> None:
     """Wherever it ended, a plain resume goes on with what was added."""
     search(tmp_path / "run", 2, 2)
