@@ -405,10 +405,13 @@ def environment(ticket: Ticket, gpus: list[str]) -> dict[str, str]:
 
 
 def _files() -> str:
-    """Return the folder of the files that were sent by --files, --py-files, addFile and the like."""
+    """Return the folder of the files that were sent by --files, --py-files, addFile and the like; "": there is none."""
     from pyspark import SparkFiles
 
-    return os.path.abspath(SparkFiles.getRootDirectory())  # noqa: PTH100 - a text
+    try:
+        return os.path.abspath(SparkFiles.getRootDirectory())  # noqa: PTH100 - a text
+    except AssertionError:  # this process is none of Spark's workers
+        return ""
 
 
 def _gpus() -> list[str]:
