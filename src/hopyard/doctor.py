@@ -25,6 +25,7 @@ from pathlib import Path
 
 import platformdirs
 
+from hopyard.data.keywords import CACHE_BYTES
 from hopyard.errors import HopyardError
 from hopyard.spark.local import environment, java
 from hopyard.views import words
@@ -161,9 +162,10 @@ def _disk() -> list[Finding]:
     findings.append(_sync())
     cache = Path(platformdirs.user_cache_dir("hopyard"))
     cache_bytes = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.is_dir() else 0
-    advice = "`hopyard clean` lists what is in it, `hopyard clean --yes` removes it" if cache_bytes > 50e9 else ""
+    within = cache_bytes <= CACHE_BYTES
+    advice = "" if within else "`hopyard clean` lists what is in it, `hopyard clean --yes` removes it"
     text = f"{words.size(cache_bytes)} in {cache} (XDG_CACHE_HOME names another folder)"
-    findings.append(Finding("cache", cache_bytes <= 50e9, text, advice))
+    findings.append(Finding("cache", within, text, advice))
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     advice = "" if soft_limit >= 1024 else f"ulimit -n {min(4096, hard_limit) if hard_limit > 0 else 4096}"
     findings.append(Finding("open files", soft_limit >= 1024, f"{soft_limit} allowed", advice))

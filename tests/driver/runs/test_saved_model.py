@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import hopyard as hy
+from hopyard.spark.inference.bundle import portable
 from jobs import CONFIGS, linear, select, table
 
 
@@ -288,6 +289,8 @@ def test_a_folder_that_is_not_whole(moody: hy.Run, tmp_path: Path, name: str) ->
     file.unlink()
     with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file .* copy or save the whole folder again"):
         hy.load_model(file.parent)
+    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file .* copy or save the whole folder again"):
+        portable(file.parent, "best", False)  # what hy.predict sends
     file.write_bytes(content)
     file.chmod(0o600)
     assert len(hy.load_model(file.parent).predict(frame(9)))

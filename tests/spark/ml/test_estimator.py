@@ -316,7 +316,7 @@ class TestRefused:
             ({"epochs": 0}, r"epochs must be an integer >= 1, got 0"),
             ({"recipe": 3}, r"recipe must be a function.*, got 3"),
             ({"validation": 1.5}, r"validation must be a fraction in \[0, 1\), or validationCol.*, got 1\.5"),
-            ({"outputs": "odds"}, r"outputs must be one of 'auto', 'logits'.*, got 'odds'"),
+            ({"outputs": "odds"}, r'outputs must be "auto", "logits".* or "values", got .odds.'),
             ({"search": "random"}, r"search must be hy\.Grid.*, got 'random'"),
             ({"featuresCols": "a"}, "featuresCols must be a list of column names, got 'a'"),
             ({"engine": hy.Local}, "engine must be an engine such as .*, got <class"),

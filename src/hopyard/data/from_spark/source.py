@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn
 import msgspec
 from blake3 import blake3
 
+from hopyard import checks
 from hopyard.checks import scalar
 from hopyard.data.manifest import FILE, FORMAT, Manifest, SourceInfo
 from hopyard.data.partitions.cache import pin
@@ -24,7 +25,6 @@ from hopyard.data.sources.source import Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import on_this_host
-from hopyard.text import shown
 
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 
@@ -145,8 +145,8 @@ def folder_for(
             f'name = {name!r}: 1 to 64 letters of ASCII, digits, ".", "_" and "-" are allowed, a letter or a digit '
             'first, such as "flights-v1"'
         )
-    if path is not None and (not isinstance(path, (str, os.PathLike)) or not os.fspath(path)):
-        raise SpecError(f"path must be a path or URL that driver and executors share, got {shown(path)}")
+    if path is not None:
+        checks.path("path", path, "a path or URL that driver and executors share")
     if path is None and not on_this_host(df):
         master = df.sparkSession.conf.get("spark.master", "unknown")
         raise SpecError(

@@ -274,7 +274,7 @@ def load_model(
         about = parse((root / CONFIG).read_bytes(), root / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         raise RunDirectoryError(f"{root}: no {CONFIG} here; it must be a folder that run.best.save(…) wrote") from None
-    _require_intact(root, about, unused=[TRANSFORM] if transform is not None or recipe is not None else [])
+    require_intact(root, about, unused=[TRANSFORM] if transform is not None or recipe is not None else [])
     quiet(about.backend)
     unopened = transform is None and (root / TRANSFORM).exists()
     if recipe is None:
@@ -295,7 +295,7 @@ def load_model(
     return SavedModel(root, about, recipe, TrainedModel(built, about.manifest, tracker), unopened)
 
 
-def _require_intact(root: Path, about: Saved, unused: Sequence[str]) -> None:
+def require_intact(root: Path, about: Saved, unused: Sequence[str] = ()) -> None:
     """Raise RunDirectoryError where a file is gone or was changed: a model without its transform, or with another's
     weights, would predict something else."""
     for name, digest in about.digests.items():

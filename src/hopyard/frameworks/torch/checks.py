@@ -12,7 +12,6 @@ import torch
 from hopyard.frameworks.torch.metrics import map_tensors
 
 Loss = Callable[..., Any]
-_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
 """What losses raise for labels that they do not take."""
 
 

@@ -23,6 +23,7 @@ from hopyard.driver.runs.saved_model import (
     Saved,
     SavedModel,
     parse,
+    require_intact,
     weights_name,
 )
 from hopyard.driver.runs.trial import Trial
@@ -128,6 +129,7 @@ def _read(root: Path, trust: bool) -> dict[str, bytes]:
     try:
         config = (root / CONFIG).read_bytes()
         about = parse(config, root / CONFIG)
+        require_intact(root, about)
         quiet(about.backend)
         weights = weights_name(about.framework)
         files = {CONFIG: config, weights: (root / weights).read_bytes(), RECIPE: read_trusted(root / RECIPE, trust)}

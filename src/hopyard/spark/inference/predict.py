@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hopyard.checks import flag, one_of
 from hopyard.driver.runs.saved_model import TRANSFORM
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import is_vector
 from hopyard.spark.inference.bundle import Portable, portable
-from hopyard.spark.inference.loaded import probe
+from hopyard.spark.inference.loaded import Invalid, probe
 from hopyard.spark.inference.map_batches import map_batches
 from hopyard.spark.inference.scoring import Score, score_batches, score_columns
 from hopyard.sparkapi.dataframe import mapped, new_columns, require_unique
@@ -24,7 +24,7 @@ def predict(
     df: Any,
     *,
     predictionCol: str = "prediction",
-    handleInvalid: Literal["error", "skip", "keep"] = "error",
+    handleInvalid: Invalid = "error",
     which: Literal["best", "last"] = "best",
     trust: bool = False,
 ) -> Any:
@@ -52,7 +52,7 @@ def predict(
             (nulls, other shapes, categories that training never saw) is found when they are computed; the message names
             the column.
     """
-    handleInvalid = one_of("handleInvalid", handleInvalid, ("error", "skip", "keep"))
+    handleInvalid = one_of("handleInvalid", handleInvalid, get_args(Invalid))
     if not isinstance(predictionCol, str) or not predictionCol:
         raise SpecError(f"predictionCol must be text of at least one character, got {shown(predictionCol)}")
     bundle = portable(model, which, flag("trust", trust))

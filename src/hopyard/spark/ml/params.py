@@ -12,7 +12,7 @@ from functools import partial
 from inspect import Parameter, Signature
 from math import isfinite
 from textwrap import fill
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import (
@@ -25,11 +25,12 @@ from pyspark.ml.param.shared import (
     HasThresholds,
 )
 
-from hopyard.checks import closest, fraction, whole
+from hopyard.checks import closest, fraction, one_of, whole
 from hopyard.errors import SpecError
 from hopyard.ports import Engine, is_engine
 from hopyard.search.listed import Search
 from hopyard.space import Space
+from hopyard.spark.inference.loaded import Invalid
 from hopyard.spec import Hopper, Timeouts
 from hopyard.text import shown
 from hopyard.training.recipes import wants_context
@@ -48,7 +49,7 @@ class ModelParams(TypedDict, total=False):
     probabilityCol: str
     rawPredictionCol: str
     thresholds: list[float]
-    handleInvalid: Literal["error", "skip", "keep"]
+    handleInvalid: Invalid
     outputs: Literal["auto", "logits", "probabilities", "values"]
 
 
@@ -145,12 +146,6 @@ def _seconds(field: str, name: str, value: Any) -> Any:
     return value
 
 
-def _one_of(allowed: tuple[str, ...], name: str, value: Any) -> Any:
-    if value in allowed:
-        return value
-    raise SpecError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
-
-
 def _recipe(name: str, value: Any) -> Any:
     wants_context(value)
     return value
@@ -175,8 +170,6 @@ def _engine(name: str, value: Any) -> Any:
 
 
 OUTPUTS = ("auto", "logits", "probabilities", "values")
-INVALID = ("error", "skip", "keep")
-"""What becomes of rows that cannot be encoded."""
 
 TABLE: dict[str, Row] = {
     "featuresCol": Row("column of features: a vector, or an array of numbers", _text, "features"),
@@ -194,12 +187,12 @@ TABLE: dict[str, Row] = {
     "handleInvalid": Row(
         'what transform does with rows that hold null, NaN or a category that training never saw: "error", "skip" (no '
         'such row comes out) or "keep" (their prediction is NaN)',
-        partial(_one_of, INVALID),
+        partial(one_of, allowed=get_args(Invalid)),
         "error",
     ),
     "outputs": Row(
         'what the model gives: "logits" or "probabilities" of classes, "values", or "auto": by the label and some rows',
-        partial(_one_of, OUTPUTS),
+        partial(one_of, allowed=OUTPUTS),
         "auto",
     ),
     "recipe": Row("recipe(config) or recipe(config, ctx): returns a model that can train", _recipe),
@@ -209,7 +202,7 @@ TABLE: dict[str, Row] = {
     ),
     "search": Row("how to search the space", _search),
     "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
-    "mode": Row('"min" or "max": which value of the metric is the best', partial(_one_of, ("min", "max"))),
+    "mode": Row('"min" or "max": which value of the metric is the best', partial(one_of, allowed=("min", "max"))),
     "validation": Row("fraction of the rows that validate", _fraction, 0.0),
     "validationCol": Row("column of true and false: the rows that validate", _text),
     "seed": Row("seed of everything random", partial(_whole, None), 0),
