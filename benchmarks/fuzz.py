@@ -334,6 +334,7 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
     def feed() -> dict[str, Any]:
         return {"data": [{"a": 1.0}], "name": f"f{time.monotonic_ns()}", "timeout": 0.2}
 
+    ended: Callable[[Any], Any] = lambda run: run.wait()  # noqa: E731 - it may have begun with wait=False
     prepared: Callable[[Any], Any] = lambda data: data.prepare()  # noqa: E731
     return {
         "Space": Call(hy.Space, lambda: {"a": hy.choice([1, 2]), "b": hy.uniform(0, 1)}),
@@ -364,8 +365,8 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
         "Dataset.tfrecord": Call(hy.Dataset.tfrecord, _columns(source="data.parquet")),
         "Dataset.spark": Call(hy.Dataset.spark, _columns(df=df)),
         "Dataset.open": Call(hy.Dataset.open, lambda: {"url": "nowhere"}),
-        "select": Call(hy.select, lambda: {**_training(), "space": hy.Space(lr=0.1), "search": hy.Grid()}),
-        "fit": Call(hy.fit, lambda: {**_training(), "config": {"lr": 0.1}}),
+        "select": Call(hy.select, lambda: {**_training(), "space": hy.Space(lr=0.1), "search": hy.Grid()}, ended),
+        "fit": Call(hy.fit, lambda: {**_training(), "config": {"lr": 0.1}}, ended),
         "fit, resume": Call(
             hy.fit,
             lambda: (
@@ -373,7 +374,7 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
                 | {"engine": hy.Inline(), "directory": "kept", "resume": True}
             ),
         ),
-        "resume": Call(hy.resume, lambda: {"run_directory": "kept"}),
+        "resume": Call(hy.resume, lambda: {"run_directory": "kept"}, ended),
         "load": Call(hy.load, lambda: {"run_directory": "kept"}),
         "load_model": Call(hy.load_model, lambda: {"directory": "saved"}),
         "launch": Call(
