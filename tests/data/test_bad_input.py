@@ -38,10 +38,10 @@ def arrow(table: pa.Table = ROWS, **options: Any) -> Dataset:
         ({"features": {}}, "no column"),
         ({"features": 3.5}, r"features must be .*, got 3\.5"),
         ({"features": ["a", "a"]}, "'a' twice"),
-        ({"features": {"x": [1.5]}}, r"features\['x'\]\[0\] = 1\.5: names of columns are text, '1\.5' perhaps"),
+        ({"features": {"x": [1.5]}}, r"features\['x'\]\[0\] = 1\.5: names of columns are text; give '1\.5' perhaps"),
         ({"features": np.array([["a"], ["b"]])}, "features must be the name of a column or a list of such names, got"),
         ({"features": ["a", ""]}, r"features\[1\] = '': a name has a character"),
-        ({"features": ["a", ("b", "c")]}, r"""features\[1\] = \('b', 'c'\): names .* text, "\('b', 'c'\)" perhaps"""),
+        ({"features": ["a", ("b", "c")]}, r"""features\[1\] = \('b', 'c'\): names .* text; give "\('b', 'c'\)" perhaps"""),
         ({"features": ""}, "features must be the name of a column .*, got ''"),
         ({"features": {1.5: "a"}}, r"key 1\.5"),
         ({"label": True}, "label must be .*, got True"),
@@ -506,7 +506,7 @@ class Broken(list[Any]):
 @pytest.mark.parametrize(
     ("items", "words"),
     [
-        ([], "no rows"),
+        ([], "items must have rows"),
         ([(1, 2, 3, 4)], "4 parts"),
         ([(np.zeros(2), 1), (np.zeros(3), 1)], "item 1: 'inputs' has shape"),
         ([{"a": 1}], "features="),

@@ -418,8 +418,18 @@ def sitting(
     task, its = socket.socketpair()
     thread = threading.Thread(target=attend, args=(ticket, dial(ticket), its, [], os.getpid()))
     before = set(children(os.getpid()))
+    counts = threading.Event()
+    watch = oom.Kills.watch
+
+    def watch_and_say(self: oom.Kills, pid: int | str) -> tuple[Path, int] | None:
+        count = watch(self, pid)
+        counts.set()
+        return count
+
+    monkeypatch.setattr(oom.Kills, "watch", watch_and_say)
     supervisors.start(7)
     thread.start()
+    assert counts.wait(10)  # from now on a kill is one of this agent
     (pid,) = until(lambda: {one for one in set(children(os.getpid())) - before if b"hopyard.agent" in command(one)})
     with task:
         yield supervisors, pid

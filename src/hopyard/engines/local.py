@@ -175,11 +175,11 @@ class Processes:
             raise ResourceError(f"slot {slot}: no worker process could be started: {error}") from error
         stdin: IO[bytes] | None = process.stdin
         assert stdin is not None
+        self._counters[slot] = self._kills.watch(process.pid)  # before its card, without which it does nothing
         with contextlib.suppress(BrokenPipeError):
             stdin.write(self._launch.card(slot))
             stdin.flush()
         self._running[slot] = process, watched(process.pid)
-        self._counters[slot] = self._kills.watch(process.pid)
 
     def end(self, slot: int) -> None:
         """Kill the process and wait for its end, though not for long. A stopped one (SIGSTOP) ends too."""

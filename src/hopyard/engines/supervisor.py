@@ -321,14 +321,14 @@ class _AgentRunner:
             self._send(Ended(slot, escaped(f"no process could be started: {error}")))
             return
         assert agent.stdin is not None and agent.stdout is not None
+        self._kills = oom.Kills()
+        self._counter = self._kills.watch(agent.pid)  # before its card, without which it does nothing
         card = json.loads(self._ticket.card) | {"slot": slot}
         with contextlib.suppress(BrokenPipeError):
             agent.stdin.write(json.dumps(card).encode() + b"\n")
             agent.stdin.flush()
         os.set_blocking(agent.stdout.fileno(), False)
         self._wait.register(agent.stdout, selectors.EVENT_READ, self._printed)
-        self._kills = oom.Kills()
-        self._counter = self._kills.watch(agent.pid)
         self._agent_watch = watched(agent.pid)
         if self._agent_watch >= 0:
             self._wait.register(self._agent_watch, selectors.EVENT_READ, self._ended)

@@ -661,7 +661,7 @@ def test_an_engine_that_gives_up_ends_it_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "how, words",
     [
-        ("huge", r"ValueError: m+ … \(8,388,620 characters\)"),
+        ("huge", r"ValueError: m+ … \([\d,]+ more\)"),
         ("surrogate", r"ValueError: \\ud800"),
         ("no text", "its text cannot be had: ZeroDivisionError"),
         ("exit True", r"sys.exit\(True\)"),

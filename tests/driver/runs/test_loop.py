@@ -593,6 +593,21 @@ def test_a_worker_without_room_for_its_rows_that_ends_at_once_is_not_replaced(st
     assert it.link.started == [0, 1]
 
 
+def test_times_never_run_back_where_a_state_is_durable_before_its_answer_came(stage: Callable[..., Stage]) -> None:
+    """Bug: the journal had the time at which the message came, between facts that came after it."""
+    it = stage([READY], [FIT])
+
+    def tell_other() -> list[Any]:
+        time.sleep(0.001)
+        return [StoreAway(at=0.0, slot=0, error="away"), StoreBack(at=0.0, slot=0), done(it.link.work[-1])]
+
+    it.link.receives += [lambda: [durable(it.link.work[-1])], tell_other] * 2
+    it.loop.run()
+    times = [line.at for line in it.lines()]
+    assert any(isinstance(line, StoreBack) for line in it.lines())
+    assert times == sorted(times)
+
+
 def test_what_became_durable_before_its_slot_was_lost_is_deleted(stage: Callable[..., Stage]) -> None:
     """Bug: it was kept for its answer for ever, and its State was there until the last sweep."""
     it = stage([READY], [FIT])

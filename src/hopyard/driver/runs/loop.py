@@ -230,7 +230,7 @@ class Loop:
             yield from self._events(message)
         if self._early:
             for lease in [lease for lease in self._early if not self.machine.leases.stands(lease)]:
-                yield from self._early.pop(lease)  # their slot is gone, or their unit counts no more: they are deleted
+                yield from self._pop_early(lease)  # their slot is gone, or their unit counts no more: they are deleted
         now = self._clock.now()
         if self.machine.due(now):
             yield Tick(at=now)
@@ -259,15 +259,18 @@ class Loop:
         return [msgspec.structs.replace(message, at=now)]
 
     def _answer(self, message: Done | Failed, now: float) -> list[Event]:
-        return [msgspec.structs.replace(message, at=now), *self._early.pop(message.lease, ())]
+        return [msgspec.structs.replace(message, at=now), *self._pop_early(message.lease)]
 
     def _durable(self, message: Durable, now: float) -> list[Event]:
-        fact = msgspec.structs.replace(message, at=now)
         if not self.machine.leases.stands(message.ref.attempt):
-            return [fact]
+            return [msgspec.structs.replace(message, at=now)]
         # it overtook the answer: another socket, another thread
-        self._early.setdefault(message.ref.attempt, []).append(fact)
+        self._early.setdefault(message.ref.attempt, []).append(message)
         return []
+
+    def _pop_early(self, lease: int) -> list[Event]:
+        """Return the States that became durable early, as facts of now: the times of a journal never run backwards."""
+        return [msgspec.structs.replace(message, at=self._clock.now()) for message in self._early.pop(lease, ())]
 
     def _no_room(self, message: NoRoom, now: float) -> Sequence[Event]:
         """No room for States: end the run, which can be resumed. No room for rows on one host: end the slot."""
