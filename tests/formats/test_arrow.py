@@ -14,7 +14,7 @@ def test_bytes_in_a_tensor_are_its_last_axis(kind: pa.DataType) -> None:
     """Bug: it was a ValueError of NumPy."""
     rows = [[b"abc", b"def"], [b"ghi", b"jkl"]]
     if kind == pa.binary(3):
-        storage = pa.FixedSizeListArray.from_arrays(pa.array(sum(rows, []), kind), 2)
+        storage = pa.FixedSizeListArray.from_arrays(pa.array([item for row in rows for item in row], kind), 2)
         array = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(kind, (2,)), storage)
     else:
         array = pa.array(rows, pa.list_(kind))
