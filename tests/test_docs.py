@@ -12,9 +12,10 @@ import sys
 import urllib.parse
 from pathlib import Path
 
-import pages
 import pytest
 from markdown_it import MarkdownIt
+
+import pages
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
