@@ -31,7 +31,7 @@ def same(run: Run, whole: Run) -> None:
     assert [trial.history for trial in run.trials] == [trial.history for trial in whole.trials]
     assert [trial.epoch for trial in run.trials] == [trial.epoch for trial in whole.trials]
     assert (run.best.id, run.best.metrics) == (whole.best.id, whole.best.metrics)
-    assert run.spec.epochs == whole.spec.epochs
+    assert run._machine.spec.epochs == whole._machine.spec.epochs
     assert run.best.evaluate(dataset()) == whole.best.evaluate(dataset())
 
 
