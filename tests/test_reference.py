@@ -27,8 +27,7 @@ NAMESPACES: dict[str, Any] = {
     "hopyard.keras": hy.keras,
     "hopyard.spark": hy.spark,
 }
-MODULES = {"torch", "keras", "spark"}
-PUBLIC = [f"{space}.{name}" for space, module in NAMESPACES.items() for name in module.__all__ if name not in MODULES]
+PUBLIC = [f"{space}.{name}" for space, module in NAMESPACES.items() for name in module.__all__]
 PUBLIC += ["hopyard.compat.install", "hopyard.compat.installed"]
 BUILD_SECONDS = 240
 
