@@ -24,9 +24,9 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-RUN = ("python", "setup", "check", "bash")
-SHOWN = ("text",)
-"""Languages of what is only shown: output, formats."""
+COMMENTS = ("setup", "check")
+FENCES = ("python", "bash", "text", "{toctree}")
+"""Languages; the last two are only shown: output, and what Sphinx reads."""
 
 
 class PageError(Exception):
@@ -46,7 +46,7 @@ class Block:
     @property
     def runs(self) -> bool:
         """Whether this host runs it."""
-        return self.language in RUN and self.not_run is None
+        return self.language in (*COMMENTS, "python", "bash") and self.not_run is None
 
     def compiled(self) -> types.CodeType:
         """Return Python with the lines that it has in the page."""
@@ -84,8 +84,8 @@ def blocks(page: Path) -> list[Block]:
                 raise PageError(f"{where}: 'not run' without a reason")
             continue
         language = token.info.strip()
-        if language not in (*RUN, *SHOWN) and not language.startswith("{"):
-            raise PageError(f"{where}: a block of {language!r}; {', '.join((*RUN, *SHOWN))} are known")
+        if language not in FENCES:
+            raise PageError(f"{where}: a block of {language!r}; {', '.join(FENCES)} are known")
         found.append(Block(page, language, token.content, first + 2, reason and reason[0]))
         reason = None
     if reason is not None:
