@@ -18,6 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from hopyard.cli import app
+
+pytestmark = pytest.mark.timeout(240)  # each process of TensorFlow needs 5 seconds of a core before its first line
 
 STOCK = Path(__file__).parent / "stock"
 PAGE = Path(__file__).parents[1] / "docs" / "from-a-hand-started-cluster.md"
@@ -32,8 +37,7 @@ TABLE = {
 MOST_LINES = 10
 RESULT = re.compile(r"(\w+ \d): loss (\d+\.\d+), accuracy (\d+\.\d+)")
 MINIMUM_ACCURACY = 0.8
-COMMAND_SECONDS = 110
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="TensorFlow and gloo are tried on Linux")
+COMMAND_SECONDS = 230
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
@@ -82,7 +86,7 @@ def launched(name: str, folder: Path) -> dict[str, tuple[float, float]]:
     """Return what the processes print as results, started by the command of the page."""
     program = folder / "program"
     called(folder / "launched", "-m", "hopyard", "launch", *TABLE[name][2], "--directory", program, changed(name))
-    found = results(called(folder / "logs", "-m", "hopyard", "logs", program))
+    found = results(CliRunner().invoke(app, ["logs", str(program)]).output)
     assert found and min(accuracy for _, accuracy in found.values()) > MINIMUM_ACCURACY
     return found
 
@@ -92,7 +96,7 @@ def launched(name: str, folder: Path) -> dict[str, tuple[float, float]]:
 
 def test_the_page_has_a_row_for_each_program() -> None:
     assert sorted(TABLE) == sorted(path.name for path in STOCK.glob("*.py"))
-    assert {path.name for path in (STOCK / "changed").iterdir()} <= set(TABLE)
+    assert {path.name for path in (STOCK / "changed").glob("*.py")} <= set(TABLE)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -114,7 +118,6 @@ def test_lines_that_count_as_changed(before: str, after: str, lines: int) -> Non
 # ------------------------------------------------------------------------------------------------ the programs
 
 
-@LINUX
 @pytest.mark.slow
 @needs("torch", "sklearn")
 def test_torch_ddp_prints_what_it_prints_under_torchrun(tmp_path: Path) -> None:
@@ -126,7 +129,6 @@ def test_torch_ddp_prints_what_it_prints_under_torchrun(tmp_path: Path) -> None:
     assert (tmp_path / "launched" / "snapshot.pt").exists()
 
 
-@LINUX
 @pytest.mark.slow
 @needs("jax", "sklearn")
 def test_jax_distributed_prints_what_it_prints_started_by_hand(tmp_path: Path) -> None:
@@ -147,7 +149,6 @@ def test_jax_distributed_prints_what_it_prints_started_by_hand(tmp_path: Path) -
     assert launched("jax_distributed.py", tmp_path) == by_hand
 
 
-@LINUX
 @pytest.mark.slow
 @needs("tensorflow", "sklearn")
 def test_multi_worker_mirrored(tmp_path: Path) -> None:
@@ -156,7 +157,6 @@ def test_multi_worker_mirrored(tmp_path: Path) -> None:
     assert found["worker 0"] == found["worker 1"], "replicas differ"
 
 
-@LINUX
 @pytest.mark.slow
 @needs("tensorflow", "sklearn")
 @pytest.mark.parametrize(("name", "who"), [("parameter_server_strategy.py", "chief 0"), ("ps_tutorial.py", "worker 0")])

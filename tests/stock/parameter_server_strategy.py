@@ -54,7 +54,7 @@ def per_worker_dataset_fn():
 
 
 per_worker_iterator = iter(coordinator.create_per_worker_dataset(per_worker_dataset_fn))
-num_epochs, steps_per_epoch = 6, 30
+num_epochs, steps_per_epoch = 8, 30
 for _ in range(num_epochs):
     for _ in range(steps_per_epoch):
         loss = coordinator.schedule(step_fn, args=(per_worker_iterator,))
