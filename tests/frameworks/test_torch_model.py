@@ -539,7 +539,10 @@ def test_preflight_refuses_an_output_that_the_loss_would_broadcast(tmp_path: Any
         (lambda outputs, targets: F.mse_loss(outputs, targets.squeeze(-1)), ""),
         (lambda outputs, targets: F.mse_loss(outputs, targets[:, 0]), ""),
         (lambda outputs, targets: F.mse_loss(outputs[:, None], targets), ""),
-        (lambda outputs, targets: (outputs[:, None] - targets.squeeze(-1)).abs().max(1).values.mean(), ""),  # on purpose
+        (
+            lambda outputs, targets: (outputs[:, None] - targets.squeeze(-1)).abs().max(1).values.mean(),
+            "",
+        ),  # on purpose
     ],
 )
 def test_flat_outputs_and_a_column_of_labels(loss: Any, message: str) -> None:
