@@ -566,6 +566,23 @@ def test_preflight_refuses_labels_that_the_loss_would_broadcast(tmp_path: Any) -
         hy.fit(recipe, {"lr": 0.1}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
 
 
+def test_evaluate_names_a_label_that_the_model_has_no_output_for(tmp_path: Any) -> None:
+    def recipe(config: Any) -> Any:
+        module = nn.Linear(6, 3)
+        return Model(module, torch.optim.SGD(module.parameters(), lr=config["lr"]), nn.CrossEntropyLoss())
+
+    x = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
+    y = np.arange(64) % 3
+    directory = tmp_path / "run"
+    run = hy.fit(recipe, {"lr": 0.1}, hy.Dataset.numpy(x, y), epochs=1, engine=hy.Inline(), directory=directory)
+    assert run.best.evaluate({"inputs": x, "targets": y})["loss"] > 0
+    y[5] = 7
+    with pytest.raises(
+        hy.DataError, match=r"column 'targets': .* labels 0 to 2: label 7 has none; .*or drop such rows"
+    ):
+        run.best.evaluate({"inputs": x, "targets": y})
+
+
 def test_a_loss_that_refuses_other_shapes_by_itself_is_no_fault() -> None:
     """Preflight tries losses with shapes that the model never gives."""
 

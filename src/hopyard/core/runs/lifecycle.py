@@ -98,6 +98,11 @@ def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: st
     for lease in (trial.lease, *sorted(trial.validation_leases)):
         if (unit := run.leases.revoke(lease)) is not None:
             requeue(run, trial, unit)
+    if fault == "user" and run.extended and trial.step >= run.extended * run.spec.partitions:
+        error += (
+            f"; the run had {run.extended} epochs before, and a schedule of a fixed length ends there: for more, start "
+            "another run, whose recipe takes the length from ctx.epochs; trial.model() is that of its best epoch"
+        )
     trial.status = "failed"
     trial.fault, trial.error, trial.trace = fault, error, trace
     trial.lease = 0
