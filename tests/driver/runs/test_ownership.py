@@ -173,7 +173,7 @@ def test_a_store_that_cannot_be_opened_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "made").mkdir()
     for name in ("run", "made"):
-        with pytest.raises(hy.SpecError, match="^store: "):
+        with pytest.raises(hy.SpecError, match=r"^store: "):
             select(tmp_path / name, store=tmp_path / "file" / "states")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "made"]
     assert select(tmp_path / "run", configs=CONFIGS[:1]).status == "completed"
